@@ -1,0 +1,76 @@
+"""Every error that the package raises on purpose.
+
+One root, so that a caller can catch all of them; each is also the builtin kind that it resembles. A message
+says where (file, line and column, or node), what is wrong, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class BnnVnnlibError(Exception):
+    """Root of all errors of this package."""
+
+
+class InputError(BnnVnnlibError, ValueError):
+    """The user's input cannot be used as it is.
+
+    Parameters
+    ----------
+    message : what is wrong, what was expected, what to do
+    path : the file, where there is one
+    line, column : 1-based place in a text file
+    node : name (and operator) of the ONNX node or initializer
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | Path | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        node: str | None = None,
+    ) -> None:
+        self.message = message
+        self.path = None if path is None else Path(path)
+        self.line = line
+        self.column = column
+        self.node = node
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        place = [str(part) for part in (self.path, self.line, self.column) if part is not None]
+        where = ":".join(place)
+        if self.node is not None:
+            where = f"{where}: node {self.node}" if where else f"node {self.node}"
+        return f"{where}: {self.message}" if where else self.message
+
+
+class VnnlibSyntaxError(InputError):
+    """The text is not VNN-LIB."""
+
+
+class PropertyError(InputError):
+    """The text is VNN-LIB but means nothing, or nothing for this model (scopes, types, shapes, bounds)."""
+
+
+class ModelError(InputError):
+    """The ONNX file is unreadable or inconsistent."""
+
+
+class PosteriorError(InputError):
+    """The posterior in (or beside) the ONNX file is missing, stale or invalid."""
+
+
+class OptionError(InputError):
+    """An option's value, or a combination of options, is not usable."""
+
+
+class UnsupportedError(InputError, NotImplementedError):
+    """Valid input that this version does not handle; raised before any work starts."""
+
+
+class SoundnessError(BnnVnnlibError, RuntimeError):
+    """An internal check on a bound failed: a bug here, never the user's fault."""

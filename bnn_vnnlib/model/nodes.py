@@ -1,0 +1,141 @@
+"""The closed set of nodes that a network is made of.
+
+Every node has the ONNX shape of its output, the batch dimension of the file included (usually a leading 1), so that
+Reshape, Transpose and Flatten mean here exactly what they mean in the file. The bound engine adds its own leading
+dimensions in front.
+
+Weights are referred to, never copied: a `Param` says which entries of which source tensor a node uses and by which
+factor. That is how the variance (or the samples) of a weight follows every transposition, reshape, alpha/beta, fused
+constant and sharing: whatever tensor of the source's shape is put in (mean, standard deviation, sample, bound), the
+same indices and factors apply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Param:
+    """A node's parameter: value = factor * source.ravel()[index], up to an absolute error of `slack`.
+
+    Attributes
+    ----------
+    source : key into `Network.tensors`
+    index : integer array of the parameter's shape, flat indices into the source
+    factor : scalar or array that broadcasts to the parameter's shape; exact unless `slack` says otherwise
+    slack : nonnegative array of the parameter's shape, or None (= exact): absolute error of the factor times the
+        mean, where a constant of the file had to be rounded (1/9, 1/sqrt(var + eps)). Only for deterministic sources.
+    """
+
+    source: str
+    index: NDArray[np.int64]
+    factor: NDArray[np.float64]
+    slack: NDArray[np.float64] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the parameter as the node uses it."""
+        return self.index.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """Common to all nodes: `name` is the ONNX node (for messages), `inputs` index earlier nodes."""
+
+    name: str
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Node):
+    """Slice [start, start + size) of the flattened input vector, reshaped to `shape`. No predecessors."""
+
+    start: int
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Node):
+    """A deterministic tensor that takes part in the graph as a branch (e.g. in Concat). No predecessors."""
+
+    value: Param
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Node):
+    """Contracts `axis` (>= 0) of its input with a weight (out, in): y[.., o, ..] = sum_i W[o, i] x[.., i, ..]."""
+
+    weight: Param
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Node):
+    """2-d convolution of (B, C, H, W) without bias; weight (O, C / groups, kh, kw).
+
+    pads = (top, left, bottom, right), zero padding.
+    """
+
+    weight: Param
+    strides: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    dilations: tuple[int, int]
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Node):
+    """Elementwise product with a parameter that broadcasts to the input's shape."""
+
+    weight: Param
+
+
+@dataclass(frozen=True, eq=False)
+class Shift(Node):
+    """Elementwise sum with a parameter that broadcasts to the input's shape."""
+
+    bias: Param
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(Node):
+    """Elementwise nonlinearity. `alpha` is the slope of LeakyRelu, else 0."""
+
+    kind: Literal["relu", "leaky_relu", "sigmoid", "tanh"]
+    alpha: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Node):
+    """signs[0] * first input + signs[1] * second input + ...; all inputs have the output's shape."""
+
+    signs: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reshape(Node):
+    """Same elements, row-major, new shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transpose(Node):
+    """numpy.transpose with `perm`."""
+
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast(Node):
+    """numpy.broadcast_to(input, shape)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Node):
+    """numpy.concatenate along `axis` (>= 0)."""
+
+    axis: int

@@ -1,0 +1,128 @@
+"""The normal form of a property: the set V of violating pairs (x, y), as arrays.
+
+V is a union of cases. A case is a box of inputs, further linear constraints on the inputs, and a conjunction of
+rows over the outputs (and, where the file says so, the inputs). Everything is stored as arrays over all cases,
+because real files hold up to ten thousand of them.
+
+Numbers are read exactly and rounded twice: *outward* (the set grows: what a proof of safety must cover) and
+*inward* (the set shrinks: what a witness must satisfy). For a number that float64 holds exactly the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import SoundnessError
+from bnn_vnnlib.signature import Signature
+
+Floats = NDArray[np.float64]
+
+
+def _frozen(array: NDArray) -> NDArray:
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """B boxes of inputs; n = number of scalar inputs. All bounds are finite.
+
+    Attributes
+    ----------
+    lower, upper : (B, n) rounded outward; lower <= upper; a strict bound is closed here
+    inner_lower, inner_upper : (B, n) the smallest and largest float64 that satisfy the file's bounds exactly
+        (strict ones strictly). inner_lower > inner_upper where no float64 does, as in x == 0.1.
+    """
+
+    lower: Floats
+    upper: Floats
+    inner_lower: Floats
+    inner_upper: Floats
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper", "inner_lower", "inner_upper"):
+            _frozen(getattr(self, name))
+        if not (np.isfinite(self.lower).all() and np.isfinite(self.upper).all()):
+            raise SoundnessError("an input box must be finite")
+        if not (self.lower <= self.upper).all():
+            raise SoundnessError("an input box must not be empty")
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+
+@dataclass(frozen=True, eq=False)
+class HalfSpaces:
+    """R rows a.y + g.x <= b (or < b). Coefficients are exact in float64 (scaled by a power of ten if need be).
+
+    Attributes
+    ----------
+    outputs : (R, m) the a's
+    inputs : (R, n) the g's, or None if no row involves an input
+    bound, inner_bound : (R,) b rounded up (outward) and down (inward)
+    strict : (R,) True for <
+    owner : (R,) index of the case (for rows) or of the box (for constraints on inputs), nondecreasing
+    """
+
+    outputs: Floats
+    inputs: Floats | None
+    bound: Floats
+    inner_bound: Floats
+    strict: NDArray[np.bool_]
+    owner: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "bound", "inner_bound", "strict", "owner"):
+            _frozen(getattr(self, name))
+        if self.inputs is not None:
+            _frozen(self.inputs)
+        if not (self.inner_bound <= self.bound).all():
+            raise SoundnessError("a row's inner bound must not exceed its outer bound")
+        if (np.diff(self.owner) < 0).any():
+            raise SoundnessError("rows must be grouped by their owner")
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+
+@dataclass(frozen=True, eq=False)
+class Property:
+    """A property: V = union over cases c of {(x, y): x in box[case_box[c]], constraints of that box, rows of c}.
+
+    Attributes
+    ----------
+    version : VNN-LIB version of the file, (1, 0) or (2, minor)
+    network : name declared for the network (2.x), else None
+    signature : the declared variables; in a 1.0 file one input "X" of shape (n,) and one output "Y" of shape (m,),
+        both "real"
+    boxes : (B,) distinct input sets; two cases with the same box and the same constraints share one
+    constraints : further linear constraints on x; `owner` is a box, `outputs` has shape (Q, 0)
+    case_box : (C,) the box of each case
+    rows : `owner` is a case. A case without rows is violated wherever its x is feasible.
+    options : from comment lines `; bnn-vnnlib: key=value ...`
+    notes : remarks for the user, e.g. cases dropped because their input set is empty
+    """
+
+    version: tuple[int, int]
+    network: str | None
+    signature: Signature
+    boxes: Boxes
+    constraints: HalfSpaces
+    case_box: NDArray[np.int64]
+    rows: HalfSpaces
+    options: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _frozen(self.case_box)
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    @property
+    def num_cases(self) -> int:
+        """C: number of cases; 0 means that V is empty for every network."""
+        return len(self.case_box)

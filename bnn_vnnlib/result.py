@@ -1,0 +1,102 @@
+"""What a verification returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import SoundnessError
+
+Floats = NDArray[np.float64]
+
+
+class Verdict(StrEnum):
+    """The words of a VNN-COMP results file."""
+
+    SAT = "sat"
+    UNSAT = "unsat"
+    UNKNOWN = "unknown"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class Query(StrEnum):
+    """What is asked of the network."""
+
+    PROBABILISTIC = "probabilistic"
+    DECISION = "decision"
+    DETERMINISTIC = "deterministic"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Guaranteed bounds lower <= truth <= upper; NaN is refused."""
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not self.lower <= self.upper:
+            raise SoundnessError(f"contradictory bounds [{self.lower}, {self.upper}]")
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionBounds:
+    """Bounds on D(x) over all x of T. Shapes: outputs (m,), rows (R,) in the order of the property's rows.
+
+    row_lower, row_upper bound a.D(x) + g.x over the row's own input box. NaN never occurs; +-inf means no bound.
+    """
+
+    lower: Floats
+    upper: Floats
+    row_lower: Floats
+    row_upper: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """An input of T, with the (mean) network's output there and what the pair shows.
+
+    x (n,) and y (m,) are flattened over all inputs / outputs in the model's order. `check` records the check that
+    was made before the verdict sat was given.
+    """
+
+    x: Floats
+    y: Floats
+    shows: str
+    check: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Outcome of one instance.
+
+    Attributes
+    ----------
+    verdict, query : see `docs/semantics.md`
+    tau_safe, tau_unsafe : thresholds on P_safe (probabilistic only; kept for the record otherwise)
+    p_safe : bounds on the probability that a network drawn from the posterior is safe on all of T
+    decision : bounds on the decision
+    method : the method that gave the bounds, for people and for the record
+    witness : only with the verdict sat
+    time_s : seconds spent
+    notes : remarks for the user
+    details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
+    """
+
+    verdict: Verdict
+    query: Query
+    tau_safe: float
+    tau_unsafe: float
+    method: str
+    time_s: float
+    p_safe: Bounds | None = None
+    decision: DecisionBounds | None = None
+    witness: Witness | None = None
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,45 @@
+"""What goes into and comes out of a network: the only thing that a property must know about a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One tensor of a network's signature.
+
+    Attributes
+    ----------
+    name : the ONNX name, or the name declared by the property
+    element_type : ONNX IR name ("float32", "float64", ...) or "real"
+    shape : concrete dimensions; () is a scalar
+    """
+
+    name: str
+    element_type: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs in the model's order; flattened row-major and concatenated in that order."""
+
+    inputs: tuple[Variable, ...]
+    outputs: tuple[Variable, ...]
+
+    @property
+    def input_size(self) -> int:
+        """n: number of scalar inputs."""
+        return sum(variable.size for variable in self.inputs)
+
+    @property
+    def output_size(self) -> int:
+        """m: number of scalar outputs."""
+        return sum(variable.size for variable in self.outputs)
