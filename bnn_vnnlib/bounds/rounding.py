@@ -1,0 +1,44 @@
+"""All that the bounds know about rounding, in one place.
+
+Semantics: real arithmetic on the stored numbers. Everything is computed in float64 with round to nearest; errors are
+bounded a priori (Higham, Accuracy and Stability of Numerical Algorithms, ch. 3): a sum of n products has an error of
+at most gamma(n) times the sum of the absolute products, for any order of summation. That covers blocked, threaded and
+fused kernels; it does not cover Winograd, FFT or Strassen schemes, which neither the CPU nor the CUDA libraries use in
+float64. Underflow adds at most half a subnormal spacing a product, covered by TINY for up to 2**50 products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+UNIT = 2.0**-53
+"""Unit roundoff u of float64."""
+
+TINY = 2.0**-1022
+"""Absolute term that covers underflow in every sum."""
+
+ELEMENTARY = 64 * UNIT
+"""Relative error allowed to one call of exp, tanh, sigmoid or the like in torch (documented errors are a few ulp)."""
+
+SPECIAL = 1e-13
+"""Relative error allowed to erfc, ndtr and their inverses in scipy (tested against mpmath to 1e-14)."""
+
+
+def gamma(n: int) -> float:
+    """Upper bound on gamma_n = n u / (1 - n u), with room for the roundings of its own use.
+
+    The doubled, shifted count also absorbs the conversion of a computed sum of nonnegative terms into a bound on the
+    exact one, which costs a factor 1 / (1 - gamma_n) <= 1 + 2 gamma_n.
+    """
+    return 2.0 * (n + 8) * UNIT / (1.0 - 2.0 * (n + 8) * UNIT)
+
+
+def down(x: Tensor) -> Tensor:
+    """Largest float64 below x: a lower bound on the exact result of the operation that was rounded to x."""
+    return torch.nextafter(x, x.new_tensor(-torch.inf))
+
+
+def up(x: Tensor) -> Tensor:
+    """Smallest float64 above x: an upper bound on the exact result of the operation that was rounded to x."""
+    return torch.nextafter(x, x.new_tensor(torch.inf))
