@@ -1,0 +1,144 @@
+"""The JSON record of a run, next to its results file. Strict JSON: an infinite bound is written as a string."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
+
+FORMAT = 1
+
+
+def sidecar_path(results: Path) -> Path:
+    """Where the record of a results file lies: the same name with `.json` appended."""
+    return results.with_name(f"{results.name}.json")
+
+
+def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: float | None) -> dict[str, Any]:
+    """The record of a finished run as plain JSON values.
+
+    Parameters
+    ----------
+    result : the outcome
+    files : the inputs by role ("property", "model")
+    seed, timeout : as given; seconds
+    """
+    return {
+        **_frame(result.verdict, result.query, files, seed, timeout),
+        "tau_safe": result.tau_safe,
+        "tau_unsafe": result.tau_unsafe,
+        "p_safe": _bounds(result.p_safe),
+        "decision": _decision(result.decision),
+        "method": result.method,
+        "witness": _witness(result.witness),
+        "time_s": result.time_s,
+        "details": plain(result.details),
+        "notes": list(result.notes),
+    }
+
+
+def unfinished(
+    verdict: Verdict,
+    reason: str,
+    files: Mapping[str, Path],
+    *,
+    query: Query | None,
+    seed: int,
+    timeout: float | None,
+    time_s: float,
+) -> dict[str, Any]:
+    """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
+    nothing = dict.fromkeys(("tau_safe", "tau_unsafe", "p_safe", "decision", "method", "witness"))
+    frame = _frame(verdict, query, files, seed, timeout)
+    return {**frame, **nothing, "time_s": time_s, "details": {}, "notes": [reason]}
+
+
+def to_text(values: Mapping[str, Any]) -> str:
+    """Strict JSON: a number that JSON cannot hold is an error here, not a token that readers choke on."""
+    return json.dumps(values, indent=2, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Arrays, numpy scalars, enums and paths as JSON values; infinities as "Infinity", "-Infinity"; NaN as null."""
+    match value:
+        case np.ndarray():
+            return plain(value.tolist())
+        case np.generic():
+            return plain(value.item())
+        case float() if not math.isfinite(value):
+            return None if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case str() | int() | float() | None:
+            return value
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case _:
+            return str(value)
+
+
+def sha256(path: Path) -> str | None:
+    """Hash of a file as it lies on disk (packed, if it is packed); None if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _frame(
+    verdict: Verdict, query: Query | None, files: Mapping[str, Path], seed: int, timeout: float | None
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "verdict": verdict.value,
+        "query": None if query is None else query.value,
+        "files": {role: str(path) for role, path in files.items()},
+        "sha256": {role: sha256(path) for role, path in files.items()},
+        "seed": seed,
+        "timeout": timeout,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    libraries = {name: installed(name) for name in ("torch", "onnx", "onnxruntime", "numpy", "scipy", "lark")}
+    return {"bnn-vnnlib": __version__, **libraries, "python": platform.python_version()}
+
+
+def _bounds(bounds: Bounds | None) -> dict[str, Any] | None:
+    return None if bounds is None else {"lower": plain(bounds.lower), "upper": plain(bounds.upper)}
+
+
+def _decision(bounds: DecisionBounds | None) -> dict[str, Any] | None:
+    if bounds is None:
+        return None
+    rows = {"lower": plain(bounds.row_lower), "upper": plain(bounds.row_upper)}
+    return {"lower": plain(bounds.lower), "upper": plain(bounds.upper), "rows": rows}
+
+
+def _witness(witness: Witness | None) -> dict[str, Any] | None:
+    if witness is None:
+        return None
+    return {
+        "x": plain(witness.x),
+        "y": plain(witness.y),
+        "shows": witness.shows,
+        "check": plain(witness.check),
+    }

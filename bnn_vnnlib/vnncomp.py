@@ -1,0 +1,178 @@
+"""The competition's results files: writing them exactly, reading them leniently.
+
+VNN-LIB 1.0: the verdict, then `((X_0 v)`, `(X_1 v)`, ..., `(Y_0 v))`, one pair a line.
+VNN-LIB 2.x: the verdict, then for every declared variable a line `name type [dims]` and one value a line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import InputError, SoundnessError
+from bnn_vnnlib.property import Property
+from bnn_vnnlib.result import Result, Verdict
+from bnn_vnnlib.signature import Variable
+
+Floats = NDArray[np.float64]
+
+_SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
+_PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")
+_HEADER = re.compile(r"([A-Za-z]\w*)\s+(\w+)\s*\[([\d\s,]*)\]")
+
+
+@dataclass(frozen=True, eq=False)
+class ResultsFile:
+    """What a results file says.
+
+    Attributes
+    ----------
+    verdict : its first line ("timed-out" counts as timeout)
+    values : the witness by variable, shaped as its header says; a 1.0 file has X (n,) and, unless omitted, Y (m,).
+        Empty without a witness.
+    """
+
+    verdict: Verdict
+    values: Mapping[str, Floats] = field(default_factory=dict)
+
+
+def results_text(result: Result, prop: Property) -> str:
+    """The results file of a finished run: the verdict, and the witness if it is sat.
+
+    Raises
+    ------
+    SoundnessError : a sat without a witness, or a witness that is not finite
+    """
+    return "\n".join([result.verdict.value, *_witness_lines(result, prop)]) + "\n"
+
+
+def standard_output(result: Result, prop: Property) -> str:
+    """The same for standard output, where VNN-LIB 2.x spells a timeout `timed-out`."""
+    return "\n".join([spoken(result.verdict, prop), *_witness_lines(result, prop)]) + "\n"
+
+
+def spoken(verdict: Verdict, prop: Property) -> str:
+    """The word for a verdict on standard output."""
+    return "timed-out" if verdict is Verdict.TIMEOUT and prop.version[0] >= 2 else verdict.value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step, so that nobody ever reads half of it.
+
+    Raises
+    ------
+    InputError : the file cannot be written
+    """
+    target = path.resolve()
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        if target.exists() and not target.is_file():  # a device or a pipe must not be replaced
+            target.write_text(text, encoding="utf-8")
+            return
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(target)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+
+
+def read_result(path: str | Path) -> ResultsFile:
+    """Read a results file in either format.
+
+    More is accepted than is ever written: a witness on the verdict's line, blanks inside `[1, 2]`, a 1.0 witness
+    without its Y, `timed-out`.
+
+    Raises
+    ------
+    InputError : an unknown verdict, a malformed or incomplete witness, a value that is not finite
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", path=path) from error
+    head = re.match(r"\s*([^\s(]*)", text)
+    word, rest = (head[1], text[head.end() :]) if head else ("", "")
+    if word not in _SPELLINGS:
+        raise InputError(f"unknown verdict {word!r}; expected one of {', '.join(_SPELLINGS)}", path=path, line=1)
+    verdict = _SPELLINGS[word]
+    if verdict is not Verdict.SAT or not rest.strip():
+        return ResultsFile(verdict)
+    read = _read_pairs if rest.lstrip().startswith("(") else _read_tensors
+    return ResultsFile(verdict, read(rest, path))
+
+
+def _witness_lines(result: Result, prop: Property) -> list[str]:
+    if result.verdict is not Verdict.SAT:
+        return []
+    if result.witness is None:
+        raise SoundnessError("the verdict is sat but there is no witness")
+    x, y = result.witness.x, result.witness.y
+    if x.shape != (prop.signature.input_size,) or y.shape != (prop.signature.output_size,):
+        raise SoundnessError(f"a witness of shapes {x.shape}, {y.shape} does not fit the property")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise SoundnessError("a witness must be finite")
+    if prop.version[0] >= 2:
+        return [*_tensor_lines(prop.signature.inputs, x), *_tensor_lines(prop.signature.outputs, y)]
+    pairs = [f"(X_{i} {v!r})" for i, v in enumerate(x.tolist())] + [f"(Y_{i} {v!r})" for i, v in enumerate(y.tolist())]
+    pairs[0], pairs[-1] = f"({pairs[0]}", f"{pairs[-1]})"
+    return pairs
+
+
+def _tensor_lines(variables: tuple[Variable, ...], flat: Floats) -> list[str]:
+    lines, start = [], 0
+    for variable in variables:
+        values = flat[start : start + variable.size]
+        start += variable.size
+        dims = ",".join(map(str, variable.shape))
+        lines.append(f"{variable.name} {variable.element_type} [{dims}]")
+        # A number of VNN-LIB 2.x has no exponent; this is the shortest decimal that reads back the same.
+        lines.extend(np.format_float_positional(value, trim="0") for value in values)
+    return lines
+
+
+def _number(text: str, path: Path) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"{text!r} is not a number", path=path) from None
+    if not math.isfinite(value):
+        raise InputError(f"a witness must be finite, found {text!r}", path=path)
+    return value
+
+
+def _read_pairs(text: str, path: Path) -> dict[str, Floats]:
+    rubbish = _PAIR.sub("", text).replace("(", "", 1).replace(")", "", 1).strip()
+    if rubbish:
+        raise InputError(f"expected ((X_0 value) ... (Y_0 value)), found {rubbish[:40]!r}", path=path)
+    found: dict[str, list[float]] = {"X": []}
+    for letter, index, value in _PAIR.findall(text):
+        values = found.setdefault(letter, [])
+        if int(index) != len(values):
+            raise InputError(f"expected {letter}_{len(values)}, found {letter}_{index}", path=path)
+        values.append(_number(value, path))
+    return {letter: np.array(values) for letter, values in found.items()}
+
+
+def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found: dict[str, Floats] = {}
+    while lines:
+        header = _HEADER.fullmatch(lines[0])
+        if header is None:
+            raise InputError(f"expected 'name type [dims]', found {lines[0]!r}", path=path)
+        shape = tuple(int(part) for part in header[3].replace(",", " ").split())
+        size = math.prod(shape)
+        values = [_number(line, path) for line in lines[1 : 1 + size]]
+        if len(values) < size:
+            raise InputError(f"{header[1]} needs {size} values, found {len(values)}", path=path)
+        found[header[1]] = np.array(values).reshape(shape)
+        lines = lines[1 + size :]
+    return found
