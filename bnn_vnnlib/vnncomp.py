@@ -58,9 +58,10 @@ def standard_output(result: Result, prop: Property) -> str:
     return "\n".join([spoken(result.verdict, prop), *_witness_lines(result, prop)]) + "\n"
 
 
-def spoken(verdict: Verdict, prop: Property) -> str:
-    """The word for a verdict on standard output."""
-    return "timed-out" if verdict is Verdict.TIMEOUT and prop.version[0] >= 2 else verdict.value
+def spoken(verdict: Verdict, prop: Property | None) -> str:
+    """The word for a verdict on standard output (1.0's if the property is not known yet)."""
+    modern = prop is not None and prop.version[0] >= 2
+    return "timed-out" if verdict is Verdict.TIMEOUT and modern else verdict.value
 
 
 def write_text(path: Path, text: str) -> None:

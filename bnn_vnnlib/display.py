@@ -1,0 +1,81 @@
+"""What people see, on standard error. Bounds are rounded outward here too: no digit claims more than was proved."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from math import isfinite
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
+
+_STYLES = {
+    Verdict.UNSAT: "bold green",
+    Verdict.SAT: "bold red",
+    Verdict.UNKNOWN: "bold yellow",
+    Verdict.TIMEOUT: "bold yellow",
+    Verdict.ERROR: "bold red",
+}
+_MEANINGS = {
+    (Query.PROBABILISTIC, Verdict.UNSAT): "proved: P_safe >= {safe:g}",
+    (Query.PROBABILISTIC, Verdict.SAT): "proved: P_safe < {unsafe:g}",
+    (Query.DECISION, Verdict.UNSAT): "proved: the decision never violates the property",
+    (Query.DECISION, Verdict.SAT): "proved: the decision violates the property at the witness",
+    (Query.DETERMINISTIC, Verdict.UNSAT): "proved: the network never violates the property",
+    (Query.DETERMINISTIC, Verdict.SAT): "the network violates the property at the witness (replayed)",
+}
+_UNDECIDED = {
+    Verdict.UNKNOWN: "the bounds are valid but do not decide; another --method, --boxes or --margin may",
+    Verdict.TIMEOUT: "the time limit ended the run; the bounds so far are valid",
+}
+_MOST_ROWS = 10
+
+
+def digits(value: float, *, down: bool, places: int = 6) -> str:
+    """Six significant digits, rounded down or up.
+
+    >>> digits(0.98999999, down=True), digits(0.98999999, down=False), digits(1.0, down=True)
+    ('0.989999', '0.99', '1')
+    """
+    if not isfinite(value):
+        return "inf" if value > 0 else "-inf"
+    context = Context(prec=places, rounding=ROUND_FLOOR if down else ROUND_CEILING)
+    return format(float(context.create_decimal(repr(value))), f".{places}g")
+
+
+def interval(bounds: Bounds) -> str:
+    """`[lower, upper]` for the eye."""
+    return f"[{digits(bounds.lower, down=True)}, {digits(bounds.upper, down=False)}]"
+
+
+def meaning(result: Result) -> str:
+    """One line on what the verdict says."""
+    text = _MEANINGS.get((result.query, result.verdict), _UNDECIDED.get(result.verdict, ""))
+    return text.format(safe=result.tau_safe, unsafe=result.tau_unsafe)
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Print the verdict, both bounds, the method, the time and all notes."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    facts.add_row("query", result.query.value)
+    if result.p_safe is not None:
+        facts.add_row("P_safe", interval(result.p_safe))
+    if result.decision is not None:
+        _add_decision(facts, result.decision)
+    facts.add_row("method", result.method)
+    facts.add_row("time", f"{result.time_s:.2f} s")
+    for note in result.notes:
+        facts.add_row("note", Text(note))
+    console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
+
+
+def _add_decision(facts: Table, decision: DecisionBounds) -> None:
+    shown = list(zip(decision.lower.tolist(), decision.upper.tolist(), strict=True))
+    for index, (lower, upper) in enumerate(shown[:_MOST_ROWS]):
+        facts.add_row(f"decision[{index}]", interval(Bounds(lower, upper)))
+    if len(shown) > _MOST_ROWS:
+        facts.add_row("", f"... and {len(shown) - _MOST_ROWS} more outputs (all of them in the JSON record)")

@@ -1,0 +1,87 @@
+"""One instance: which file is the property, which the model, and do they fit together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
+from bnn_vnnlib.property import Property
+
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The two inputs; `network` is the NAME of `--network NAME=MODEL`, if one was given."""
+
+    prop: Path
+    model: Path
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.prop, self.model):
+            if not path.is_file():
+                raise InputError("no such file", path=path)
+
+    @property
+    def by_role(self) -> dict[str, Path]:
+        """As the JSON record names them."""
+        return {"property": self.prop, "model": self.model}
+
+    def check_name(self, prop: Property) -> None:
+        """Refuse a NAME that the property does not declare (VNN-LIB 1.0 declares none)."""
+        if self.network is not None and prop.network is not None and self.network != prop.network:
+            message = f"the property declares the network {prop.network!r}, but --network names {self.network!r}"
+            raise OptionError(message, path=self.prop)
+
+
+def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
+    """`PROPERTY --network [NAME=]MODEL`, or two files in any order, told apart by what is in them.
+
+    Raises
+    ------
+    OptionError : too few or too many files, or two that cannot be told apart
+    UnsupportedError : more than one network
+    """
+    if len(networks) > 1:
+        raise UnsupportedError(f"{len(networks)} networks were given; only single-network queries are supported")
+    match len(files), len(networks):
+        case 1, 1:
+            name, model = _named(networks[0])
+            return Files(files[0], model, name)
+        case 2, 0:
+            return Files(*_in_order(files[0], files[1]))
+        case 1, 0:
+            raise OptionError("the model is missing: add --network MODEL, or give two files", path=files[0])
+        case _:
+            raise OptionError("expected PROPERTY --network MODEL, or MODEL PROPERTY")
+
+
+def _named(text: str) -> tuple[str | None, Path]:
+    found = _NAMED.fullmatch(text)
+    if found is None or Path(text).is_file():
+        return None, Path(text)
+    return found[1], Path(found[2])
+
+
+def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
+    from bnn_vnnlib.vnnlib import looks_like_vnnlib
+
+    for path in (first, second):
+        if not path.is_file():
+            raise InputError("no such file", path=path)
+    match looks_like_vnnlib(first), looks_like_vnnlib(second):
+        case True, False:
+            return first, second
+        case False, True:
+            return second, first
+        case True, True:
+            raise OptionError(f"both files are VNN-LIB text, and neither is a model (the other is {second})", path=first)
+    # Neither reads like VNN-LIB: let the one that is named so be refused with its own line and column.
+    ordered = sorted((first, second), key=lambda path: ".vnnlib" not in path.name)
+    if ".vnnlib" in ordered[0].name:
+        return ordered[0], ordered[1]
+    raise OptionError(f"neither file is VNN-LIB text (the other is {second})", path=first)
