@@ -1,0 +1,157 @@
+"""Activations: range over an interval, and one line below and one above, valid on the interval.
+
+The slope is chosen first, by any heuristic; the intercept is then the exact extremum of f(z) - slope * z over [l, u],
+taken at the end points and at the critical points, and moved outward. A bad slope costs tightness, never soundness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, down, up
+
+FLAT = 1e-12
+"""Slopes below this become 0: the critical point of f(z) - slope * z would be ill-conditioned."""
+
+CRITICAL = 1e-14
+"""Error of f(z) - slope * z at a computed critical point: |f''| d^2 / 2 with d <= UNIT / slope, and f itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept for all z in [l, u]."""
+
+    lower_slope: Tensor
+    lower_intercept: Tensor
+    upper_slope: Tensor
+    upper_intercept: Tensor
+
+
+class Shape(Protocol):
+    """What the engine needs of an activation; alpha is the slope of LeakyRelu, ignored by the others."""
+
+    def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of f over [lower, upper]."""
+        ...
+
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
+        """The two lines on [lower, upper]."""
+        ...
+
+
+def _chord(lower: Tensor, upper: Tensor, at_lower: Tensor, at_upper: Tensor) -> Tensor:
+    """Slope between the end points; 0 on a degenerate interval."""
+    width = upper - lower
+    return torch.where(width > 0, (at_upper - at_lower) / width, torch.zeros_like(width)).nan_to_num(0.0, 0.0, 0.0)
+
+
+class Kink:
+    """Relu and LeakyRelu: f(z) = z for z >= 0, alpha z below (Relu: alpha = 0), alpha >= 0.
+
+    Convex for alpha <= 1: the chord is above, any slope between alpha and 1 through the origin below; mirrored for
+    alpha > 1. The slope below is 1 where the positive part is the wider one, else alpha (the choice of CROWN,
+    Zhang et al. 2018).
+    """
+
+    def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact for Relu."""
+        if alpha == 0:
+            return lower.clamp(min=0), upper.clamp(min=0)
+        return torch.where(lower < 0, down(alpha * lower), lower), torch.where(upper < 0, up(alpha * upper), upper)
+
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
+        """Exact lines where the sign is fixed."""
+        at_lower = torch.where(lower < 0, alpha * lower, lower)
+        at_upper = torch.where(upper < 0, alpha * upper, upper)
+        chord = _chord(lower, upper, at_lower, at_upper)
+        gaps = torch.stack([at_lower - chord * lower, at_upper - chord * upper])
+        outward = 4 * UNIT * (lower.abs() + upper.abs()) * max(1.0, alpha)
+        offset = gaps.amax(0) + outward if alpha <= 1 else gaps.amin(0) - outward
+        tangent = torch.where(upper >= -lower, 1.0, alpha).to(lower)
+        fixed = (lower >= 0) | (upper <= 0)
+        sign = torch.where(lower >= 0, 1.0, alpha).to(lower)
+        zero = torch.zeros_like(lower)
+        chord, offset = torch.where(fixed, sign, chord), torch.where(fixed, zero, offset)
+        tangent = torch.where(fixed, sign, tangent)
+        return Lines(tangent, zero, chord, offset) if alpha <= 1 else Lines(chord, offset, tangent, zero)
+
+
+@dataclass(frozen=True)
+class Sigmoidal:
+    """Bounded, increasing, convex below 0 and concave above, with f' even: tanh and sigmoid.
+
+    f' >= 0 falls from f'(0) to 0 on z >= 0, so f' = s has the roots +-critical(s). Because f(-z) = 2 f(0) - f(z), the
+    lower line on [l, u] has the slope of the upper line on [-u, -l].
+    """
+
+    function: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+    critical: Callable[[Tensor], Tensor]
+    infimum: float
+
+    def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Monotone."""
+        at_lower, at_upper = self.function(lower), self.function(upper)
+        return (
+            (at_lower - ELEMENTARY * at_lower.abs() - TINY).clamp(min=self.infimum),
+            (at_upper + ELEMENTARY * at_upper.abs() + TINY).clamp(max=1.0),
+        )
+
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
+        """Chords and tangents."""
+        above, below = self._slope_above(lower, upper), self._slope_above(-upper, -lower)
+        return Lines(
+            below, self._gap(below, lower, upper).amin(0) - self._outward(below, lower, upper),
+            above, self._gap(above, lower, upper).amax(0) + self._outward(above, lower, upper),
+        )  # fmt: skip
+
+    def _gap(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """f(z) - slope z at the points where it can be extreme."""
+        root = self.critical(slope).nan_to_num(0.0, torch.inf, torch.inf)
+        points = torch.stack([lower, upper, *(torch.minimum(torch.maximum(z, lower), upper) for z in (root, -root))])
+        return self.function(points) - slope * points
+
+    def _outward(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        return CRITICAL + 4 * UNIT * slope * (lower.abs() + upper.abs())
+
+    def _slope_above(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Convex part only: the chord. Concave part only: tangent in the middle. Else through (l, f(l)) and tangent."""
+        at_lower = self.function(lower)
+        chord = _chord(lower, upper, at_lower, self.function(upper))
+        left, right = torch.zeros_like(upper), upper.clamp(min=0)
+        for _ in range(24):  # f'(t) (t - l) - (f(t) - f(l)) is decreasing on t >= 0
+            middle = (left + right) / 2
+            early = self.derivative(middle) * (middle - lower) > self.function(middle) - at_lower
+            left, right = torch.where(early, middle, left), torch.where(early, right, middle)
+        slope = torch.where(chord <= self.derivative(upper), chord, self.derivative(right))
+        slope = torch.where(lower >= 0, self.derivative((lower + upper) / 2), slope)
+        slope = torch.where(upper <= 0, chord, slope).nan_to_num(0.0, 0.0, 0.0)
+        return torch.where(slope < FLAT, torch.zeros_like(slope), slope)
+
+
+def _sigmoid_slope(z: Tensor) -> Tensor:
+    s = torch.sigmoid(z)
+    return s * (1 - s)
+
+
+ACTIVATIONS: dict[str, Shape] = {
+    "relu": Kink(),
+    "leaky_relu": Kink(),
+    "tanh": Sigmoidal(
+        torch.tanh,
+        lambda z: 1 - torch.tanh(z) ** 2,
+        lambda s: torch.atanh(torch.sqrt((1 - s).clamp(0, 1))),
+        -1.0,
+    ),
+    "sigmoid": Sigmoidal(
+        torch.sigmoid,
+        _sigmoid_slope,
+        lambda s: torch.logit((1 + torch.sqrt((1 - 4 * s).clamp(0, 1))) / 2),
+        0.0,
+    ),
+}

@@ -1,0 +1,197 @@
+"""Bounds of a network's rows over input boxes x weight boxes: the one entrance to this package.
+
+A network is a graph of nodes, a method is a table of rules, and this module walks the graph with the tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import interval, linear
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules
+from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import Activation, Input
+
+Method = Literal["interval", "linear"]
+
+MEMORY = 2**19
+"""Number of float64 in the largest tensor of one chunk, about (4 MiB: near the caches, which is faster on a CPU)."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowBounds:
+    """Lower bounds of rows C y + G x.
+
+    lower (K, N, R); form : linear functions below the rows, if asked for; magnitude (K, N, m) : upper bound on |y|.
+    """
+
+    lower: Tensor
+    form: LinearForm | None
+    magnitude: Tensor
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Bounds one network.
+
+    Parameters
+    ----------
+    network : the graph
+    method : "interval", or "linear" (backward linear bounds, met with the intervals)
+    """
+
+    network: Network
+    method: Method = "linear"
+
+    def rows(
+        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
+        *, forms: bool = False,
+    ) -> RowBounds:
+        """Lower bounds on C y + G x for all x of each item's box and all weights of each box.
+
+        Parameters
+        ----------
+        weights : K boxes
+        lower, upper : (N, n) input boxes
+        outputs : C (K or 1, N or 1, R, m), exact
+        inputs : G (K or 1, N or 1, R, n), exact, or None
+        forms : keep the linear forms (memory K * N * R * n)
+
+        Guarantee: sound, rounding included. Chunked over items so that memory stays bounded.
+        """
+        n_items = len(lower)
+        step = self._chunk(weights.count, outputs.shape[2])
+        parts = []
+        for start in range(0, n_items, step):
+            part = slice(start, start + step)
+            parts.append(
+                self._rows(
+                    weights.items(part), Interval(lower[None, part], upper[None, part]), _items(outputs, part),
+                    None if inputs is None else _items(inputs, part), forms,
+                )
+            )  # fmt: skip
+        return _joined(parts)
+
+    def ranges(self, weights: WeightBoxes, box: Interval) -> Ranges:
+        """Enclosures of every node, forwards; with the linear method the activations' inputs are tightened."""
+        ranges = Ranges()
+        for position, node in enumerate(self.network.nodes):
+            if isinstance(node, Input):
+                ranges.values[position] = interval.inputs(node, box)
+                continue
+            if isinstance(node, Activation):
+                (source,) = node.inputs
+                if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
+                    ranges.values[source] = self._tightened(weights, ranges, box, source)
+                z = ranges.values[source]
+                if self.method == "linear":
+                    ranges.lines[position] = ACTIVATIONS[node.kind].lines(node.alpha, z.lower, z.upper)
+            arguments = (ranges.values[source] for source in node.inputs)
+            result = interval.RULES[type(node)](node, weights, *arguments)
+            ranges.values[position], ranges.magnitudes[position] = result
+        return ranges
+
+    def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int) -> Interval:
+        """Linear bounds of a node, met with its interval."""
+        shape = self.network.nodes[position].shape
+        bounds = [form.minimum(box).unflatten(2, (2, -1)) for form in self._unit_forms(weights, ranges, box, position)]
+        lower, upper = torch.cat(bounds, -1).unbind(2)
+        tight = Interval(lower.reshape(*lower.shape[:2], *shape), -upper.reshape(*upper.shape[:2], *shape))
+        return ranges.values[position].meet(tight)
+
+    def _unit_forms(
+        self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int
+    ) -> Iterator[LinearForm]:  # fmt: skip
+        """Forms of e_i and -e_i over a node: at once if it is dense, else in chunks of elements."""
+        items, n = box.lower.shape[1:]
+        dense = linear.dense_units(self.network, weights, ranges, position, items, n)
+        if dense is not None:
+            yield dense
+            return
+        size = math.prod(self.network.nodes[position].shape)
+        step = max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))
+        for start in range(0, size, step):
+            part = range(start, min(start + step, size))
+            yield linear.units(self.network, weights, ranges, position, part, items, n)
+
+    def _rows(
+        self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None, forms: bool
+    ) -> RowBounds:
+        ranges = self.ranges(weights, box)
+        k, items = max(weights.count, len(outputs)), box.lower.shape[1]
+        seeds = self._seeds(outputs.expand(k, items, -1, -1))
+        sizes = [ranges.values[position].magnitude.flatten(2) for position in self.network.outputs]
+        magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
+        # either method can be the better one on a row, and the folded intervals cost next to nothing
+        tables = (linear.LINEAR, linear.INTERVAL) if self.method == "linear" else (linear.INTERVAL,)
+        found = [self._form(weights, ranges, box, seeds, inputs, table) for table in tables]
+        bounds = [form.minimum(box) for form in found]
+        return RowBounds(torch.stack(bounds).amax(0), found[0] if forms else None, magnitude)
+
+    def _form(
+        self, weights: WeightBoxes, ranges: Ranges, box: Interval, seeds: dict[int, Tensor], inputs: Tensor | None,
+        rules: Rules,
+    ) -> LinearForm:  # fmt: skip
+        form = linear.walk_back(self.network, weights, ranges, seeds, box.lower.shape[-1], rules)
+        if inputs is None:
+            return form
+        slope = form.slope + inputs  # one rounding a coefficient, paid at |x|
+        paid = UNIT * (slope.abs() * box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
+        return LinearForm(slope, form.offset - paid - 2 * UNIT * form.offset.abs())
+
+    def _seeds(self, outputs: Tensor) -> dict[int, Tensor]:
+        """Split the columns of C by output node; an output listed twice gets the sum (exact: refused otherwise)."""
+        seeds: dict[int, Tensor] = {}
+        start = 0
+        for position in self.network.outputs:
+            shape = self.network.nodes[position].shape
+            part = outputs[..., start : start + math.prod(shape)].reshape(*outputs.shape[:3], *shape)
+            start += math.prod(shape)
+            seeds[position] = seeds[position] + part if position in seeds else part
+        return seeds
+
+    def _chunk(self, boxes: int, rows: int) -> int:
+        """Items per chunk: the largest tensors hold rows (of the property, or of a layer being tightened) x elements."""
+        nodes = self.network.nodes
+        need = rows * self._widest
+        if self.method == "linear":
+            sources = [node.inputs[0] for node in nodes if isinstance(node, Activation)]
+            below = (2 * math.prod(nodes[s].shape) * max(self._sizes[: max(1, s - 1)]) for s in sources)
+            need = max(need, *below, 1)
+        return max(1, MEMORY // (boxes * need))
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Elements of each node."""
+        return [math.prod(node.shape) for node in self.network.nodes]
+
+    @property
+    def _widest(self) -> int:
+        """Elements of the largest node."""
+        return max(self._sizes)
+
+
+def _items(rows: Tensor, part: slice) -> Tensor:
+    return rows if rows.shape[1] == 1 else rows[:, part]
+
+
+def _joined(parts: list[RowBounds]) -> RowBounds:
+    if len(parts) == 1:
+        return parts[0]
+    forms = [part.form for part in parts if part.form is not None]
+    form = None
+    if forms:
+        form = LinearForm(torch.cat([f.slope for f in forms], 1), torch.cat([f.offset for f in forms], 1))
+    return RowBounds(
+        torch.cat([part.lower for part in parts], 1), form, torch.cat([part.magnitude for part in parts], 1)
+    )

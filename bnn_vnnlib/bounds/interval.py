@@ -1,0 +1,195 @@
+"""Interval bounds over input box x weight box: one rule a node type.
+
+Guarantee: sound over real arithmetic on the stored numbers, rounding included (see `rounding`); not complete.
+Method: centre and radius. For |W - Wc| <= Wr and |x - xc| <= xr,
+    W x in Wc xc +- ( |Wc| xr + Wr (|xc| + xr) ),
+because |W x - Wc xc| <= |Wc| |x - xc| + |W - Wc| |x|.
+Every rule also returns the magnitude: an upper bound on the sum of the absolute products in each output, which is what
+the rounding error of any later pass over the node is proportional to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, gamma, up
+from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Broadcast,
+    Concat,
+    Constant,
+    Conv,
+    Input,
+    Linear,
+    Node,
+    Reshape,
+    Scale,
+    Shift,
+    Sum,
+    Transpose,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """lower <= value <= upper, each (K or 1, M, *node shape)."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def magnitude(self) -> Tensor:
+        """Largest absolute value."""
+        return torch.maximum(self.upper.abs(), self.lower.abs())
+
+    def meet(self, other: Interval) -> Interval:
+        """Intersection of two valid enclosures of the same value."""
+        return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+
+Result = tuple[Interval, Tensor]
+
+
+def weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> Result:
+    """Rule of the weighted linear maps."""
+    box = weights.param(node.weight)
+    xc = (x.lower + x.upper) / 2
+    xr = torch.maximum(x.upper - xc, xc - x.lower) * (1 + 2 * UNIT)
+    absolute = (xc.abs() + xr) * (1 + 2 * UNIT)  # >= |x|
+    radius, size = maps.apply(node, box.center.abs(), torch.cat([xr, absolute], 1)).chunk(2, 1)
+    noise = _noise(node, box, weights.scale, absolute)
+    if noise is not None:
+        radius, size = radius + noise, size + noise
+    g = gamma(2 * maps.fan(node) + 8)
+    center = maps.apply(node, box.center, xc)
+    radius = radius * (1 + g) + (g * size + TINY)
+    return Interval(down(center - radius), up(center + radius)), size * (1 + g) + TINY
+
+
+def _noise(node: Linear | Conv | Scale, box: ParamBox, scale: Tensor, absolute: Tensor) -> Tensor | None:
+    """(scale * spread + slack) |x|."""
+    total = None
+    if box.spread is not None:
+        total = _items(scale, len(node.shape)) * maps.apply(node, box.spread, absolute)
+    if box.slack is not None:
+        rounding = maps.apply(node, box.slack, absolute)
+        total = rounding if total is None else total + rounding
+    return total
+
+
+def _items(scale: Tensor, rank: int) -> Tensor:
+    """(K or 1, M or 1) -> (K or 1, M or 1, 1, .., 1)."""
+    return scale.reshape(*scale.shape, *(1,) * rank)
+
+
+def radius_of(box: ParamBox, scale: Tensor, rank: int) -> Tensor | float:
+    """Radius of a parameter that is added, aligned with a node of that rank, rounded up; 0.0 if it is exact."""
+
+    def aligned(tensor: Tensor) -> Tensor:
+        return tensor.reshape(1, 1, *(1,) * (rank - tensor.ndim + 1), *tensor.shape[1:])
+
+    total: Tensor | float = 0.0
+    if box.spread is not None:
+        total = _items(scale, rank) * aligned(box.spread)
+    if box.slack is not None:
+        total = total + aligned(box.slack)
+    return total * (1 + 4 * UNIT)
+
+
+def center_of(box: ParamBox, rank: int) -> Tensor:
+    """Center of a parameter that is added, aligned with a node of that rank: (K or 1, 1, 1, .., *shape)."""
+    k, *shape = box.center.shape
+    return box.center.reshape(k, 1, *(1,) * (rank - len(shape)), *shape)
+
+
+def shift(node: Shift, weights: WeightBoxes, x: Interval) -> Result:
+    """x + b."""
+    box, rank = weights.param(node.bias), len(node.shape)
+    center, radius = center_of(box, rank), radius_of(box, weights.scale, rank)
+    result = Interval(down(down(x.lower + center) - radius), up(up(x.upper + center) + radius))
+    return result, (center.abs() + radius) * (1 + 2 * UNIT)
+
+
+def constant(node: Constant, weights: WeightBoxes) -> Result:
+    """A tensor of the file."""
+    box, rank = weights.param(node.value), len(node.shape)
+    center, radius = center_of(box, rank), radius_of(box, weights.scale, rank)
+    result = Interval(down(center - radius), up(center + radius)) if box.slack is not None else Interval(center, center)
+    return result, result.magnitude
+
+
+def activation(node: Activation, _: WeightBoxes, x: Interval) -> Result:
+    """Elementwise nonlinearities; all of them are nondecreasing."""
+    lower, upper = ACTIVATIONS[node.kind].range(node.alpha, x.lower, x.upper)
+    result = Interval(lower, upper)
+    return result, result.magnitude
+
+
+def add(node: Sum, _: WeightBoxes, *xs: Interval) -> Result:
+    """Signed sum of branches."""
+    first, *rest = (x if sign > 0 else Interval(-x.upper, -x.lower) for sign, x in zip(node.signs, xs, strict=True))
+    for x in rest:
+        first = Interval(down(first.lower + x.lower), up(first.upper + x.upper))
+    return first, first.magnitude
+
+
+def _exactly(move: Callable[..., Tensor]) -> Callable[..., Result]:
+    """Rule of a node that only moves elements."""
+
+    def rule(node: Node, _: WeightBoxes, *xs: Interval) -> Result:
+        result = Interval(move(node, *(x.lower for x in xs)), move(node, *(x.upper for x in xs)))
+        return result, result.magnitude
+
+    return rule
+
+
+def reshape(node: Reshape, x: Tensor) -> Tensor:
+    """(K, M, *old) -> (K, M, *new)."""
+    return x.reshape(*x.shape[:2], *node.shape)
+
+
+def transpose(node: Transpose, x: Tensor) -> Tensor:
+    """Permute the node's axes, not the engine's."""
+    return x.permute(0, 1, *(axis + 2 for axis in node.perm))
+
+
+def broadcast(node: Broadcast, x: Tensor) -> Tensor:
+    """Repeat along axes of length 1 and along new leading axes."""
+    shape = x.shape[2:]
+    return x.reshape(*x.shape[:2], *(1,) * (len(node.shape) - len(shape)), *shape).expand(*x.shape[:2], *node.shape)
+
+
+def concat(node: Concat, *xs: Tensor) -> Tensor:
+    """Join along the node's axis; branches may differ in K and M where they do not depend on them."""
+    k, m = max(len(x) for x in xs), max(x.shape[1] for x in xs)
+    return torch.cat([x.expand(k, m, *x.shape[2:]) for x in xs], node.axis + 2)
+
+
+def inputs(node: Input, box: Interval) -> Interval:
+    """The part of the flattened input box (1, M, n) that enters here."""
+    size = int(torch.Size(node.shape).numel())
+    return Interval(
+        *(side[..., node.start : node.start + size].reshape(*side.shape[:2], *node.shape) for side in (box.lower, box.upper))
+    )
+
+
+RULES: dict[type[Node], Callable[..., Result]] = {
+    Linear: weighted,
+    Conv: weighted,
+    Scale: weighted,
+    Shift: shift,
+    Constant: constant,
+    Activation: activation,
+    Sum: add,
+    Reshape: _exactly(reshape),
+    Transpose: _exactly(transpose),
+    Broadcast: _exactly(broadcast),
+    Concat: _exactly(concat),
+}

@@ -1,0 +1,373 @@
+"""Linear bounds, walked backwards from rows over a node to the input: one rule a node type.
+
+Guarantee: sound over real arithmetic on the stored numbers, rounding included; not complete.
+Method: a row A over the output of a weighted map with |W - Wc| <= Wr is bounded below by
+    min over W of A W z = (A Wc) z - (|A| Wr) |z|,
+which is concave in every z_j, so that its best linear lower bound on [l, u] is the chord of |z_j|:
+    A' = A Wc - s (|A| Wr),   constant -= (|A| Wr) t,   |z| <= s z + t on [l, u].
+It dominates every McCormick plane after the minimum over W and never stores the linear form in W. A weight that is
+used several times (convolution, tied layers) is treated as independent uses: sound, looser.
+Activations are replaced by their lines (`activations`). At the input the chord is exact, since a concave function
+takes its minimum over an interval at an end point.
+
+Rounding: any coefficients A' are valid as long as the difference to the exact ones is paid for, and that difference,
+of at most gamma times |A| |W| |z|, is bounded by gamma |A| . magnitude with the magnitudes of the interval pass. The
+walk carries the sum of these payments in `error`.
+Reference: Wicker et al., Adversarial Robustness Certification for BNNs (McCormick bounds, here replaced by the chord);
+Zhang et al., CROWN, NeurIPS 2018 (backward walk).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds.activations import Lines
+from bnn_vnnlib.bounds.interval import Interval, center_of, radius_of
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Broadcast,
+    Concat,
+    Constant,
+    Conv,
+    Input,
+    Linear,
+    Node,
+    Reshape,
+    Scale,
+    Shift,
+    Sum,
+    Transpose,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """What the forward pass left behind, by position of the node.
+
+    values : enclosure of each node; magnitudes : see `interval`; lines : for activations, over their input's range
+    """
+
+    values: dict[int, Interval] = field(default_factory=dict)
+    magnitudes: dict[int, Tensor] = field(default_factory=dict)
+    lines: dict[int, Lines] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearForm:
+    """row(x) >= slope . x + offset for all x of the item's box and all weights of the box.
+
+    slope (K, M, R, n), offset (K, M, R); all rounding is in the offset.
+    """
+
+    slope: Tensor
+    offset: Tensor
+
+    def minimum(self, box: Interval) -> Tensor:
+        """Lower bound (K, M, R) over the input box (1, M, n)."""
+        xc = ((box.lower + box.upper) / 2)[:, :, None]
+        xr = torch.maximum(box.upper[:, :, None] - xc, xc - box.lower[:, :, None]) * (1 + 2 * UNIT)
+        g = gamma(2 * xc.shape[-1])
+        size = self.slope.abs()
+        value = (self.slope * xc).sum(-1) - (size * (xr * (1 + g) + g * xc.abs())).sum(-1) * (1 + g)
+        lower = value + self.offset
+        lower = lower - 4 * UNIT * (value.abs() + self.offset.abs()) - TINY
+        return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+
+@dataclass(eq=False)
+class _Walk:
+    """The state of one walk: coefficients still to be taken to the input, and what has been paid."""
+
+    network: Network
+    weights: WeightBoxes
+    ranges: Ranges
+    pending: dict[int, Tensor]
+    constant: Tensor
+    error: Tensor
+
+    def give(self, position: int, a: Tensor) -> None:
+        """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""
+        if position in self.pending:
+            a = self.pending[position] + a
+            self.error = self.error + UNIT * _dot(a.abs(), self.ranges.values[position].magnitude)
+        self.pending[position] = a
+
+    def gain(self, value: Tensor, error: Tensor) -> None:
+        """Add to the constant; `error` bounds the error of `value`."""
+        self.constant = self.constant + value
+        self.error = self.error + error + 2 * UNIT * (self.constant.abs() + value.abs())
+
+
+def _dot(a: Tensor, z: Tensor) -> Tensor:
+    """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
+    return (a.reshape(*a.shape[:3], -1) @ z.reshape(*z.shape[:2], -1, 1))[..., 0]
+
+
+def _over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
+    """Apply a function of (K, M, *shape) to (K, M, R, *shape)."""
+    return move(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
+
+
+def _weighted(walk: _Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
+    """A' = A Wc - s (|A| Wr)."""
+    (source,) = node.inputs
+    box = walk.weights.param(node.weight)
+    shape = walk.network.nodes[source].shape
+
+    def back(weight: Tensor, a: Tensor) -> Tensor:
+        return _over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
+
+    size = a.abs()
+    noise = None
+    if box.spread is not None:
+        scale = walk.weights.scale
+        noise = scale.reshape(*scale.shape, 1, *(1,) * len(shape)) * back(box.spread, size)
+    if box.slack is not None:
+        slack = back(box.slack, size)
+        noise = slack if noise is None else noise + slack
+    terms = math.prod(shape) + maps.fan(node)
+    error = 4 * gamma(2 * terms) * _dot(size, walk.ranges.magnitudes[position]) + TINY
+    _carry(walk, source, back(box.center, a), noise, error)
+
+
+def _carry(walk: _Walk, source: int, carried: Tensor, noise: Tensor | None, error: Tensor) -> None:
+    """Give A Wc - s noise to the source, with noise = |A| Wr, and take noise . t off the constant."""
+    if noise is None:
+        walk.error = walk.error + error
+    else:
+        slope, offset = _chord_of_absolute(walk.ranges.values[source])
+        carried = carried - noise * slope[:, :, None]
+        walk.gain(-_dot(noise, offset), error)
+    walk.give(source, carried)
+
+
+def _start_at_units(walk: _Walk, position: int) -> bool:
+    """Start with the rows I and -I over a dense layer without ever storing the identity.
+
+    Serves a Linear, or a Shift of one, whose output is a plain vector; returns False for any other node.
+    """
+    node, nodes = walk.network.nodes[position], walk.network.nodes
+    bias = node if isinstance(node, Shift) else None
+    place = position if bias is None else bias.inputs[0]
+    dense = nodes[place]
+    if not isinstance(dense, Linear) or math.prod(dense.shape) != dense.shape[dense.axis]:
+        return False
+
+    def both(tensor: Tensor, sign: int = 1) -> Tensor:
+        return torch.cat([tensor, sign * tensor], 2)
+
+    (source,), scale = dense.inputs, walk.weights.scale[:, :, None, None]
+    box, shape = walk.weights.param(dense.weight), nodes[source].shape
+    g = 4 * gamma(2 * (math.prod(shape) + maps.fan(dense)))
+    error = g * both(walk.ranges.magnitudes[place].flatten(2)) + TINY
+    if bias is not None:
+        added = walk.weights.param(bias.bias)
+        center, radius = center_of(added, len(bias.shape)), radius_of(added, walk.weights.scale, len(bias.shape))
+        flat = both(_filled(center, bias).flatten(2), -1)
+        paid = g * both(_filled(walk.ranges.magnitudes[position], bias).flatten(2)) + TINY
+        if isinstance(radius, Tensor):
+            flat = flat - both(_filled(radius, bias).flatten(2))
+        walk.gain(flat, paid)
+    noise = None
+    if box.spread is not None:
+        noise = scale * both(box.spread[:, None])
+    if box.slack is not None:
+        slack = both(box.slack[:, None])
+        noise = slack if noise is None else noise + slack
+    k, m = walk.error.shape[:2]
+    carried = both(box.center[:, None], -1).expand(k, m, -1, -1).reshape(k, m, -1, *shape)
+    noise = None if noise is None else noise.reshape(*noise.shape[:3], *shape)
+    _carry(walk, source, carried, noise, error)
+    return True
+
+
+def _chord_of_absolute(z: Interval) -> tuple[Tensor, Tensor]:
+    """s, t with |z| <= s z + t on [l, u]: exact where the sign is fixed, t rounded up elsewhere."""
+    lower, upper = z.lower, z.upper
+    width = upper - lower
+    slope = torch.where(width > 0, (upper.abs() - lower.abs()) / width, torch.zeros_like(width)).nan_to_num(0.0)
+    slope = slope.clamp(-1, 1)
+    offset = torch.maximum(lower.abs() - slope * lower, upper.abs() - slope * upper)
+    offset = offset + 4 * UNIT * (lower.abs() + upper.abs())
+    slope = torch.where(lower >= 0, 1.0, torch.where(upper <= 0, -1.0, slope))
+    return slope, torch.where((lower >= 0) | (upper <= 0), torch.zeros_like(offset), offset)
+
+
+def _shift(walk: _Walk, node: Shift, position: int, a: Tensor) -> None:
+    """A (z + b): the entries of b that are added at several places are one variable, so A is summed over them first."""
+    box, rank = walk.weights.param(node.bias), len(node.shape)
+    center, radius = center_of(box, rank), radius_of(box, walk.weights.scale, rank)
+    tied = _sum_to(a, center.shape[2:])
+    value = _dot(tied, center)
+    if isinstance(radius, Tensor):
+        value = value - _dot(tied.abs(), radius)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), _filled(walk.ranges.magnitudes[position], node))
+    walk.gain(value, payment + TINY)
+    walk.give(node.inputs[0], a)
+
+
+def _filled(z: Tensor, node: Node) -> Tensor:
+    """Broadcast (K or 1, M or 1, *shape that broadcasts) to the node's shape."""
+    return z.expand(*z.shape[:2], *node.shape)
+
+
+def _sum_to(a: Tensor, shape: torch.Size) -> Tensor:
+    """Sum (K, M, R, *full) over the axes along which `shape` (same rank) was broadcast."""
+    axes = [3 + i for i, (full, part) in enumerate(zip(a.shape[3:], shape, strict=True)) if part == 1 != full]
+    return a.sum(axes, keepdim=True) if axes else a
+
+
+def _constant(walk: _Walk, node: Constant, position: int, a: Tensor) -> None:
+    """A c, for c in its enclosure."""
+    value = walk.ranges.values[position]
+    center = (value.lower + value.upper) / 2
+    radius = torch.maximum(value.upper - center, center - value.lower) * (1 + 2 * UNIT)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), _filled(walk.ranges.magnitudes[position], node))
+    walk.gain(_dot(a, _filled(center, node)) - _dot(a.abs(), _filled(radius, node)), payment + TINY)
+
+
+def _activation(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
+    """The lower line where A >= 0, the upper line where A < 0."""
+    (source,) = node.inputs
+    lines = walk.ranges.lines[position]
+    positive, negative = a.clamp(min=0), a.clamp(max=0)
+    carried = positive * lines.lower_slope[:, :, None] + negative * lines.upper_slope[:, :, None]
+    value = _dot(positive, lines.lower_intercept) + _dot(negative, lines.upper_intercept)
+    steepest = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+    widest = torch.maximum(lines.lower_intercept.abs(), lines.upper_intercept.abs())
+    size = widest + steepest * walk.ranges.values[source].magnitude
+    walk.gain(value, 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), size) + TINY)
+    walk.give(source, carried)
+
+
+def _add(walk: _Walk, node: Sum, position: int, a: Tensor) -> None:
+    """The same coefficients to every branch."""
+    for source, sign in zip(node.inputs, node.signs, strict=True):
+        walk.give(source, a if sign > 0 else -a)
+
+
+def _reshape(walk: _Walk, node: Reshape, position: int, a: Tensor) -> None:
+    """Back to the old shape."""
+    (source,) = node.inputs
+    walk.give(source, a.reshape(*a.shape[:3], *walk.network.nodes[source].shape))
+
+
+def _transpose(walk: _Walk, node: Transpose, position: int, a: Tensor) -> None:
+    """The inverse permutation."""
+    inverse = sorted(range(len(node.perm)), key=node.perm.__getitem__)
+    walk.give(node.inputs[0], a.permute(0, 1, 2, *(axis + 3 for axis in inverse)))
+
+
+def _broadcast(walk: _Walk, node: Broadcast, position: int, a: Tensor) -> None:
+    """Sum over the copies."""
+    (source,) = node.inputs
+    shape = walk.network.nodes[source].shape
+    aligned = torch.Size((1,) * (len(node.shape) - len(shape)) + shape)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), walk.ranges.values[position].magnitude)
+    walk.error = walk.error + payment + TINY
+    walk.give(source, _sum_to(a, aligned).reshape(*a.shape[:3], *shape))
+
+
+def _concat(walk: _Walk, node: Concat, position: int, a: Tensor) -> None:
+    """To each branch its part."""
+    sizes = [walk.network.nodes[source].shape[node.axis] for source in node.inputs]
+    for source, part in zip(node.inputs, a.split(sizes, node.axis + 3), strict=True):
+        walk.give(source, part)
+
+
+def _enclosed(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
+    """Stop at the activation: the minimum over its enclosure."""
+    value = walk.ranges.values[position]
+    box = Interval(value.lower.flatten(2), value.upper.flatten(2))
+    walk.gain(LinearForm(a.flatten(3), a.new_zeros(())).minimum(box), walk.error.new_zeros(()))
+
+
+Rules = Mapping[type[Node], Callable[..., None]]
+
+LINEAR: Rules = {
+    Linear: _weighted,
+    Conv: _weighted,
+    Scale: _weighted,
+    Shift: _shift,
+    Constant: _constant,
+    Activation: _activation,
+    Sum: _add,
+    Reshape: _reshape,
+    Transpose: _transpose,
+    Broadcast: _broadcast,
+    Concat: _concat,
+}
+"""The linear method."""
+
+INTERVAL: Rules = {**LINEAR, Activation: _enclosed}
+"""The interval method: rows are folded into the maps behind the last activations, no further."""
+
+
+def walk_back(
+    network: Network, weights: WeightBoxes, ranges: Ranges, seeds: Mapping[int, Tensor], size: int,
+    rules: Rules = LINEAR,
+) -> LinearForm:
+    """Lower-bound rows over nodes as linear functions of the input.
+
+    Parameters
+    ----------
+    ranges : of the forward pass over the same weights and input boxes
+    seeds : position -> coefficients (K, M, R, *shape) of the rows over that node
+    size : n, the number of scalar inputs
+    rules : the method
+    """
+    lead = next(iter(seeds.values()))
+    zero = lead.new_zeros(lead.shape[:3])
+    walk = _Walk(network, weights, ranges, {}, zero, zero)
+    for position, a in seeds.items():
+        walk.give(position, a)
+    return _finish(walk, max(seeds), size, rules)
+
+
+def units(
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, part: range, items: int, size: int
+) -> LinearForm:
+    """`walk_back` with the rows e_i, then -e_i, for the elements i of a node in `part`: R = 2 len(part)."""
+    shape = network.nodes[position].shape
+    unit = weights.scale.new_zeros(len(part), math.prod(shape))
+    unit[torch.arange(len(part)), torch.arange(part.start, part.stop)] = 1.0
+    rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
+    return walk_back(network, weights, ranges, {position: rows}, size)
+
+
+def dense_units(
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, items: int, size: int
+) -> LinearForm | None:
+    """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
+    zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
+    walk = _Walk(network, weights, ranges, {}, zero, zero)
+    return _finish(walk, position, size, LINEAR) if _start_at_units(walk, position) else None
+
+
+def _finish(walk: _Walk, last: int, size: int, rules: Rules) -> LinearForm:
+    parts: list[tuple[int, Tensor]] = []
+    for position in range(last, -1, -1):
+        if (a := walk.pending.pop(position, None)) is None:
+            continue
+        node = walk.network.nodes[position]
+        if isinstance(node, Input):
+            parts.append((node.start, a.reshape(*a.shape[:3], -1)))
+        else:
+            rules[type(node)](walk, node, position, a)
+    offset = walk.constant - walk.error * (1 + 1e-6)  # the payments themselves were added up with roundings
+    offset = offset - 2 * UNIT * offset.abs()
+    if len(parts) == 1 and parts[0][1].shape[-1] == size:
+        return LinearForm(parts[0][1], offset)
+    slope = offset.new_zeros(*offset.shape, size)
+    for start, part in parts:
+        slope[..., start : start + part.shape[-1]] += part
+    return LinearForm(slope, offset)

@@ -1,0 +1,91 @@
+"""Boxes of weights: the second set, beside the input box, over which the engine bounds a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.model.nodes import Param
+
+
+@dataclass(frozen=True, eq=False)
+class ParamBox:
+    """A parameter as a node sees it: |w - center| <= scale * spread + slack.
+
+    center (K or 1, *shape); spread, slack (1, *shape) or None where they are zero; scale (K or 1, M or 1) is common
+    to all parameters, so that nothing of the size of the weights is stored for each item.
+    """
+
+    center: Tensor
+    spread: Tensor | None
+    slack: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class WeightBoxes:
+    """K boxes of weights, the radius of which may differ from item to item by one factor.
+
+    Attributes
+    ----------
+    centers : source tensor name -> (K or 1, *shape) float64
+    spreads : source tensor name -> (*shape), the radius at scale 1; a tensor that is missing is exactly its center
+    scale : (K or 1, N or 1), >= 0
+    """
+
+    centers: Mapping[str, Tensor]
+    spreads: Mapping[str, Tensor]
+    scale: Tensor
+    _cache: dict[int, ParamBox] = field(default_factory=dict, repr=False)
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return max([len(self.scale), *(len(center) for center in self.centers.values())])
+
+    def scaled(self, scale: Tensor) -> WeightBoxes:
+        """The same boxes with another scale; shares the gathered parameters."""
+        return WeightBoxes(self.centers, self.spreads, scale, self._cache)
+
+    def items(self, rows: slice | Tensor) -> WeightBoxes:
+        """The boxes of some items (columns of `scale`)."""
+        return self if self.scale.shape[1] == 1 else self.scaled(self.scale[:, rows])
+
+    def boxes(self, rows: slice) -> WeightBoxes:
+        """Some of the K boxes."""
+        centers = {name: c if len(c) == 1 else c[rows] for name, c in self.centers.items()}
+        scale = self.scale if len(self.scale) == 1 else self.scale[rows]
+        return WeightBoxes(centers, self.spreads, scale)
+
+    def param(self, param: Param) -> ParamBox:
+        """Gather a node's parameter from its source.
+
+        The factor times an entry is rounded once unless the factor is a sign; that rounding goes into the slack,
+        and the spread is rounded up.
+        """
+        if id(param) not in self._cache:
+            self._cache[id(param)] = self._gather(param)
+        return self._cache[id(param)]
+
+    def _gather(self, param: Param) -> ParamBox:
+        device = self.scale.device
+        index = torch.as_tensor(param.index, device=device).reshape(-1)
+        factor = torch.as_tensor(param.factor, dtype=torch.float64, device=device)
+
+        def entries(tensor: Tensor) -> Tensor:
+            return tensor.flatten(1)[:, index].reshape(len(tensor), *param.shape)
+
+        center = entries(self.centers[param.source]) * factor
+        slack = None if param.slack is None else torch.as_tensor(param.slack, device=device)[None]
+        if not bool((factor.abs() == 1).all()):
+            rounded = UNIT * center.abs().amax(0, keepdim=True) + torch.finfo(torch.float64).tiny
+            slack = rounded if slack is None else slack + rounded
+        spread = None
+        if param.source in self.spreads:
+            spread = entries(self.spreads[param.source][None]) * factor.abs() * (1 + 4 * UNIT)
+        if slack is not None and not bool(slack.any()):
+            slack = None
+        return ParamBox(center, spread, None if slack is None else slack * (1 + 4 * UNIT))

@@ -1,0 +1,171 @@
+"""Refuting cases: no x of the item, for no weights of the box, satisfies all rows of the case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.optimize import linprog
+from torch import Tensor
+
+from bnn_vnnlib.bounds.engine import Engine, RowBounds
+from bnn_vnnlib.bounds.rounding import TINY, gamma
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.robustness.problem import Problem
+
+LP_SIZE = 200_000
+"""Variables of one linear program; more blocks are solved in several programs."""
+
+
+def refuted_rows(problem: Problem, lower: Tensor) -> Tensor:
+    """Rows that are false everywhere, from lower bounds (K, N, R) of their left-hand sides."""
+    bound = problem.rows.bound
+    return torch.where(problem.rows.strict, lower >= bound, lower > bound)
+
+
+def refuted_cases(engine: Engine, weights: WeightBoxes, problem: Problem, *, combine: bool = True) -> Tensor:
+    """(K, N, C): cases refuted by one row, or by a checked combination of their rows and the input constraints.
+
+    Padding counts as refuted.
+    """
+    rows = problem.rows
+    combine = combine and _worth_combining(problem)
+    found = engine.rows(weights, problem.lower, problem.upper, rows.outputs, rows.inputs, forms=combine)
+    done = problem.any_row(refuted_rows(problem, found.lower)) | ~problem.exists
+    if combine and not bool(done.all()):
+        done = done | _combined(problem, found, done)
+    return done
+
+
+def _worth_combining(problem: Problem) -> bool:
+    """Some case has several rows, or there are constraints on the inputs."""
+    if problem.constraints is not None:
+        return True
+    counts = torch.zeros(len(problem.rows.case), problem.cases + 1, device=problem.lower.device)
+    counts = counts.scatter_add(-1, problem.rows.case, torch.ones_like(problem.rows.case, dtype=counts.dtype))
+    return bool((counts[:, :-1] > 1).any())
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    """T systems slope z - bound <= 0 over boxes of z, padded with the row 0 <= 1.
+
+    slope (T, R, d), bound (T, R), lower, upper (T, d).
+    """
+
+    slope: Tensor
+    bound: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+def _combined(problem: Problem, found: RowBounds, done: Tensor) -> Tensor:
+    """Farkas: multipliers >= 0 under which the sum of the rows exceeds the sum of their bounds on the whole box."""
+    box, item, case = torch.nonzero(~done, as_tuple=True)
+    mask = problem.rows.case.expand(len(problem), -1)[item] == case[:, None]
+    result = torch.zeros(len(box), dtype=torch.bool, device=done.device)
+    for build in (_over_outputs, _over_forms):
+        left = torch.nonzero(~result)[:, 0]
+        if len(left):
+            system = build(problem, found, box[left], item[left], mask[left])
+            result[left] = _infeasible(system)
+    out = done.clone()
+    out[box, item, case] = result
+    return out & ~done
+
+
+def _with_constraints(problem: Problem, item: Tensor, pad: int, system: _System) -> _System:
+    """Append the item's constraints on x; z = (x, `pad` further coordinates)."""
+    extra = problem.constraints
+    if extra is None:
+        return system
+    slope = torch.nn.functional.pad(extra.inputs[item], (0, pad))
+    return _System(
+        torch.cat([system.slope, slope], 1), torch.cat([system.bound, extra.bound[item]], 1),
+        system.lower, system.upper,
+    )  # fmt: skip
+
+
+def _masked(slope: Tensor, bound: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of other cases become 0 <= 1."""
+    return torch.where(mask[..., None], slope, 0.0), torch.where(mask, bound, 1.0)
+
+
+def _over_outputs(problem: Problem, found: RowBounds, box: Tensor, item: Tensor, mask: Tensor) -> _System:
+    """z = (x, y), y anywhere in its enclosure: finds contradictions between the rows that hold for any network."""
+    rows, count = problem.rows, len(problem)
+    outputs = rows.outputs.expand(count, -1, -1)[item]
+    inputs = outputs.new_zeros(*outputs.shape[:2], problem.lower.shape[1])
+    if rows.inputs is not None:
+        inputs = rows.inputs.expand(count, -1, -1)[item]
+    slope, bound = _masked(torch.cat([inputs, outputs], -1), rows.bound.expand(count, -1)[item], mask)
+    size = found.magnitude[box, item]
+    system = _System(
+        slope, bound, torch.cat([problem.lower[item], -size], 1), torch.cat([problem.upper[item], size], 1)
+    )
+    return _with_constraints(problem, item, size.shape[1], system)
+
+
+def _over_forms(problem: Problem, found: RowBounds, box: Tensor, item: Tensor, mask: Tensor) -> _System:
+    """z = x, the rows replaced by the linear functions below them."""
+    form = found.form
+    if form is None:
+        raise ValueError("combinations need the linear forms")
+    # moving the offset to the right is one rounding, paid for in `_infeasible` through the sizes
+    bound = problem.rows.bound.expand(len(problem), -1)[item] - form.offset[box, item]
+    slope, bound = _masked(form.slope[box, item], bound, mask)
+    usable = torch.isfinite(bound) & torch.isfinite(slope).all(-1)
+    slope, bound = _masked(slope, bound, usable)
+    return _with_constraints(problem, item, 0, _System(slope, bound, problem.lower[item], problem.upper[item]))
+
+
+def _infeasible(system: _System) -> Tensor:
+    """(T,) proved infeasible, by multipliers from a linear program that are then checked with rounding."""
+    blocks, rows, size = system.slope.shape
+    step = max(1, LP_SIZE // (rows + 2 * size))
+    multipliers = [_multipliers(system, slice(start, start + step)) for start in range(0, blocks, step)]
+    lam = torch.as_tensor(np.concatenate(multipliers), device=system.slope.device)
+    return _check(system, lam)
+
+
+def _check(system: _System, lam: Tensor) -> Tensor:
+    """min over the box of sum_r lam_r (slope_r z - bound_r) > 0, every rounding paid for."""
+    slope = (lam[:, None] @ system.slope)[:, 0]
+    center = (system.lower + system.upper) / 2
+    radius = torch.maximum(system.upper - center, center - system.lower)
+    value = (slope * center).sum(-1) - (slope.abs() * radius).sum(-1) - (lam * system.bound).sum(-1)
+    size = (lam[:, None] @ system.slope.abs())[:, 0] * (center.abs() + 2 * radius)
+    total = size.sum(-1) + (lam * system.bound.abs()).sum(-1)
+    rows, width = system.slope.shape[1:]
+    return value - 4 * gamma(2 * (rows + width) + 16) * total - TINY > 0
+
+
+def _multipliers(system: _System, part: slice) -> np.ndarray:
+    """Maximise the dual of each block, all blocks in one sparse program; (T, R), zero where the solver fails.
+
+    max sum_r lam_r (-bound_r) + lower.p - upper.q  subject to  sum_r lam_r slope_r = p - q, sum lam = 1, all >= 0.
+    Rows are scaled to a largest coefficient of 1, which the multipliers undo.
+    """
+    slope, bound = system.slope[part].cpu().numpy(), system.bound[part].cpu().numpy()
+    lower, upper = system.lower[part].cpu().numpy(), system.upper[part].cpu().numpy()
+    scale = np.maximum(np.abs(slope).max(-1), np.abs(bound))
+    scale = np.where(scale > 0, scale, 1.0)
+    slope, bound = slope / scale[..., None], bound / scale
+    blocks, rows, size = slope.shape
+    balance = sparse.block_diag([sparse.csr_matrix(block.T) for block in slope])
+    unit = sparse.identity(blocks * size, format="csr")
+    equalities = sparse.bmat(
+        [
+            [balance, -unit, unit],
+            [sparse.kron(sparse.identity(blocks), np.ones((1, rows))), None, None],
+        ],
+        format="csr",
+    )
+    right = np.concatenate([np.zeros(blocks * size), np.ones(blocks)])
+    cost = np.concatenate([bound.ravel(), -lower.ravel(), upper.ravel()])
+    solution = linprog(cost, A_eq=equalities, b_eq=right, bounds=(0, None), method="highs")
+    if solution.x is None:
+        return np.zeros((blocks, rows))
+    return np.maximum(solution.x[: blocks * rows].reshape(blocks, rows), 0.0) / scale
