@@ -1,0 +1,242 @@
+"""Declarations: names, shapes and element types; what each variable of an assertion stands for."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from bnn_vnnlib.errors import PropertyError, UnsupportedError
+from bnn_vnnlib.signature import Signature, Variable
+from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
+
+_MAX_ELEMENTS = 10_000_000
+_SUPPORTED_TYPES = ("real", "float32", "float64")
+_OTHER_TYPES = frozenset(
+    "float16 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz float4e2m1 int2 int4 int8 int16 int32 "
+    "int64 uint2 uint4 uint8 uint16 uint32 uint64 bool string complex64 complex128".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope(ABC):
+    """The declared variables. A column numbers every scalar: the inputs 0..n-1, then the outputs n..n+m-1.
+
+    Attributes
+    ----------
+    version, network, signature : as in `Property`
+    notes : remarks for the user
+    columns : column of each variable met so far, by its spelling
+    """
+
+    source: Source
+    version: tuple[int, int]
+    network: str | None
+    signature: Signature
+    notes: tuple[str, ...] = ()
+    columns: dict[str, int] = field(default_factory=dict)
+
+    def column(self, atom: str, at: int) -> int:
+        """Column of a variable, met in a comparison at the offset `at`; PropertyError or UnsupportedError."""
+        found = self.columns.get(atom)
+        if found is None:
+            found = self._resolve(atom, self.source.find(atom, at))
+            self.columns[atom] = found
+        return found
+
+    def name(self, column: int) -> str:
+        """How a file spells the variable of this column."""
+        offset = 0
+        for variable in (*self.signature.inputs, *self.signature.outputs):
+            if column < offset + variable.size:
+                return self._spell(variable, column - offset)
+            offset += variable.size
+        raise IndexError(f"no variable has column {column}")
+
+    def check_types(self, columns: set[int], at: int) -> None:
+        """Refuse a comparison between tensors of different element types."""
+        types = {variable.element_type for variable in map(self._variable, columns)}
+        if len(types) > 1:
+            listed = " and ".join(sorted(types))
+            raise self.source.error(PropertyError, f"a comparison mixes the element types {listed}", at)
+
+    @property
+    def has_one_type(self) -> bool:
+        """Whether all tensors have the same element type."""
+        return len({variable.element_type for variable in (*self.signature.inputs, *self.signature.outputs)}) == 1
+
+    def _variable(self, column: int) -> Variable:
+        for variable in (*self.signature.inputs, *self.signature.outputs):
+            if column < variable.size:
+                return variable
+            column -= variable.size
+        raise IndexError("no variable has this column")
+
+    @abstractmethod
+    def _resolve(self, atom: str, at: int) -> int:
+        """Column of a variable that has not been met before."""
+
+    @abstractmethod
+    def _spell(self, variable: Variable, index: int) -> str:
+        """Name of the element with this flat index."""
+
+
+def check(query: Query, source: Source) -> Scope:
+    """Check the declarations of a file.
+
+    Raises
+    ------
+    PropertyError : names, indices, shapes or element types are wrong or missing, or nothing is declared or asserted
+    UnsupportedError : several networks, element types other than real, float32 and float64
+    """
+    if not query.assertions and not query.symbols and not query.networks:
+        raise source.error(PropertyError, "no declarations and no assertions: the file is empty")
+    if not query.assertions:
+        raise source.error(PropertyError, "no assertions: the file says nothing about the network")
+    return _check_symbols(query, source) if query.version[0] == 1 else _check_network(query, source)
+
+
+# VNN-LIB 1.0: X_0 ... X_{n-1} and Y_0 ... Y_{m-1}
+
+
+class _Symbols(Scope):
+    def _resolve(self, atom: str, at: int) -> int:
+        inputs, outputs = (variable.size for variable in (self.signature.inputs[0], self.signature.outputs[0]))
+        declared = f"X_0 to X_{inputs - 1} and Y_0 to Y_{outputs - 1} are"
+        raise self.source.error(PropertyError, f"{atom} is not declared ({declared})", at)
+
+    def _spell(self, variable: Variable, index: int) -> str:
+        return f"{variable.name}_{index}"
+
+
+_SYMBOL = re.compile(r"([XY])_(0|[1-9][0-9]{0,8})")
+
+
+def _check_symbols(query: Query, source: Source) -> Scope:
+    indices: dict[str, dict[int, int]] = {"X": {}, "Y": {}}
+    for symbol in query.symbols:
+        match = _SYMBOL.fullmatch(symbol.name)
+        if match is None:
+            message = f"{symbol.name} is neither an input X_i nor an output Y_i; VNN-LIB 1.0 knows no other variables"
+            raise source.error(PropertyError, message, symbol.at)
+        if symbol.sort.lower() != "real":
+            message = f"{symbol.name} is declared {symbol.sort}, expected Real"
+            raise source.error(PropertyError, message, symbol.at)
+        places, index = indices[match[1]], int(match[2])
+        if index in places:
+            message = f"{symbol.name} is declared twice, first in line {source.line(places[index])}"
+            raise source.error(PropertyError, message, symbol.at)
+        places[index] = symbol.at
+    for letter, what in (("X", "input"), ("Y", "output")):
+        _check_contiguous(letter, what, indices[letter], source)
+    n, m = len(indices["X"]), len(indices["Y"])
+    columns = {f"X_{i}": i for i in range(n)} | {f"Y_{i}": n + i for i in range(m)}
+    signature = Signature((Variable("X", "real", (n,)),), (Variable("Y", "real", (m,)),))
+    return _Symbols(source, (1, 0), None, signature, columns=columns)
+
+
+def _check_contiguous(letter: str, what: str, places: dict[int, int], source: Source) -> None:
+    if not places:
+        raise source.error(PropertyError, f"no {what} is declared: expected (declare-const {letter}_0 Real) and so on")
+    last = max(places)
+    if last + 1 == len(places):
+        return
+    missing = next(index for index in range(last) if index not in places)
+    message = f"{letter}_{last} is declared but {letter}_{missing} is not: the {what}s must be numbered 0, 1, 2, ..."
+    raise source.error(PropertyError, message, places[last])
+
+
+# VNN-LIB 2.x: one network of named tensors
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensors(Scope):
+    tensors: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # with the column of the first element
+
+    def _resolve(self, atom: str, at: int) -> int:
+        name, _, rest = atom.partition("[")
+        if name not in self.tensors:
+            declared = ", ".join(self.tensors)
+            raise self.source.error(PropertyError, f"{name} is not declared (declared: {declared})", at)
+        tensor, offset = self.tensors[name]
+        if tensor.kind == "hidden":
+            message = f"{name} is a hidden node; only inputs and outputs may be constrained (theory NH)"
+            raise self.source.error(UnsupportedError, message, at)
+        indices = rest.rstrip("]").split(",") if rest else []
+        if len(indices) != len(tensor.shape):
+            few = "NotEnoughIndices" if len(indices) < len(tensor.shape) else "TooManyIndices"
+            shape = list(tensor.shape)
+            message = f"{few}: {atom} has {len(indices)} indices, {name} {shape} needs {len(shape)}"
+            raise self.source.error(PropertyError, message, at)
+        flat = 0
+        for text, size in zip(indices, tensor.shape, strict=True):
+            index = int(text[:19])
+            if len(text) > 19 or index >= size:
+                message = f"IndexOutOfBounds: {atom}, but {name} has shape {list(tensor.shape)} (indices start at 0)"
+                raise self.source.error(PropertyError, message, at)
+            flat = flat * size + index
+        return offset + flat
+
+    def _spell(self, variable: Variable, index: int) -> str:
+        indices = []
+        for size in reversed(variable.shape):
+            index, rest = divmod(index, size)
+            indices.append(str(rest))
+        return f"{variable.name}[{','.join(reversed(indices))}]" if indices else variable.name
+
+
+def _check_network(query: Query, source: Source) -> Scope:
+    for network in query.networks:
+        if network.relation is not None:
+            message = f"several networks ({network.relation.word}) are not supported: one network only (theory SNET)"
+            raise source.error(UnsupportedError, message, network.relation.at)
+    if len(query.networks) > 1:
+        message = f"several networks ({len(query.networks)}) are not supported: one network only (theory SNET)"
+        raise source.error(UnsupportedError, message, query.networks[1].at)
+    network = query.networks[0]
+    tensors: dict[str, tuple[Tensor, int]] = {}
+    variables: dict[str, list[Variable]] = {"input": [], "output": [], "hidden": []}
+    offset = 0
+    for tensor in network.tensors:
+        if tensor.name in tensors or tensor.name == network.name:
+            raise source.error(PropertyError, f"the name {tensor.name} is declared twice", tensor.at)
+        variable = _check_tensor(tensor, source)
+        tensors[tensor.name] = (tensor, offset)
+        variables[tensor.kind].append(variable)
+        if tensor.kind != "hidden":
+            offset += variable.size
+        if offset > _MAX_ELEMENTS:
+            message = f"inputs and outputs have more than {_MAX_ELEMENTS} elements"
+            raise source.error(UnsupportedError, message, tensor.at)
+    signature = Signature(tuple(variables["input"]), tuple(variables["output"]))
+    _check_mixture(network, signature, source)
+    notes = [f"hidden node {hidden.name} is declared but not used: ignored" for hidden in variables["hidden"]]
+    if query.version[1] not in (0, 1):
+        notes.append(f"VNN-LIB version 2.{query.version[1]} is read as 2.1")
+    return _Tensors(source, query.version, network.name, signature, tuple(notes), tensors=tensors)
+
+
+def _check_tensor(tensor: Tensor, source: Source) -> Variable:
+    if tensor.initialized:
+        message = f"{tensor.name}: inputs with an initial value (initialized) are not supported"
+        raise source.error(UnsupportedError, message, tensor.at)
+    if 0 in tensor.shape:
+        message = f"{tensor.name} has shape {list(tensor.shape)}; every dimension must be at least 1"
+        raise source.error(PropertyError, message, tensor.at)
+    word = tensor.element_type.lower()
+    known = f"{', '.join(_SUPPORTED_TYPES[:-1])} or {_SUPPORTED_TYPES[-1]}"
+    if word in _OTHER_TYPES:
+        message = f"{tensor.name} has element type {tensor.element_type}, which is not supported; expected {known}"
+        raise source.error(UnsupportedError, message, tensor.at)
+    if word not in _SUPPORTED_TYPES or (word != "real" and word != tensor.element_type):
+        message = f"{tensor.name} has unknown element type {tensor.element_type}; expected {known}"
+        raise source.error(PropertyError, message, tensor.at)
+    return Variable(tensor.name, word, tensor.shape)
+
+
+def _check_mixture(network: Network, signature: Signature, source: Source) -> None:
+    types = {variable.element_type for variable in (*signature.inputs, *signature.outputs)}
+    if "real" in types and len(types) > 1:
+        message = "real must be the element type of all tensors or of none"
+        raise source.error(PropertyError, message, network.at)

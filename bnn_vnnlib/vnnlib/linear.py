@@ -1,0 +1,262 @@
+"""One comparison to linear constraints with coefficients that float64 holds exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+from bnn_vnnlib.errors import PropertyError, UnsupportedError
+from bnn_vnnlib.vnnlib.check import Scope
+from bnn_vnnlib.vnnlib.literals import bracket, bracket_literal, is_number, read_literal
+from bnn_vnnlib.vnnlib.tree import Apply, Compare
+
+MAX_DEPTH = 200
+_MAX_BITS = 40_000
+Number = TypeVar("Number", tuple[float, float], Fraction)
+_FLIPPED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """x >= value, or x <= value if `upper`, of the input in this column; down <= value <= up, `exact` is the value."""
+
+    column: int
+    upper: bool
+    strict: bool
+    down: float
+    up: float
+    exact: str | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """sum of values * variables <= b (or < b); down <= b <= up.
+
+    `errors` holds, for input columns whose coefficient float64 cannot hold, how far the value is off at most.
+    """
+
+    columns: tuple[int, ...]
+    values: tuple[float, ...]
+    strict: bool
+    down: float
+    up: float
+    on_inputs: bool
+    errors: tuple[tuple[int, Fraction], ...] = ()
+
+
+Conjunction = tuple[Bound | Row, ...]
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """coefficients (by column) * variables + constant; a coefficient may have become 0."""
+
+    coefficients: dict[int, Fraction]
+    constant: Fraction
+
+    @property
+    def is_constant(self) -> bool:
+        return not any(self.coefficients.values())
+
+    def scaled(self, factor: Fraction) -> _Linear:
+        return _Linear({j: factor * a for j, a in self.coefficients.items()}, factor * self.constant)
+
+
+class Comparisons:
+    """Turns comparisons into constraints; remembers the numbers that it has read, and remarks in `notes`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.notes: list[str] = []
+        self._scope = scope
+        self._source = scope.source
+        self._one_type = scope.has_one_type
+        self._num_inputs = scope.signature.input_size
+        self._brackets: dict[str, tuple[float, float]] = {}
+        self._exact: dict[str, Fraction] = {}
+
+    @property
+    def literals(self) -> set[str]:
+        """The numbers read so far, as written."""
+        return {*self._brackets, *self._exact}
+
+    def alternatives(self, comparison: Compare) -> tuple[Conjunction, ...]:
+        """The comparison as an or of conjunctions: () is false, ((),) is true.
+
+        Raises
+        ------
+        PropertyError : an unknown variable, an index out of range, an unusable number, or (2.x) ill-typed
+        UnsupportedError : not linear, or a coefficient of an output that float64 cannot hold
+        """
+        operator, left, right = comparison.operator, comparison.left, comparison.right
+        if isinstance(left, str) and isinstance(right, str) and operator in _FLIPPED:
+            if is_number(left):
+                operator, left, right = _FLIPPED[operator], right, left
+            if not is_number(left):
+                column = self._scope.column(left, comparison.at)
+                if is_number(right):
+                    return ((self._one_variable(operator, column, right, comparison.at),),)
+                other = self._scope.column(right, comparison.at)
+                if other != column and self._one_type:
+                    return ((self._two_variables(operator, column, other),),)
+        return self._general(comparison)
+
+    def _one_variable(self, operator: str, column: int, literal: str, at: int) -> Bound | Row:
+        down, up = self._bracket(literal, at)
+        upper, strict = operator[0] == "<", len(operator) == 1
+        if column < self._num_inputs:
+            return Bound(column, upper, strict, down, up, literal)
+        if upper:
+            return Row((column,), (1.0,), strict, down, up, False)
+        return Row((column,), (-1.0,), strict, 0.0 - up, 0.0 - down, False)
+
+    def _two_variables(self, operator: str, left: int, right: int) -> Row:
+        on_inputs = max(left, right) < self._num_inputs
+        small, large = (left, right) if operator[0] == "<" else (right, left)
+        return Row((small, large), (1.0, -1.0), len(operator) == 1, 0.0, 0.0, on_inputs)
+
+    def _bracket(self, literal: str, at: int) -> tuple[float, float]:
+        found = self._brackets.get(literal)
+        if found is None:
+            found = self._brackets[literal] = self._located(bracket_literal, literal, at)
+        return found
+
+    def _literal(self, literal: str, at: int) -> Fraction:
+        found = self._exact.get(literal)
+        if found is None:
+            found = self._exact[literal] = self._located(read_literal, literal, at)
+        return found
+
+    def _located(self, read: Callable[[str], Number], literal: str, at: int) -> Number:
+        try:
+            return read(literal)
+        except ValueError as error:
+            raise self._source.error(PropertyError, str(error), self._source.find(literal, at)) from None
+
+    def _general(self, comparison: Compare) -> tuple[Conjunction, ...]:
+        """left - right against 0, for any linear terms."""
+        at = comparison.at
+        difference = self._sum([comparison.left, comparison.right], at, 1, negate_rest=True)
+        columns = set(difference.coefficients)
+        if not columns and self._scope.version[0] > 1:
+            raise self._source.error(PropertyError, "a comparison without variables is ill-typed in VNN-LIB 2.x", at)
+        if not self._one_type:
+            self._scope.check_types(columns, at)
+        if difference.is_constant:
+            return self._constant(comparison.operator, difference.constant, at)
+        below = difference
+        above = difference.scaled(Fraction(-1))
+        match comparison.operator:
+            case "<=" | "<":
+                return ((self._constraint(below, comparison.operator == "<", at),),)
+            case ">=" | ">":
+                return ((self._constraint(above, comparison.operator == ">", at),),)
+            case "!=":
+                return ((self._constraint(below, True, at),), (self._constraint(above, True, at),))
+            case _:
+                return ((self._constraint(below, False, at), self._constraint(above, False, at)),)
+
+    def _constant(self, operator: str, difference: Fraction, at: int) -> tuple[Conjunction, ...]:
+        truth = {
+            "<=": difference <= 0,
+            "<": difference < 0,
+            ">=": difference >= 0,
+            ">": difference > 0,
+            "!=": difference != 0,
+        }.get(operator, difference == 0)
+        if not truth:
+            line = self._source.line(at)
+            self.notes.append(f"line {line}: a comparison is false for every input; the cases with it are dropped")
+        return ((),) if truth else ()
+
+    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Bound | Row:
+        """linear <= 0 (or < 0)."""
+        coefficients = {j: a for j, a in linear.coefficients.items() if a}
+        bound = -linear.constant
+        if len(coefficients) == 1:
+            ((column, coefficient),) = coefficients.items()
+            if column < self._num_inputs:
+                value = bound / coefficient
+                down, up = self._round(value, at)
+                return Bound(column, coefficient > 0, strict, down, up, value)
+        return self._row(coefficients, bound, strict, at)
+
+    def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Row:
+        """Exact coefficients: as written, else as integers; else with an error that the row carries."""
+        scale = Fraction(math.lcm(*(a.denominator for a in coefficients.values())))
+        inexact: set[int] = set()
+        for factor in (Fraction(1), scale):
+            values = {j: _nearest(factor * a) for j, a in coefficients.items()}
+            if any(math.isinf(value) for value in values.values()):
+                continue
+            errors = {j: abs(factor * a - Fraction(values[j])) for j, a in coefficients.items()}
+            inexact = {j for j, error in errors.items() if error}
+            if not inexact or (factor == scale and max(inexact) < self._num_inputs):
+                down, up = self._round(factor * bound, at)
+                on_inputs = max(values) < self._num_inputs
+                kept = tuple((j, errors[j]) for j in sorted(inexact))
+                return Row(tuple(values), tuple(values.values()), strict, down, up, on_inputs, kept)
+        where = self._scope.name(max(inexact or coefficients))
+        message = f"the coefficient of {where} has too many digits for float64; round it to at most 15 digits"
+        raise self._source.error(UnsupportedError, message, at)
+
+    def _round(self, exact: Fraction, at: int) -> tuple[float, float]:
+        try:
+            return bracket(exact)
+        except OverflowError:
+            raise self._source.error(UnsupportedError, "a bound is beyond the range of float64", at) from None
+
+    def _term(self, term: str | Apply, at: int, depth: int) -> _Linear:
+        if isinstance(term, str):
+            if is_number(term):
+                return _Linear({}, self._literal(term, at))
+            return _Linear({self._scope.column(term, at): Fraction(1)}, Fraction(0))
+        if depth > MAX_DEPTH:
+            raise self._source.error(UnsupportedError, f"a term is nested more than {MAX_DEPTH} deep", term.at)
+        if term.operator == "*":
+            return self._product(term, depth)
+        only_negates = term.operator == "-" and len(term.operands) == 1
+        total = self._sum(term.operands, term.at, depth, negate_rest=term.operator == "-")
+        return total.scaled(Fraction(-1)) if only_negates else total
+
+    def _sum(
+        self, terms: list[str | Apply] | tuple[str | Apply, ...], at: int, depth: int, negate_rest: bool
+    ) -> _Linear:
+        coefficients: dict[int, Fraction] = {}
+        constant = Fraction(0)
+        for position, term in enumerate(terms):
+            part = self._term(term, at, depth + 1)
+            sign = -1 if negate_rest and position else 1
+            constant += sign * part.constant
+            for column, value in part.coefficients.items():
+                coefficients[column] = coefficients.get(column, Fraction(0)) + sign * value
+        return _Linear(coefficients, constant)
+
+    def _product(self, term: Apply, depth: int) -> _Linear:
+        total = _Linear({}, Fraction(1))
+        for operand in term.operands:
+            factor = self._term(operand, term.at, depth + 1)
+            if total.is_constant:
+                total, factor = factor, total
+            if not factor.is_constant:
+                message = "a product of variables is not supported: only linear terms are (theory LIN, not POLY)"
+                raise self._source.error(UnsupportedError, message, term.at)
+            columns = dict.fromkeys(factor.coefficients, Fraction(0))
+            total = total.scaled(factor.constant)
+            total = _Linear(columns | total.coefficients, total.constant)
+            if max(map(_bits, (total.constant, *total.coefficients.values()))) > _MAX_BITS:
+                raise self._source.error(UnsupportedError, "a product of numbers is too long", term.at)
+        return total
+
+
+def _nearest(exact: Fraction) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf
+
+
+def _bits(number: Fraction) -> int:
+    return max(number.numerator.bit_length(), number.denominator.bit_length())

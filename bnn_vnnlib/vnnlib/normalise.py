@@ -1,0 +1,45 @@
+"""Syntax tree to normal form."""
+
+from __future__ import annotations
+
+import re
+
+from bnn_vnnlib.property import Property
+from bnn_vnnlib.vnnlib.assemble import assemble
+from bnn_vnnlib.vnnlib.check import Scope, check
+from bnn_vnnlib.vnnlib.dnf import expand
+from bnn_vnnlib.vnnlib.linear import Comparisons
+from bnn_vnnlib.vnnlib.options import read_options
+from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Query
+
+_NUMBER_2X = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+def normalise(query: Query, source: Source) -> Property:
+    """The property that a syntax tree describes; raises PropertyError or UnsupportedError, located in the text."""
+    options = read_options(source)
+    scope = check(query, source)
+    comparisons = Comparisons(scope)
+    assembled = assemble(expand(query.assertions, comparisons, source), scope)
+    notes = (*scope.notes, *_notes_on_numbers(comparisons, scope), *comparisons.notes, *assembled.notes)
+    return Property(
+        version=scope.version,
+        network=scope.network,
+        signature=scope.signature,
+        boxes=assembled.boxes,
+        constraints=assembled.constraints,
+        case_box=assembled.case_box,
+        rows=assembled.rows,
+        options=options,
+        notes=notes,
+    )
+
+
+def _notes_on_numbers(comparisons: Comparisons, scope: Scope) -> list[str]:
+    if scope.version[0] == 1:
+        return []
+    foreign = [text for text in comparisons.literals if not _NUMBER_2X.fullmatch(text)]
+    if not foreign:
+        return []
+    return [f"{foreign[0]} is not how VNN-LIB 2.x writes a number; it is read as in 1.0 ({len(foreign)} such numbers)"]

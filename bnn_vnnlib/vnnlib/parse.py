@@ -1,0 +1,154 @@
+"""Text to syntax tree, by an LALR parser that builds the tree as it reads."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from bnn_vnnlib.errors import PropertyError, VnnlibSyntaxError
+from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Symbol, Tensor
+from bnn_vnnlib.vnnlib.wording import syntax_error
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+
+_GAP = r"(?:[ \t\r\n]+|;[^\n]*)*+"
+_VERSION = re.compile(
+    rf"{_GAP}\({_GAP}vnnlib-version{_GAP}"
+    r"(?P<version><[ \t]*(?P<major>[0-9]{1,9})\.(?P<minor>[0-9]{1,9})[ \t]*>)?"
+)
+
+
+class _Builder:
+    """What the grammars' rules and merged terminals become; a rule gets the list of its parts. Holds no state."""
+
+    def SIMPLE(self, token: Token) -> Compare:  # noqa: N802
+        operator, left, right = token.replace("(", " ").replace(")", " ").split()
+        return Compare(operator, left, right, token.start_pos or 0)
+
+    def SIMPLE_ASSERTION(self, token: Token) -> Compare:  # noqa: N802
+        _, operator, left, right = token.replace("(", " ").replace(")", " ").split()
+        return Compare(operator, left, right, token.start_pos or 0)
+
+    def CLAUSE(self, token: Token) -> Junction:  # noqa: N802
+        connective, *words = token.replace("(", " ").replace(")", " ").split()
+        at = token.find("(")
+        parts = []
+        for operator, left, right in zip(words[::3], words[1::3], words[2::3], strict=True):
+            at = token.find("(", at + 1)
+            parts.append(Compare(operator, left, right, (token.start_pos or 0) + at))
+        return Junction(connective, tuple(parts), token.start_pos or 0)
+
+    def INDEXED(self, token: Token) -> str:  # noqa: N802
+        return "".join(token.split())
+
+    def assertion(self, parts: list[Any]) -> Compare | Junction:
+        return parts[0]
+
+    def comparison(self, parts: list[Any]) -> Compare:
+        relation, left, right = parts
+        return Compare(str(relation), left, right, relation.start_pos)
+
+    def junction(self, parts: list[Any]) -> Junction:
+        return Junction(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
+
+    def application(self, parts: list[Any]) -> Apply:
+        return Apply(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
+
+
+class _Builder1(_Builder):
+    """Rules of v1.lark."""
+
+    def DECLARATION(self, token: Token) -> Symbol:  # noqa: N802
+        _, name, sort = token.replace("(", " ").replace(")", " ").split()
+        return Symbol(name, sort, token.start_pos or 0)
+
+    def declaration(self, parts: list[Any]) -> Symbol:
+        return Symbol(str(parts[0]), str(parts[1]), parts[0].start_pos)
+
+    def start(self, parts: list[Any]) -> Query:
+        symbols = tuple(part for part in parts if isinstance(part, Symbol))
+        assertions = tuple(part for part in parts if not isinstance(part, Symbol))
+        return Query((1, 0), symbols, (), assertions)
+
+
+class _Builder2(_Builder):
+    """Rules of v2.lark."""
+
+    def start(self, parts: list[Any]) -> Query:
+        networks = tuple(part for part in parts if isinstance(part, Network))
+        return Query(parts[0], (), networks, tuple(parts[1 + len(networks) :]))
+
+    def version(self, parts: list[Any]) -> tuple[int, int]:
+        major, minor = parts[0].strip("<> \t").split(".")
+        return int(major), int(minor)
+
+    def network(self, parts: list[Any]) -> Network:
+        relation = parts[1] if isinstance(parts[1], Relation) else None
+        tensors = tuple(part for part in parts[1:] if isinstance(part, Tensor))
+        return Network(str(parts[0]), relation, tensors, parts[0].start_pos)
+
+    def relation(self, parts: list[Any]) -> Relation:
+        return Relation(str(parts[0]), str(parts[1]), parts[0].start_pos)
+
+    def shape(self, parts: list[Any]) -> tuple[str, ...]:
+        return tuple(str(part) for part in parts)
+
+    def input(self, parts: list[Any]) -> Tensor:
+        return self._tensor("input", parts, initialized=len(parts) > 3)
+
+    def hidden(self, parts: list[Any]) -> Tensor:
+        return self._tensor("hidden", parts)
+
+    def output(self, parts: list[Any]) -> Tensor:
+        return self._tensor("output", parts)
+
+    def _tensor(self, kind: str, parts: list[Any], initialized: bool = False) -> Tensor:
+        name, element_type, shape = parts[:3]
+        # A dimension too long to be meant is cut here, so that int() stays cheap; the check of sizes refuses it.
+        dimensions = tuple(int(dimension[:19]) for dimension in shape)
+        return Tensor(kind, str(name), str(element_type), dimensions, initialized, name.start_pos)
+
+
+@cache
+def _parser(major: int) -> Lark:
+    from lark import Lark
+
+    grammar = files(__package__).joinpath(f"v{major}.lark").read_text(encoding="utf-8")
+    builder = _Builder1() if major == 1 else _Builder2()
+    return Lark(grammar, parser="lalr", transformer=builder)
+
+
+def parse(source: Source) -> Query:
+    """Read a VNN-LIB text of either version.
+
+    Raises
+    ------
+    VnnlibSyntaxError : the text is not VNN-LIB
+    UnsupportedError : it uses a construct of SMT-LIB that VNN-LIB does not have, such as `not`
+    PropertyError : its version is unknown
+    """
+    from lark.exceptions import UnexpectedInput
+
+    major = _major(source)
+    try:
+        query: Query = _parser(major).parse(source.text)  # type: ignore[assignment]
+    except UnexpectedInput as unexpected:
+        raise syntax_error(source, unexpected, major) from None
+    return query
+
+
+def _major(source: Source) -> int:
+    """The major version, which selects the grammar: a file without a version is 1.0."""
+    header = _VERSION.match(source.text)
+    if header is None:
+        return 1
+    if header["version"] is None:
+        raise source.error(VnnlibSyntaxError, "expected a version such as <2.0> after vnnlib-version", header.end())
+    if header["major"] != "2":
+        message = f"VNN-LIB version {header['major']}.{header['minor']}: only 1.0 (no version line) and 2.x are read"
+        raise source.error(PropertyError, message, header.start("version"))
+    return 2
