@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import MappingProxyType
 
 import numpy as np
@@ -58,7 +59,10 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class HalfSpaces:
-    """R rows a.y + g.x <= b (or < b). Coefficients are exact in float64 (scaled by a power of ten if need be).
+    """R rows a.y + g.x <= b (or < b). Coefficients are exact in float64.
+
+    Where the file's coefficients are not, the whole row is multiplied by the common denominator; what then remains
+    inexact is a coefficient of an input, and its error over the whole box is in the bounds.
 
     Attributes
     ----------
@@ -126,3 +130,62 @@ class Property:
     def num_cases(self) -> int:
         """C: number of cases; 0 means that V is empty for every network."""
         return len(self.case_box)
+
+
+def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float = 0.0) -> bool:  # noqa: A002
+    """Whether the input x (n,) lies in a box and satisfies its constraints, exactly.
+
+    Method: float comparisons with the inner bounds, rational arithmetic for the constraints. Where no float64
+    satisfies the file's bounds (x == 0.1), the nearest ones do.
+    Guarantee: with `tolerance` 0, True means that the real point x satisfies the file's constraints (nearest: see
+    above). Otherwise every bound may be missed by `tolerance`.
+    """
+    x = np.asarray(x, np.float64)
+    inside = _in_boxes(property.boxes, x, slice(box, box + 1), tolerance)
+    return bool(inside[0]) and _hold(property.constraints, box, x, x[:0], tolerance)
+
+
+def violated_case(property: Property, x: Floats, y: Floats, *, tolerance: float = 0.0) -> int | None:  # noqa: A002
+    """Index of a case that holds at the input x (n,) and the output y (m,), or None: whether (x, y) is in V, exactly.
+
+    Guarantee: as `input_feasible`; `tolerance` concerns the conditions on inputs alone, rows always hold exactly,
+    with their inner bounds and strictly where the file says so.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if not np.isfinite(y).all():
+        return None
+    boxes = np.flatnonzero(_in_boxes(property.boxes, x, slice(None), tolerance))
+    feasible = [box for box in boxes.tolist() if _hold(property.constraints, box, x, y[:0], tolerance)]
+    for case in np.flatnonzero(np.isin(property.case_box, feasible)).tolist():
+        if _hold(property.rows, case, x, y, 0.0):
+            return case
+    return None
+
+
+def _in_boxes(boxes: Boxes, x: Floats, which: slice, tolerance: float) -> NDArray[np.bool_]:
+    lower, upper = boxes.inner_lower[which], boxes.inner_upper[which]
+    no_float = lower > upper
+    lower = np.where(no_float, boxes.lower[which], lower)
+    upper = np.where(no_float, boxes.upper[which], upper)
+    above, below = np.less_equal(lower - tolerance, x), np.less_equal(x, upper + tolerance)  # False for NaN
+    inside: NDArray[np.bool_] = np.all(above & below, axis=1)
+    return inside
+
+
+def _hold(rows: HalfSpaces, owner: int, x: Floats, y: Floats, tolerance: float) -> bool:
+    """Whether all rows of one owner hold at (x, y), in rational arithmetic."""
+    first, last = np.searchsorted(rows.owner, (owner, owner + 1))
+    for r in range(first, last):
+        total = _dot(rows.outputs[r], y)
+        if rows.inputs is not None:
+            total += _dot(rows.inputs[r], x)
+        bound = Fraction(float(rows.inner_bound[r])) + Fraction(tolerance)
+        if total > bound or (rows.strict[r] and total == bound):
+            return False
+    return True
+
+
+def _dot(a: Floats, v: Floats) -> Fraction:
+    (used,) = np.nonzero(a)
+    terms = zip(a[used].tolist(), v[used].tolist(), strict=True)
+    return sum((Fraction(one) * Fraction(other) for one, other in terms), Fraction(0))

@@ -56,5 +56,4 @@ def parse_property(text: str, path: str | Path | None = None, signature: Signatu
     UnsupportedError : it uses what this version does not handle
     """
     source = Source(text, None if path is None else Path(path))
-    property = normalise(parse(source), source)  # noqa: A001
-    return property if signature is None else match(property, signature, path)
+    return normalise(parse(source), source, signature)

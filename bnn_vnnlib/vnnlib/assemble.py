@@ -89,11 +89,11 @@ def _check_cells(scope: Scope, count: int, width: int, what: str, of: str) -> No
 def _check_bounded(inputs: InputSets, keys: Ints, scope: Scope) -> None:
     lower, upper = inputs.lower[keys], inputs.upper[keys]
     for infinite, bound in ((np.isneginf(lower), "lower"), (np.isposinf(upper), "upper")):
-        columns = np.flatnonzero(infinite.any(axis=0))
+        columns = np.flatnonzero(np.any(infinite, axis=0))
         if len(columns):
             names = ", ".join(scope.name(int(column)) for column in columns[:_SHOWN])
             more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
-            where = "" if infinite.all(axis=0)[columns].any() else " in some case"
+            where = "" if infinite[:, columns].all(axis=0).any() else " in some case"
             message = f"unbounded, add bounds: no {bound} bound for {names}{more}{where}"
             raise scope.source.error(PropertyError, message)
 

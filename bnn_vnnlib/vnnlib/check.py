@@ -13,10 +13,8 @@ from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
 
 _MAX_ELEMENTS = 10_000_000
 _SUPPORTED_TYPES = ("real", "float32", "float64")
-_OTHER_TYPES = frozenset(
-    "float16 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz float4e2m1 int2 int4 int8 int16 int32 "
-    "int64 uint2 uint4 uint8 uint16 uint32 uint64 bool string complex64 complex128".split()
-)
+# The other element types of ONNX, so that a message can tell "not supported" from "unknown".
+_OTHER_TYPE = re.compile(r"b?float\d+(e\d+m\d+(fn)?(uz)?)?|u?int\d+|bool|string|complex(64|128)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +224,7 @@ def _check_tensor(tensor: Tensor, source: Source) -> Variable:
         raise source.error(PropertyError, message, tensor.at)
     word = tensor.element_type.lower()
     known = f"{', '.join(_SUPPORTED_TYPES[:-1])} or {_SUPPORTED_TYPES[-1]}"
-    if word in _OTHER_TYPES:
+    if word not in _SUPPORTED_TYPES and _OTHER_TYPE.fullmatch(word):
         message = f"{tensor.name} has element type {tensor.element_type}, which is not supported; expected {known}"
         raise source.error(UnsupportedError, message, tensor.at)
     if word not in _SUPPORTED_TYPES or (word != "real" and word != tensor.element_type):

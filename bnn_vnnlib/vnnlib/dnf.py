@@ -111,8 +111,7 @@ def expand(assertions: Iterable[Compare | Junction], comparisons: Comparisons, s
             common.update(dict.fromkeys(alternatives[0]))
         else:
             choices.append(alternatives)
-    cases = expansion.conjunction(choices, 0) if choices else [()]
-    return Disjunction(expansion.constraints, tuple(common), cases)
+    return Disjunction(expansion.constraints, tuple(common), expansion.conjunction(choices, 0))
 
 
 def _conjuncts(assertions: Iterable[Compare | Junction]) -> Iterable[Compare | Junction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 
@@ -26,23 +26,21 @@ class InputSets:
 
     def __init__(self, table: list[Bound | Row], common: list[int], keys: list[Conjunction], n: int) -> None:
         self.keys = keys
-        self._table = table
-        self._common = [i for i in common if isinstance(table[i], Bound)]
-        self._common_rows = [i for i in common if isinstance(table[i], Row)]
-        everywhere = _intersect(table, [self._common], n)
-        own = [[i for i in key if isinstance(table[i], Bound)] for key in keys]
-        here = _intersect(table, own, n)
+        self._bounds = {i: part for i, part in enumerate(table) if isinstance(part, Bound)}
+        self._common = common
+        everywhere = self._intersect([common], n)
+        here = self._intersect(keys, n)
         combine = (np.maximum, np.minimum, np.maximum, np.minimum)
         self.lower, self.upper, self.inner_lower, self.inner_upper = (
             function(one, two) for function, one, two in zip(combine, everywhere, here, strict=True)
         )
-        self.empty = (self.lower > self.upper).any(axis=1)
-        self._decide_close(own)
+        self.empty: NDArray[np.bool_] = np.any(np.greater(self.lower, self.upper), axis=1)
+        self._decide_close()
 
     def share(self, case_key: Ints) -> tuple[Ints, Ints]:
         """The keys that stand for the distinct input sets of the cases, by first use; each case's position in them."""
         numbers: dict[Conjunction, int] = {}
-        further = [tuple(i for i in key if isinstance(self._table[i], Row)) for key in self.keys]
+        further = [tuple(i for i in key if i not in self._bounds) for key in self.keys]
         numbered = np.array([numbers.setdefault(rows, len(numbers)) for rows in further], float)
         arrays = (self.lower, self.upper, self.inner_lower, self.inner_upper, numbered[:, None])
         merged = np.ascontiguousarray(np.concatenate(arrays, axis=1))
@@ -54,60 +52,58 @@ class InputSets:
 
     def rows(self, key: int) -> list[int]:
         """The constraints of a key (common ones too) that are no bounds."""
-        return [i for i in chain(self._common_rows, self.keys[key]) if isinstance(self._table[i], Row)]
+        return [i for i in chain(self._common, self.keys[key]) if i not in self._bounds]
 
     def boxes(self, used: Ints) -> Boxes:
         """The boxes of these keys."""
         return Boxes(self.lower[used], self.upper[used], self.inner_lower[used], self.inner_upper[used])
 
-    def _decide_close(self, own: list[list[int]]) -> None:
-        """Decide with exact numbers where rounding or strictness hides whether lower <= upper."""
-        close = (self.lower <= self.upper) & (self.inner_lower > self.inner_upper) & ~self.empty[:, None]
+    def _intersect(self, groups: Sequence[Sequence[int]], n: int) -> tuple[Floats, ...]:
+        """Outer lower and upper, inner lower and upper bounds (len(groups), n) of the boxes of the groups."""
+        owned = [(number, self._bounds[i]) for number, group in enumerate(groups) for i in group if i in self._bounds]
+        group = np.array([number for number, _ in owned], np.int64)
+        column = np.array([bound.column for _, bound in owned], np.int64)
+        is_upper = np.array([bound.upper for _, bound in owned], np.bool_)
+        strict = np.array([bound.strict for _, bound in owned], np.bool_)
+        down = np.array([bound.down for _, bound in owned], np.float64)
+        up = np.array([bound.up for _, bound in owned], np.float64)
+        # A strict bound that float64 holds excludes itself; the next number satisfies it.
+        step = strict & (down == up)
+        above = np.where(step, np.nextafter(up, np.inf), up)
+        below = np.where(step, np.nextafter(down, -np.inf), down)
+        result = []
+        for select, values, tighter, start in (
+            (~is_upper, down, np.maximum, -np.inf),
+            (is_upper, up, np.minimum, np.inf),
+            (~is_upper, above, np.maximum, -np.inf),
+            (is_upper, below, np.minimum, np.inf),
+        ):
+            array = np.full((len(groups), n), start)
+            tighter.at(array, (group[select], column[select]), values[select])
+            result.append(array + 0.0)  # -0.0 becomes 0.0
+        return tuple(result)
+
+    def _decide_close(self) -> None:
+        """Decide with exact numbers where rounding or strictness hides whether a box is empty."""
+        close = np.greater(self.inner_lower, self.inner_upper) & ~self.empty[:, None]
         if not close.any():
             return
-        common = _by_column(self._table, self._common)
+        common = self._by_column(self._common)
         known: dict[tuple[int, ...], bool] = {}
-        for k in np.flatnonzero(close.any(axis=1)):
-            mine = _by_column(self._table, own[k])
+        for k in np.flatnonzero(close.any(axis=1)).tolist():
+            own = self._by_column(self.keys[k])
             for column in np.flatnonzero(close[k]).tolist():
-                bounds = (*common.get(column, ()), *mine.get(column, ()))
+                bounds = (*common.get(column, ()), *own.get(column, ()))
                 if bounds not in known:
-                    known[bounds] = _is_empty([self._table[i] for i in bounds])
+                    known[bounds] = _is_empty([self._bounds[i] for i in bounds])
                 self.empty[k] |= known[bounds]
 
-
-def _intersect(table: list[Bound | Row], groups: list[list[int]], n: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Outer lower and upper, inner lower and upper bounds (len(groups), n) of the boxes of the groups."""
-    flat = [table[i] for group in groups for i in group]
-    group = np.repeat(np.arange(len(groups)), [len(each) for each in groups])
-    column = np.array([bound.column for bound in flat], np.int64)  # type: ignore[union-attr]
-    is_upper = np.array([bound.upper for bound in flat], bool)  # type: ignore[union-attr]
-    strict = np.array([bound.strict for bound in flat], bool)
-    down = np.array([bound.down for bound in flat])
-    up = np.array([bound.up for bound in flat])
-    # A strict bound that float64 holds excludes itself; the next number satisfies it.
-    step = strict & (down == up)
-    above = np.where(step, np.nextafter(up, np.inf), up)
-    below = np.where(step, np.nextafter(down, -np.inf), down)
-    shape = (len(groups), n)
-    result = []
-    for select, values, function, start in (
-        (~is_upper, down, np.maximum, -np.inf),
-        (is_upper, up, np.minimum, np.inf),
-        (~is_upper, above, np.maximum, -np.inf),
-        (is_upper, below, np.minimum, np.inf),
-    ):
-        array = np.full(shape, start)
-        function.at(array, (group[select], column[select]), values[select])
-        result.append(array + 0.0)  # -0.0 becomes 0.0
-    return tuple(result)  # type: ignore[return-value]
-
-
-def _by_column(table: list[Bound | Row], bounds: Iterable[int]) -> dict[int, list[int]]:
-    grouped: dict[int, list[int]] = {}
-    for i in bounds:
-        grouped.setdefault(table[i].column, []).append(i)  # type: ignore[union-attr]
-    return grouped
+    def _by_column(self, parts: Iterable[int]) -> dict[int, list[int]]:
+        grouped: dict[int, list[int]] = {}
+        for i in parts:
+            if i in self._bounds:
+                grouped.setdefault(self._bounds[i].column, []).append(i)
+        return grouped
 
 
 def _is_empty(bounds: list[Bound]) -> bool:

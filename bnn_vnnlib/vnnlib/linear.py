@@ -132,7 +132,7 @@ class Comparisons:
     def _located(self, read: Callable[[str], Number], literal: str, at: int) -> Number:
         try:
             return read(literal)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise self._source.error(PropertyError, str(error), self._source.find(literal, at)) from None
 
     def _general(self, comparison: Compare) -> tuple[Conjunction, ...]:
@@ -184,22 +184,23 @@ class Comparisons:
         return self._row(coefficients, bound, strict, at)
 
     def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Row:
-        """Exact coefficients: as written, else as integers; else with an error that the row carries."""
+        """Coefficients as written if float64 holds them, else times their common denominator.
+
+        What is inexact even then is carried as an error if it concerns an input, and refused if an output.
+        """
         scale = Fraction(math.lcm(*(a.denominator for a in coefficients.values())))
-        inexact: set[int] = set()
-        for factor in (Fraction(1), scale):
-            values = {j: _nearest(factor * a) for j, a in coefficients.items()}
-            if any(math.isinf(value) for value in values.values()):
-                continue
-            errors = {j: abs(factor * a - Fraction(values[j])) for j, a in coefficients.items()}
-            inexact = {j for j, error in errors.items() if error}
-            if not inexact or (factor == scale and max(inexact) < self._num_inputs):
+        columns = tuple(coefficients)
+        n = self._num_inputs
+        for accept_up_to, factor in ((0, Fraction(1)), (0, scale), (n, Fraction(1)), (n, scale)):
+            scaled = [factor * a for a in coefficients.values()]
+            values = tuple(map(_nearest, scaled))
+            errors = _errors(columns, scaled, values)
+            if errors is not None and all(column < accept_up_to for column, _ in errors):
                 down, up = self._round(factor * bound, at)
-                on_inputs = max(values) < self._num_inputs
-                kept = tuple((j, errors[j]) for j in sorted(inexact))
-                return Row(tuple(values), tuple(values.values()), strict, down, up, on_inputs, kept)
-        where = self._scope.name(max(inexact or coefficients))
-        message = f"the coefficient of {where} has too many digits for float64; round it to at most 15 digits"
+                return Row(columns, values, strict, down, up, max(columns) < self._num_inputs, errors)
+        outputs = [column for column in columns if column >= self._num_inputs] or columns
+        names = ", ".join(map(self._scope.name, outputs[:5]))
+        message = f"a coefficient of {names} has too many digits for float64; round it to at most 15 digits"
         raise self._source.error(UnsupportedError, message, at)
 
     def _round(self, exact: Fraction, at: int) -> tuple[float, float]:
@@ -256,6 +257,16 @@ def _nearest(exact: Fraction) -> float:
         return float(exact)
     except OverflowError:
         return math.inf
+
+
+def _errors(
+    columns: tuple[int, ...], exact: list[Fraction], values: tuple[float, ...]
+) -> tuple[tuple[int, Fraction], ...] | None:
+    """Columns whose value is not exact, with the error; None if a value is infinite."""
+    if any(map(math.isinf, values)):
+        return None
+    errors = [abs(a - Fraction(value)) for a, value in zip(exact, values, strict=True)]
+    return tuple((column, error) for column, error in zip(columns, errors, strict=True) if error)
 
 
 def _bits(number: Fraction) -> int:

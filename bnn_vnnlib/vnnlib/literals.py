@@ -21,7 +21,8 @@ def bracket_literal(text: str) -> tuple[float, float]:
 
     Raises
     ------
-    ValueError : the number is too long, or beyond the range of float64
+    ValueError : the number is too long or too close to 0
+    OverflowError : it is beyond the range of float64
 
     Examples
     --------
@@ -38,7 +39,7 @@ def bracket_literal(text: str) -> tuple[float, float]:
 
 
 def read_literal(text: str) -> Fraction:
-    """The exact number. Raises ValueError as `bracket_literal` does."""
+    """The exact number. Raises as `bracket_literal` does."""
     return Fraction(_decimal(text))
 
 
@@ -52,7 +53,7 @@ def _decimal(text: str) -> Decimal:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"a number of {len(text)} characters is too long (at most {_MAX_CHARACTERS})")
     if math.isinf(float(text)):
-        raise ValueError(f"{text} is beyond the range of float64 (1.8e308)")
+        raise OverflowError(f"{text} is beyond the range of float64 (1.8e308)")
     try:
         exact = Decimal(text)
     except InvalidOperation:  # an exponent of about 19 digits
@@ -66,6 +67,10 @@ def _decimal(text: str) -> Decimal:
 def _bracket(nearest: float, exact: Decimal | Fraction, nearest_exact: Decimal | Fraction) -> tuple[float, float]:
     if nearest_exact == exact:
         return nearest, nearest
-    if nearest_exact < exact:  # type: ignore[operator]
-        return nearest, math.nextafter(nearest, math.inf)
-    return math.nextafter(nearest, -math.inf), nearest
+    if nearest_exact < exact:
+        down, up = nearest, math.nextafter(nearest, math.inf)
+    else:
+        down, up = math.nextafter(nearest, -math.inf), nearest
+    if math.isinf(down) or math.isinf(up):
+        raise OverflowError("beyond the range of float64 (1.8e308)")
+    return down + 0.0, up + 0.0  # -0.0 becomes 0.0

@@ -25,46 +25,47 @@ def match(property: Property, signature: Signature, path: str | Path | None = No
     ------
     PropertyError : tensors differ in number, size, shape or element type
     """
-    if property.version[0] == 1:
-        _match_flat(property, signature, path)
-        return property
-    pairs = []
-    for what, declared, actual in (
-        ("input", property.signature.inputs, signature.inputs),
-        ("output", property.signature.outputs, signature.outputs),
-    ):
-        if len(declared) != len(actual):
-            message = (
-                f"the property declares {_count(len(declared), what)} ({_names(declared)}), "
-                f"the model has {_count(len(actual), what)} ({_names(actual)})"
-            )
-            raise PropertyError(message, path=path)
-        pairs += zip([what] * len(declared), declared, actual, strict=True)
-    notes = [note for what, one, other in pairs for note in _match_tensor(what, one, other, path)]
-    return replace(property, notes=(*property.notes, *notes))
+    notes = compare_signatures(property.version, property.signature, signature, path)
+    return replace(property, notes=(*property.notes, *notes)) if notes else property
 
 
-def _match_flat(property: Property, signature: Signature, path: str | Path | None) -> None:  # noqa: A002
-    for what, letter, declared, actual in (
-        ("input", "X", property.signature.inputs[0], signature.inputs),
-        ("output", "Y", property.signature.outputs[0], signature.outputs),
-    ):
-        if len(actual) != 1:
+def compare_signatures(
+    version: tuple[int, int], declared: Signature, actual: Signature, path: str | Path | None
+) -> list[str]:
+    """Notes on shapes that are written differently; PropertyError where the declared tensors are not the model's."""
+    sides = (("input", declared.inputs, actual.inputs), ("output", declared.outputs, actual.outputs))
+    if version[0] == 1:
+        for what, (variable,), models in sides:
+            _match_flat(what, variable, models, path)
+        return []
+    for what, variables, models in sides:
+        if len(variables) != len(models):
             message = (
-                f"a VNN-LIB 1.0 property needs a model with one {what}, this one has {len(actual)} ({_names(actual)}); "
-                "write the property in VNN-LIB 2.x"
+                f"the property declares {_count(len(variables), what)} ({_names(variables)}), "
+                f"the model has {_count(len(models), what)} ({_names(models)})"
             )
             raise PropertyError(message, path=path)
-        model = actual[0]
-        if model.element_type not in _FLOATS:
-            message = f"model {what} {model.name} has element type {model.element_type}, expected float32 or float64"
-            raise PropertyError(message, path=path)
-        if declared.size != model.size:
-            message = (
-                f"the property declares {_count(declared.size, what)} {letter}_0 to {letter}_{declared.size - 1}, the "
-                f"model's {what} {model.name} {list(model.shape)} has {model.size} elements"
-            )
-            raise PropertyError(message, path=path)
+    pairs = [(what, *pair) for what, variables, models in sides for pair in zip(variables, models, strict=True)]
+    return [note for what, variable, model in pairs for note in _match_tensor(what, variable, model, path)]
+
+
+def _match_flat(what: str, declared: Variable, models: tuple[Variable, ...], path: str | Path | None) -> None:
+    if len(models) != 1:
+        message = (
+            f"a VNN-LIB 1.0 property needs a model with one {what}, this one has {len(models)} ({_names(models)}); "
+            "write the property in VNN-LIB 2.x"
+        )
+        raise PropertyError(message, path=path)
+    model = models[0]
+    if model.element_type not in _FLOATS:
+        message = f"model {what} {model.name} has element type {model.element_type}, expected float32 or float64"
+        raise PropertyError(message, path=path)
+    if declared.size != model.size:
+        message = (
+            f"the property declares {_count(declared.size, what)} {declared.name}_0 to {declared.name}_"
+            f"{declared.size - 1}, the model's {what} {model.name} {list(model.shape)} has {model.size} elements"
+        )
+        raise PropertyError(message, path=path)
 
 
 def _match_tensor(what: str, declared: Variable, actual: Variable, path: str | Path | None) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from bnn_vnnlib.property import Property
+from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.assemble import assemble
 from bnn_vnnlib.vnnlib.check import Scope, check
 from bnn_vnnlib.vnnlib.dnf import expand
 from bnn_vnnlib.vnnlib.linear import Comparisons
+from bnn_vnnlib.vnnlib.match import compare_signatures
 from bnn_vnnlib.vnnlib.options import read_options
 from bnn_vnnlib.vnnlib.source import Source
 from bnn_vnnlib.vnnlib.tree import Query
@@ -16,13 +18,19 @@ from bnn_vnnlib.vnnlib.tree import Query
 _NUMBER_2X = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
-def normalise(query: Query, source: Source) -> Property:
-    """The property that a syntax tree describes; raises PropertyError or UnsupportedError, located in the text."""
+def normalise(query: Query, source: Source, signature: Signature | None = None) -> Property:
+    """The property that a syntax tree describes; checked against a model's signature, if there is one.
+
+    Raises
+    ------
+    PropertyError, UnsupportedError : located in the text where possible
+    """
     options = read_options(source)
     scope = check(query, source)
+    shapes = [] if signature is None else compare_signatures(scope.version, scope.signature, signature, source.path)
     comparisons = Comparisons(scope)
     assembled = assemble(expand(query.assertions, comparisons, source), scope)
-    notes = (*scope.notes, *_notes_on_numbers(comparisons, scope), *comparisons.notes, *assembled.notes)
+    notes = (*scope.notes, *shapes, *_notes_on_numbers(comparisons, scope), *comparisons.notes, *assembled.notes)
     return Property(
         version=scope.version,
         network=scope.network,

@@ -45,7 +45,7 @@ class _Builder:
     def INDEXED(self, token: Token) -> str:  # noqa: N802
         return "".join(token.split())
 
-    def assertion(self, parts: list[Any]) -> Compare | Junction:
+    def assertion(self, parts: list[Compare | Junction]) -> Compare | Junction:
         return parts[0]
 
     def comparison(self, parts: list[Any]) -> Compare:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True, slots=True)
 class Apply:
     """(+ a b ...), (- a ...) or (* a b ...). A term that is no Apply is a number or a variable as written."""

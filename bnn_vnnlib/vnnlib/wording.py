@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 _WORDS = {
     "LPAR": "'('",
     "RPAR": "')'",
-    "_ASSERT": "assert",
-    "_DECLARE_CONST": "declare-const",
-    "_DECLARE_FUN": "declare-fun",
-    "_VNNLIB_VERSION": "vnnlib-version",
-    "_DECLARE_NETWORK": "declare-network",
-    "_DECLARE_INPUT": "declare-input",
-    "_DECLARE_HIDDEN": "declare-hidden",
-    "_DECLARE_OUTPUT": "declare-output",
+    "_ASSERT": "'assert'",
+    "_DECLARE_CONST": "'declare-const'",
+    "_DECLARE_FUN": "'declare-fun'",
+    "_VNNLIB_VERSION": "'vnnlib-version'",
+    "_DECLARE_NETWORK": "'declare-network'",
+    "_DECLARE_INPUT": "'declare-input'",
+    "_DECLARE_HIDDEN": "'declare-hidden'",
+    "_DECLARE_OUTPUT": "'declare-output'",
     "RELATIVE": "equal-to or isomorphic-to",
     "VERSION": "a version such as <2.0>",
-    "CONNECTIVE": "and, or",
-    "RELATION": "a comparison (<=, <, >=, >, {equal})",
-    "OPERATOR": "+, -, *",
+    "CONNECTIVE": "'and', 'or'",
+    "RELATION": "one of <= < >= > {equal}",
+    "OPERATOR": "one of + - *",
     "NUMBER": "a number such as -0.5",
     "SYMBOL": "a variable",
     "NAME": "a name",
@@ -37,7 +37,7 @@ _WORDS = {
     "RSQB": "']'",
     "COMMA": "','",
     "NATURAL": "a whole number",
-    "INITIALIZED": "initialized",
+    "INITIALIZED": "'initialized'",
     "STRING": "the quoted name of a node",
     "$END": "the end of the file",
 }
@@ -87,9 +87,9 @@ def syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> Inp
     if word in _NOT_SUPPORTED:
         message = f"'{word}' is not supported: {_NOT_SUPPORTED[word]}"
         return source.error(UnsupportedError, message, at)
-    equal = "=" if major == 1 else "==, !="
+    equal = "=" if major == 1 else "== !="
     wanted = list(dict.fromkeys(text.format(equal=equal) for name, text in _WORDS.items() if name in terminals))
-    message = f"found {_quoted(word)}, expected {' or '.join(wanted) or 'nothing more here'}"
+    message = f"found {_quoted(word)}, expected {_listed(wanted)}"
     hint = _hint(word, terminals, major)
     return source.error(VnnlibSyntaxError, f"{message} ({hint})" if hint else message, at)
 
@@ -103,6 +103,12 @@ def _expected(unexpected: UnexpectedInput, source: Source) -> tuple[set[str], in
         at = len(source.text) if unexpected.token.type == "$END" else unexpected.token.start_pos or 0
         return set(unexpected.accepts or unexpected.expected), at
     return set(), len(source.text)
+
+
+def _listed(words: list[str]) -> str:
+    if len(words) > 1:
+        return f"{', '.join(words[:-1])} or {words[-1]}"
+    return words[0] if words else "nothing more"
 
 
 def _quoted(word: str) -> str:
