@@ -19,6 +19,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation, Input
 
@@ -48,10 +49,12 @@ class Engine:
     ----------
     network : the graph
     method : "interval", or "linear" (backward linear bounds, met with the intervals)
+    deadline : checked between chunks; `clock.OutOfTime` is raised when it has passed
     """
 
     network: Network
     method: Method = "linear"
+    deadline: Deadline = Deadline()
 
     def rows(
         self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
@@ -62,21 +65,23 @@ class Engine:
         Parameters
         ----------
         weights : K boxes
-        lower, upper : (N, n) input boxes
-        outputs : C (K or 1, N or 1, R, m), exact
-        inputs : G (K or 1, N or 1, R, n), exact, or None
+        lower, upper : (N, n) input boxes, or (K or 1, N, n) if they differ between weight boxes
+        outputs : C (N or 1, R, m), exact
+        inputs : G (N or 1, R, n), exact, or None
         forms : keep the linear forms (memory K * N * R * n)
 
         Guarantee: sound, rounding included. Chunked over items so that memory stays bounded.
         """
-        n_items = len(lower)
-        step = self._chunk(weights.count, outputs.shape[2])
+        lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
+        n_items = lower.shape[1]
+        step = self._chunk(max(weights.count, len(lower)), outputs.shape[1])
         parts = []
         for start in range(0, n_items, step):
+            self.deadline.check()
             part = slice(start, start + step)
             parts.append(
                 self._rows(
-                    weights.items(part), Interval(lower[None, part], upper[None, part]), _items(outputs, part),
+                    weights.items(part), Interval(lower[:, part], upper[:, part]), _items(outputs, part),
                     None if inputs is None else _items(inputs, part), forms,
                 )
             )  # fmt: skip
@@ -121,6 +126,7 @@ class Engine:
         size = math.prod(self.network.nodes[position].shape)
         step = max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))
         for start in range(0, size, step):
+            self.deadline.check()
             part = range(start, min(start + step, size))
             yield linear.units(self.network, weights, ranges, position, part, items, n)
 
@@ -128,7 +134,7 @@ class Engine:
         self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None, forms: bool
     ) -> RowBounds:
         ranges = self.ranges(weights, box)
-        k, items = max(weights.count, len(outputs)), box.lower.shape[1]
+        k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
         seeds = self._seeds(outputs.expand(k, items, -1, -1))
         sizes = [ranges.values[position].magnitude.flatten(2) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
@@ -182,7 +188,7 @@ class Engine:
 
 
 def _items(rows: Tensor, part: slice) -> Tensor:
-    return rows if rows.shape[1] == 1 else rows[:, part]
+    return rows if len(rows) == 1 else rows[part]
 
 
 def _joined(parts: list[RowBounds]) -> RowBounds:

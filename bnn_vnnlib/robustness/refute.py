@@ -10,33 +10,70 @@ from scipy import sparse
 from scipy.optimize import linprog
 from torch import Tensor
 
-from bnn_vnnlib.bounds.engine import Engine, RowBounds
+from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
 
 LP_SIZE = 200_000
 """Variables of one linear program; more blocks are solved in several programs."""
 
 
-def refuted_rows(problem: Problem, lower: Tensor) -> Tensor:
-    """Rows that are false everywhere, from lower bounds (K, N, R) of their left-hand sides."""
-    bound = problem.rows.bound
-    return torch.where(problem.rows.strict, lower >= bound, lower > bound)
-
-
-def refuted_cases(engine: Engine, weights: WeightBoxes, problem: Problem, *, combine: bool = True) -> Tensor:
+def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) -> Tensor:
     """(K, N, C): cases refuted by one row, or by a checked combination of their rows and the input constraints.
 
     Padding counts as refuted.
     """
     rows = problem.rows
-    combine = combine and _worth_combining(problem)
-    found = engine.rows(weights, problem.lower, problem.upper, rows.outputs, rows.inputs, forms=combine)
-    done = problem.any_row(refuted_rows(problem, found.lower)) | ~problem.exists
-    if combine and not bool(done.all()):
-        done = done | _combined(problem, found, done)
-    return done
+    combine = _worth_combining(problem)
+    found = bounds.rows(weights, problem.lower, problem.upper, rows.outputs, rows.inputs, forms=combine)
+    false = torch.where(rows.strict, found.lower >= rows.bound, found.lower > rows.bound)
+    if bounds.transform == "softmax":
+        false = false | _false_before_softmax(bounds, weights, problem, problem.lower, problem.upper, 1.0)
+    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, combine)
+
+
+def refuted_by(problem: Problem, found: RowBounds) -> Tensor:
+    """`refuted_cases` from known lower bounds (K, N, R) of the rows."""
+    false = torch.where(problem.rows.strict, found.lower >= problem.rows.bound, found.lower > problem.rows.bound)
+    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, _worth_combining(problem))
+
+
+def _or_combined(problem: Problem, found: RowBounds, done: Tensor, combine: bool) -> Tensor:
+    return done | _combined(problem, found, done) if combine and not bool(done.all()) else done
+
+
+def violated_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
+    """(K, N, C): cases all rows of which hold for all x in [lower, upper] (a point, usually) and all weights of the box.
+
+    lower, upper : (N, n) or (K, N, n). Whether the point lies in the item is for the caller to know.
+    """
+    rows = problem.rows
+    inputs = None if rows.inputs is None else -rows.inputs
+    above = -bounds.rows(weights, lower, upper, -rows.outputs, inputs).lower
+    true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
+    if bounds.transform == "softmax":
+        true = true | _false_before_softmax(bounds, weights, problem, lower, upper, -1.0)
+    return problem.all_rows(true) & problem.exists
+
+
+def _false_before_softmax(
+    bounds: OutputBounds, weights: WeightBoxes, problem: Problem, lower: Tensor, upper: Tensor, sign: float
+) -> Tensor:
+    """Rows a (Y_i - Y_j) <= 0 decided on the logits, whose differences have the same sign.
+
+    sign = 1: the row is false (a (f_i - f_j) > 0, or >= 0 if strict); -1: it holds (<= 0, or < 0 if strict).
+    """
+    rows = problem.rows
+    suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
+    if rows.inputs is not None:
+        suits = suits & (rows.inputs == 0).all(-1)
+    if not bool(suits.any()):
+        return suits[None]
+    low = bounds.engine.rows(weights, lower, upper, sign * rows.outputs).lower
+    closed = rows.strict if sign > 0 else ~rows.strict
+    return torch.where(closed, low >= 0, low > 0) & suits
 
 
 def _worth_combining(problem: Problem) -> bool:
@@ -66,7 +103,8 @@ def _combined(problem: Problem, found: RowBounds, done: Tensor) -> Tensor:
     box, item, case = torch.nonzero(~done, as_tuple=True)
     mask = problem.rows.case.expand(len(problem), -1)[item] == case[:, None]
     result = torch.zeros(len(box), dtype=torch.bool, device=done.device)
-    for build in (_over_outputs, _over_forms):
+    builders = (_over_outputs,) if found.form is None else (_over_outputs, _over_forms)
+    for build in builders:
         left = torch.nonzero(~result)[:, 0]
         if len(left):
             system = build(problem, found, box[left], item[left], mask[left])

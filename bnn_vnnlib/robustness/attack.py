@@ -1,0 +1,141 @@
+"""Projected gradient descent towards the violating set: finds points, proves nothing.
+
+Every point that is returned lies in the inner box of its item, and in the item's constraints as far as projections
+can reach them; whoever uses a point checks it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.robustness.problem import Constraints, Problem
+
+Params = dict[str, Tensor]
+
+MEMORY = 2**22
+"""Activations of one chunk, in float64 elements, at most about."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Settings: `steps` gradient steps from `restarts` starting points an item (the centre is the first)."""
+
+    steps: int = 30
+    restarts: int = 4
+    seed: int = 0
+    deadline: Deadline = Deadline()
+
+
+def run(
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str = "identity", average: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The most violating point found for every item and every set of weights.
+
+    Parameters
+    ----------
+    params : K sets of weights, name -> (K, *shape); empty = the network's own weights (K = 1)
+    transform : what is applied to the outputs before the rows: "identity", "softmax" or "sigmoid"
+    average : attack the mean of the transformed outputs over the K sets (the predictive) instead of each
+
+    Returns
+    -------
+    x (K', N, n), value (K', N) : K' = 1 if `average`; value <= 0 where the (rounded) network violates the property
+    """
+    count = max((len(p) for p in params.values()), default=1)
+    widest = max(int(torch.Size(node.shape).numel()) for node in network.nodes)
+    step = max(1, MEMORY // (count * attack.restarts * widest))
+    parts = [
+        _run(network, problem.items(index), params, attack, transform, average)
+        for index in torch.arange(len(problem), device=problem.lower.device).split(step)
+    ]
+    return torch.cat([x for x, _ in parts], 1), torch.cat([value for _, value in parts], 1)
+
+
+def _run(
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, average: bool
+) -> tuple[Tensor, Tensor]:
+    low, high = inner_box(problem)
+    count = 1 if average else max((len(p) for p in params.values()), default=1)
+    shape = (count, attack.restarts, *low.shape)
+    generator = torch.Generator(device=low.device).manual_seed(attack.seed)
+    x = low + (high - low) * torch.rand(shape, generator=generator, dtype=low.dtype, device=low.device)
+    x[:, 0] = (low + high) / 2
+    x = _project(x.clamp(low, high), low, high, problem.constraints)
+    best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
+    for i in range(attack.steps + 1):
+        x = x.detach().requires_grad_()
+        value = _violation(network, problem, params, x, transform, average)
+        better = value.detach() < best_value
+        best = torch.where(better[..., None], x.detach(), best)
+        best_value = torch.where(better, value.detach(), best_value)
+        done = i >= attack.steps // 2 and bool((best_value.amin(1) < 0).all())
+        if i == attack.steps or done or attack.deadline.passed:
+            break
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        size = 0.5 * (1 - i / attack.steps) ** 2 + 0.01
+        x = (x.detach() - size * (high - low) * gradient.sign()).clamp(low, high)
+        x = _project(x, low, high, problem.constraints)
+    restart = best_value.argmin(1, keepdim=True)
+    chosen = best.gather(1, restart[..., None].expand(-1, -1, -1, best.shape[-1]))[:, 0]
+    return chosen, best_value.gather(1, restart)[:, 0]
+
+
+def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The inner boxes; where one holds no float64 (x == 0.1), the nearest one."""
+    empty = problem.inner_lower > problem.inner_upper
+    middle = (problem.lower + problem.upper) / 2
+    return torch.where(empty, middle, problem.inner_lower), torch.where(empty, middle, problem.inner_upper)
+
+
+def _violation(
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool
+) -> Tensor:
+    """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation."""
+    count, restarts, items, size = x.shape
+    flat = x.reshape(count, restarts * items, size)
+    y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
+    y = y.mean(0, keepdim=True) if average else y
+    rows = problem.rows
+    value = (y.unflatten(1, (restarts, items))[..., None, :] * rows.outputs).sum(-1)
+    if rows.inputs is not None:
+        value = value + (x[..., None, :] * rows.inputs).sum(-1)
+    scale = rows.outputs.abs().amax(-1).clamp(min=1e-300)
+    value = ((value - rows.inner_bound) / scale).clamp(-1e30, 1e30)
+    index = rows.case.expand(value.shape)
+    worst = value.new_full((*value.shape[:-1], problem.cases + 1), -torch.inf)
+    worst = worst.scatter_reduce(-1, index, value, "amax")[..., :-1]
+    return torch.where(problem.exists, worst, torch.inf).amin(-1).clamp(-1e30, 1e30)
+
+
+def transformed(y: Tensor, transform: str) -> Tensor:
+    """Outputs as the query sees them."""
+    match transform:
+        case "softmax":
+            return torch.softmax(y, -1)
+        case "sigmoid":
+            return torch.sigmoid(y)
+        case _:
+            return y
+
+
+def _project(x: Tensor, low: Tensor, high: Tensor, constraints: Constraints | None, rounds: int = 50) -> Tensor:
+    """Averaged projections onto the violated half-spaces, then the box; exact for the box only."""
+    if constraints is None:
+        return x
+    with torch.no_grad():
+        norm = (constraints.inputs**2).sum(-1).clamp(min=1e-300)
+        for _ in range(rounds):
+            excess = (x[..., None, :] * constraints.inputs).sum(-1) - constraints.inner_bound
+            excess = excess.clamp(min=0)
+            if not bool((excess > 0).any()):
+                break
+            active = (excess > 0).sum(-1, keepdim=True).clamp(min=1)
+            move = ((excess / norm)[..., None] * constraints.inputs).sum(-2) / active
+            x = (x - 1.2 * move).clamp(low, high)
+    return x

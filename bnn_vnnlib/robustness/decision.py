@@ -1,0 +1,229 @@
+"""Bounds on the decision D(x) = E_w[s(f^w(x))], s the identity, the softmax or the sigmoid, over all x of each item.
+
+The property's own rows a.D(x) + g.x are bounded, not only the outputs one by one.
+Guarantee: sound with probability 1, rounding included; not complete.
+Boxes: on box k the row is at least v_k, everywhere at least `floor` (s bounded), so layers of boxes give a lower bound
+on its expectation (`mass.layered_lower`). In regression there is no floor; what lies outside the boxes is paid by
+|E[row 1_off]| <= ||row|| sqrt(P(off)) with the second moments of `moments`.
+Samples: the weighted sum of each sample's bound.
+Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (decision robustness).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.engine import RowBounds
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.robustness import attack, weight_sets
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.mass import CentredUnion, layered_lower
+from bnn_vnnlib.robustness.moments import output_norms
+from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
+from bnn_vnnlib.robustness.probabilistic import feasible, point_box
+from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refute import refuted_by
+from bnn_vnnlib.robustness.weight_sets import BoxFamily
+
+MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
+"""Masses of the nested boxes."""
+
+PREDICTIVE = 32
+"""Weight samples that stand for the predictive in an attack."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """E_w of rows over the transformed outputs, bounded below by weight boxes or by weight samples."""
+
+    bounds: OutputBounds
+    posterior: GaussianDiagonal | WeightSamples
+    family: BoxFamily | None = None
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
+        if isinstance(self.posterior, WeightSamples):
+            return self._over_samples(self.posterior, lower, upper, outputs, inputs)
+        if self.family is None:
+            raise ValueError("a Gaussian posterior needs boxes")
+        value = self.bounds.rows(self.family.weights, lower, upper, outputs, inputs).lower
+        value = value.expand(self.family.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)
+        match self.bounds.transform:
+            case "identity":
+                return self._unbounded(value, lower, upper, outputs, inputs)
+            case "softmax":
+                floor = outputs.amin(-1)
+            case "sigmoid":
+                floor = outputs.clamp(max=0).sum(-1)
+                floor = floor - gamma(outputs.shape[-1]) * outputs.abs().sum(-1)
+        floor = floor.expand(value.shape[:-1])
+        if inputs is not None:
+            floor = floor + over_box(inputs, lower, upper)[0]
+            floor = floor - 2 * UNIT * floor.abs()
+        return layered_lower(value, self.family.union, floor)
+
+    def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Upper bounds (N, R), by the lower bounds of the negated rows."""
+        return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
+
+    def _over_samples(
+        self, posterior: WeightSamples, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    ) -> Tensor:
+        weights, probabilities = weight_sets.sample_weights(self.bounds.engine.network, posterior, lower.device)
+        value = self.bounds.rows(weights, lower, upper, outputs, inputs).lower
+        share = probabilities[:, None, None]
+        size = (share * value.abs()).sum(0)
+        total = (share * value).sum(0) - 2 * gamma(2 * len(probabilities)) * size - TINY
+        return total.nan_to_num(-torch.inf)
+
+    def _unbounded(
+        self, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    ) -> Tensor:
+        """E[row] >= E[row 1_U] - ||row|| sqrt(P(off)), U a union of boxes; best over the nested choices of U."""
+        if self.family is None:
+            raise ValueError("a Gaussian posterior needs boxes")
+        network, union, weights = self.bounds.engine.network, self.family.union, self.family.weights
+        norm = self._row_norm(network, lower, upper, outputs, inputs)
+        count = value.shape[-1]
+        choices = range(1, count + 1) if isinstance(union, CentredUnion) else (count,)
+        found = [_on_union(value[..., :k], k, count, union, norm) for k in choices]
+        return torch.stack(found).amax(0).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+    def _row_norm(
+        self, network: Network, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    ) -> Tensor:
+        """(N, R): sup over x of sqrt(E (c.f + g.x)^2), rounded up."""
+        if not isinstance(self.posterior, GaussianDiagonal):
+            raise ValueError("moments are for Gaussian posteriors")
+        boxes = weight_sets.centred(network, self.posterior, lower.device)
+        norms = output_norms(network, boxes, lower, upper)
+        total = _product(outputs.abs(), norms)
+        if inputs is not None:
+            total = total + _product(inputs.abs(), torch.maximum(lower.abs(), upper.abs()))
+        return total * (1 + gamma(outputs.shape[-1] + lower.shape[-1])) + TINY
+
+
+def _product(rows: Tensor, values: Tensor) -> Tensor:
+    """(N or 1, R, d) times (N, d) -> (N, R), with 0 * inf = 0: a row does not pay for outputs that it does not use."""
+    return torch.where(rows > 0, rows * values[:, None], 0.0).sum(-1)
+
+
+def _on_union(value: Tensor, used: int, count: int, union, norm: Tensor) -> Tensor:
+    """The bound from the first `used` of `count` boxes."""
+    member = torch.arange(count, device=value.device) < used
+    inside, most = union.union_lower(member), union.union_upper(member)
+    anchor = value.amin(-1)
+    part = _Prefix(union, count)
+    gain = layered_lower(value, part, anchor) - anchor
+    base = torch.where(anchor >= 0, anchor * inside, anchor * most)
+    tail = norm * torch.sqrt(1 - inside) if float(inside) < 1 else torch.zeros_like(norm)
+    size = gain.abs() + 2 * anchor.abs() + tail.abs()
+    return gain + base - tail - 16 * UNIT * size
+
+
+@dataclass(frozen=True, eq=False)
+class _Prefix:
+    """The union over the first boxes of a family, addressed by shorter masks."""
+
+    union: object
+    count: int
+
+    def union_lower(self, member: Tensor) -> Tensor:
+        """member (.., used) -> (..)."""
+        return self.union.union_lower(torch.nn.functional.pad(member, (0, self.count - member.shape[-1])))
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionOutcome:
+    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n)."""
+
+    row_lower: Tensor
+    row_upper: Tensor
+    lower: Tensor
+    upper: Tensor
+    refuted: Tensor
+    violated: Tensor
+    point: Tensor
+    complete: bool
+
+
+def expectation(
+    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, *, boxes: str, number: int,
+    margin: float | None, seed: int,
+) -> Expectation:  # fmt: skip
+    """Prepare the boxes of a Gaussian posterior; samples need none."""
+    if isinstance(posterior, WeightSamples):
+        return Expectation(bounds, posterior)
+    network = bounds.engine.network
+    if boxes == "sampled":
+        width = 2.5 if margin is None else margin
+        family = weight_sets.scattered_family(network, posterior, number, width, seed, device)
+    else:
+        family = weight_sets.centred_family(network, posterior, MASSES, device, margin=margin)
+    return Expectation(bounds, posterior, family)
+
+
+def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionOutcome:
+    """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
+    rows, n, device = problem.rows, len(problem), problem.lower.device
+    m = rows.outputs.shape[-1]
+    unit = torch.eye(m, dtype=torch.float64, device=device)[None]
+    lost = torch.full((n, rows.bound.shape[-1]), torch.inf, dtype=torch.float64, device=device)
+    low, high = -lost, lost
+    out_low, out_high = torch.full((n, m), -torch.inf, device=device, dtype=torch.float64), lost.new_full((n, m), torch.inf)
+    refuted = torch.zeros(n, dtype=torch.bool, device=device)
+    violated, point, complete = refuted.clone(), attack.inner_box(problem)[0], False
+    try:
+        low = expect.lower(problem.lower, problem.upper, rows.outputs, rows.inputs)
+        out_low = expect.lower(problem.lower, problem.upper, unit)
+        refuted = _refuted(problem, low, out_low, out_low)
+        out_high = expect.upper(problem.lower, problem.upper, unit)
+        refuted = _refuted(problem, low, out_low, out_high)
+        violated, point = _violation(expect, problem, settings, refuted)
+        high = expect.upper(problem.lower, problem.upper, rows.outputs, rows.inputs)
+        complete = True
+    except OutOfTime:
+        pass
+    return DecisionOutcome(low, high, *_clipped(expect, out_low, out_high), refuted, violated, point, complete)
+
+
+def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected probabilities lie in [0, 1]."""
+    return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
+
+
+def _refuted(problem: Problem, low: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+    magnitude = torch.maximum(out_low.abs(), out_high.abs()).nan_to_num(torch.inf, torch.inf)
+    found = RowBounds(low[None], None, magnitude.clamp(max=1e300)[None])
+    return refuted_by(problem, found)[0].all(-1)
+
+
+def _violation(expect: Expectation, problem: Problem, settings: Attack, refuted: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,), (N, n): attack the sampled predictive on the items that are left, then bound D at the point found."""
+    violated, point = torch.zeros_like(refuted), attack.inner_box(problem)[0]
+    index = torch.nonzero(~refuted)[:, 0]
+    if len(index) == 0:
+        return violated, point
+    part = problem.items(index)
+    network = expect.bounds.engine.network
+    generator = torch.Generator().manual_seed(settings.seed)
+    params = {k: v.to(point) for k, v in sample(network, expect.posterior, PREDICTIVE, generator).items()}
+    x = attack.run(network, part, params, replace(settings, restarts=2), expect.bounds.transform, average=True)[0][0]
+    violated[index], point[index] = violates(expect, part, x), x
+    return violated, point
+
+
+def violates(expect: Expectation, problem: Problem, x: Tensor) -> Tensor:
+    """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
+    rows = problem.rows
+    lower, upper = point_box(problem, x)
+    above = expect.upper(lower, upper, rows.outputs, rows.inputs)
+    true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
+    return (problem.all_rows(true) & problem.exists).any(-1) & feasible(problem, x)

@@ -1,0 +1,117 @@
+"""Second moments of a random network: what a decision bound in regression pays for the weights outside its boxes.
+
+|| z || = sup over x in T of sqrt(E_w z(x)^2), elementwise and per item. Going forwards with |z_j| in this norm,
+    || sum_j W_ij z_j || <= sum_j sqrt(mu_ij^2 + s_ij^2) || z_j ||                                  (Minkowski)
+    || sum_j W_ij z_j || <= sum_j |mu_ij| || z_j || + sqrt(sum_j s_ij^2 || z_j ||^2)
+since the layer's weights are independent of z and of each other; the smaller of the two is taken. Both need every
+random tensor to enter at one node only; with tied weights there is no bound (infinity).
+Then |E[f 1_off]| <= || f || sqrt(P(off)) by Cauchy-Schwarz.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Broadcast,
+    Concat,
+    Constant,
+    Conv,
+    Input,
+    Linear,
+    Node,
+    Reshape,
+    Scale,
+    Shift,
+    Sum,
+    Transpose,
+)
+from bnn_vnnlib.robustness.weight_sets import params_of
+
+
+def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor) -> Tensor:
+    """(N, m): sup over the item's box of sqrt(E y^2), rounded up; weights = `weight_sets.centred`."""
+    uses = Counter(param.source for param in params_of(network))
+    size = network.signature.output_size
+    if any(uses[name] > 1 for name in weights.spreads):
+        return lower.new_full((len(lower), size), torch.inf)
+    values: list[Tensor] = []
+    for node in network.nodes:
+        if isinstance(node, Input):
+            largest = torch.maximum(lower.abs(), upper.abs())[None]
+            values.append(interval.inputs(node, interval.Interval(largest, largest)).upper)
+        else:
+            values.append(_RULES[type(node)](node, weights, *(values[source] for source in node.inputs)))
+    return torch.cat([values[position].flatten(2) for position in network.outputs], -1)[0]
+
+
+def _root(box: ParamBox) -> Tensor:
+    """sqrt(mu^2 + s^2) plus the slack, rounded up: the norm of each entry of a parameter."""
+    norm = box.center.abs() if box.spread is None else torch.sqrt(box.center**2 + box.spread**2)
+    return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
+
+
+def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
+    box = weights.param(node.weight)
+    g = gamma(2 * maps.fan(node) + 16)
+    norm = maps.apply(node, _root(box), z)
+    if box.spread is not None:
+        mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
+        noise = torch.sqrt(maps.apply(node, box.spread**2, z**2) * (1 + g) + TINY)
+        norm = torch.minimum(norm, mean + noise)
+    return norm * (1 + g) + TINY
+
+
+def _shift(node: Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
+    box = weights.param(node.bias)
+    return (z + interval.center_of(ParamBox(_root(box), None, None), len(node.shape))) * (1 + 2 * UNIT)
+
+
+def _constant(node: Constant, weights: WeightBoxes) -> Tensor:
+    return interval.center_of(ParamBox(_root(weights.param(node.value)), None, None), len(node.shape))
+
+
+def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:
+    """|relu z| <= |z|, |leaky z| <= max(1, alpha) |z|, |tanh z| <= min(1, |z|), sigmoid <= 1."""
+    match node.kind:
+        case "relu" | "leaky_relu":
+            return z * (max(1.0, node.alpha) * (1 + 2 * UNIT))
+        case "tanh":
+            return z.clamp(max=1.0)
+        case "sigmoid":
+            return torch.ones_like(z)
+
+
+def _add(node: Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
+    total = zs[0]
+    for z in zs[1:]:
+        total = (total + z) * (1 + 2 * UNIT)
+    return total
+
+
+def _moved(move: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda node, _, *zs: move(node, *zs)
+
+
+_RULES: dict[type[Node], Callable[..., Tensor]] = {
+    Linear: _weighted,
+    Conv: _weighted,
+    Scale: _weighted,
+    Shift: _shift,
+    Constant: _constant,
+    Activation: _activation,
+    Sum: _add,
+    Reshape: _moved(interval.reshape),
+    Transpose: _moved(interval.transpose),
+    Broadcast: _moved(interval.broadcast),
+    Concat: _moved(interval.concat),
+}

@@ -1,0 +1,88 @@
+"""Rows over what a query calls Y: the network's outputs, or their softmax or sigmoid.
+
+The engine bounds rows over the outputs of the graph without its final Softmax; this module adds the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.engine import Engine, RowBounds
+from bnn_vnnlib.bounds.functional import sigmoid_lower, softmax_lower
+from bnn_vnnlib.bounds.interval import down
+from bnn_vnnlib.bounds.linear import LinearForm
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.weights import WeightBoxes
+
+Transform = Literal["identity", "softmax", "sigmoid"]
+
+PAIRS = 32
+"""Up to this many classes, differences of all pairs of logits are bounded; beyond, the logits one by one."""
+
+
+@dataclass(frozen=True)
+class OutputBounds:
+    """Lower bounds on c.Y + g.x, Y = transform(outputs of the graph)."""
+
+    engine: Engine
+    transform: Transform
+
+    def rows(
+        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
+        *, forms: bool = False,
+    ) -> RowBounds:  # fmt: skip
+        """See `Engine.rows`; forms only without a transform."""
+        if self.transform == "identity":
+            return self.engine.rows(weights, lower, upper, outputs, inputs, forms=forms)
+        bound = self._softmax if self.transform == "softmax" else self._sigmoid
+        value = bound(weights, lower, upper, outputs)
+        if inputs is not None:
+            value = down(value + over_box(inputs, lower, upper))
+        return RowBounds(value, None, value.new_ones(*value.shape[:2], outputs.shape[-1]))
+
+    def _softmax(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
+        """Differences to the class with the largest coefficient, then the exact minimum over their box."""
+        m = outputs.shape[-1]
+        if m > PAIRS:
+            low, high = self._logits(weights, lower, upper, m)
+            return softmax_lower(outputs[None], low[:, :, None], high[:, :, None])
+        low = self._differences(weights, lower, upper, m)
+        high = -low.mT  # f_k - f_r = -(f_r - f_k)
+        reference = outputs.argmax(-1)[None, :, :, None].expand(*low.shape[:2], -1, m)
+        return softmax_lower(outputs[None], low.gather(2, reference), high.gather(2, reference))
+
+    def _sigmoid(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
+        low, high = self._logits(weights, lower, upper, outputs.shape[-1])
+        return sigmoid_lower(outputs[None], low[:, :, None], high[:, :, None])
+
+    def _logits(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        unit = torch.eye(m, dtype=torch.float64, device=lower.device)
+        bound = self.engine.rows(weights, lower, upper, torch.cat([unit, -unit])[None]).lower
+        return bound[..., :m], -bound[..., m:]
+
+    def _differences(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, m: int) -> Tensor:
+        """(K, N, r, k): lower bounds of f_k - f_r; 0 on the diagonal."""
+        unit = torch.eye(m, dtype=torch.float64, device=lower.device)
+        pairs = unit[None] - unit[:, None]
+        different = ~torch.eye(m, dtype=torch.bool, device=lower.device)
+        bound = self.engine.rows(weights, lower, upper, pairs[different][None]).lower
+        out = bound.new_zeros(*bound.shape[:2], m, m)
+        out[..., different] = bound
+        return out
+
+
+def over_box(inputs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Minimum of g.x over the boxes: (K or 1, N, R)."""
+    lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
+    slope = inputs[None].expand(len(lower), lower.shape[1], -1, -1)
+    return LinearForm(slope, slope.new_zeros(slope.shape[:-1])).minimum(Interval(lower, upper))
+
+
+def is_difference(outputs: Tensor) -> Tensor:
+    """Rows a (Y_i - Y_j): the sign of the difference is that of the logits."""
+    nonzero = (outputs != 0).sum(-1)
+    return (nonzero == 2) & (outputs.amax(-1) == -outputs.amin(-1))
