@@ -44,9 +44,12 @@ class _Expansion:
         if formula.connective == "and":
             return self.conjunction((self.formula(part, depth + 1) for part in formula.parts), formula.at)
         alternatives: list[Conjunction] = []
+        entries = 0
         for part in formula.parts:
-            alternatives.extend(self.formula(part, depth + 1))
-            self.check_size(len(alternatives), 0, formula.at)
+            more = self.formula(part, depth + 1)
+            entries += sum(map(len, more))
+            self.check_size(len(alternatives) + len(more), entries, formula.at)
+            alternatives.extend(more)
         return alternatives
 
     def comparison(self, comparison: Compare) -> list[Conjunction]:
@@ -69,7 +72,7 @@ class _Expansion:
             alternatives.append(tuple(range(start, len(self.constraints))))
         return alternatives
 
-    def conjunction(self, parts: Iterable[list[Conjunction]], at: int) -> list[Conjunction]:
+    def conjunction(self, parts: Iterable[list[Conjunction]], at: int | None = None) -> list[Conjunction]:
         """Every choice of one alternative per part."""
         single: list[int] = []
         choices: list[list[Conjunction]] = []
@@ -78,15 +81,17 @@ class _Expansion:
                 single.extend(part[0])
             else:
                 choices.append(part)
+        if not all(choices):  # one part is false
+            return []
         cases: list[Conjunction] = [tuple(single)]
-        for choice in sorted(choices, key=len) if any(not choice for choice in choices) else choices:
+        for choice in choices:
             count = len(cases) * len(choice)
             entries = sum(map(len, cases)) * len(choice) + sum(map(len, choice)) * len(cases)
             self.check_size(count, entries, at)
             cases = [first + second for first in cases for second in choice]
         return cases
 
-    def check_size(self, cases: int, entries: int, at: int) -> None:
+    def check_size(self, cases: int, entries: int, at: int | None) -> None:
         """Refuse a property whose cases are too many to write out."""
         if cases > MAX_CASES or entries > MAX_ENTRIES:
             limits = f"{MAX_CASES:,} cases and {MAX_ENTRIES:,} comparisons"
@@ -111,7 +116,7 @@ def expand(assertions: Iterable[Compare | Junction], comparisons: Comparisons, s
             common.update(dict.fromkeys(alternatives[0]))
         else:
             choices.append(alternatives)
-    return Disjunction(expansion.constraints, tuple(common), expansion.conjunction(choices, 0))
+    return Disjunction(expansion.constraints, tuple(common), expansion.conjunction(choices))
 
 
 def _conjuncts(assertions: Iterable[Compare | Junction]) -> Iterable[Compare | Junction]:
