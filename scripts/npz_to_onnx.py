@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.model import Posterior, WeightSamples, attach, from_standard_deviations
 from bnn_vnnlib.model.files import write_model

@@ -1,0 +1,50 @@
+"""ONNX -> Network and Posterior; the only package that knows onnx.
+
+The functions are loaded when they are first used: `onnx`, `onnxruntime` and `torch` are slow to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bnn_vnnlib.model.network import GaussianDiagonal as GaussianDiagonal
+from bnn_vnnlib.model.network import Likelihood as Likelihood
+from bnn_vnnlib.model.network import Model as Model
+from bnn_vnnlib.model.network import Network as Network
+from bnn_vnnlib.model.network import Posterior as Posterior
+from bnn_vnnlib.model.network import WeightSamples as WeightSamples
+from bnn_vnnlib.model.posterior import from_standard_deviations as from_standard_deviations
+from bnn_vnnlib.model.posterior import sample as sample
+from bnn_vnnlib.model.replay import Replayer as Replayer
+from bnn_vnnlib.model.replay import replay as replay
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.attachment import attach as attach
+    from bnn_vnnlib.model.attachment import attach_file as attach_file
+    from bnn_vnnlib.model.attachment import read_posterior_npz as read_posterior_npz
+    from bnn_vnnlib.model.description import Description as Description
+    from bnn_vnnlib.model.description import describe as describe
+    from bnn_vnnlib.model.importer import build_network as build_network
+    from bnn_vnnlib.model.importer import supported_operators as supported_operators
+    from bnn_vnnlib.model.reading import model_from_proto as model_from_proto
+    from bnn_vnnlib.model.reading import read_model as read_model
+
+_HOME_OF = {
+    "Description": "description",
+    "attach": "attachment",
+    "attach_file": "attachment",
+    "build_network": "importer",
+    "describe": "description",
+    "model_from_proto": "reading",
+    "read_model": "reading",
+    "read_posterior_npz": "attachment",
+    "supported_operators": "importer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function from its module (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -1,0 +1,90 @@
+"""Arithmetic on constants that may carry an error: mid +- rad encloses the exact value.
+
+A file's constants are exact; 1/9 or 1/sqrt(variance + epsilon) is not a float64 number. Each function below returns the
+float64 result as `mid` and a bound `rad` of its error that covers the operands' errors and its own rounding; `rad` is
+None where the result is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
+_UNIT = 2.0**-53  # relative error of one operation
+_TINY = 2.0**-1074  # absolute error of one operation that underflows
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """|exact - mid| <= rad; rad None: exact."""
+
+    mid: Floats
+    rad: Floats | None = None
+
+
+def add(a: Ball, b: Ball) -> Ball:
+    """a + b."""
+    mid = a.mid + b.mid
+    # two-sum (Knuth): the rounding error itself, itself exact
+    part = mid - a.mid
+    error = (a.mid - (mid - part)) + (b.mid - part)
+    return _ball(mid, np.abs(error) + _rad(a) + _rad(b))
+
+
+def multiply(a: Ball, b: Ball) -> Ball:
+    """a * b."""
+    mid = a.mid * b.mid
+    spread = np.abs(a.mid) * _rad(b) + np.abs(b.mid) * _rad(a) + _rad(a) * _rad(b)
+    # subnormal products of nonzero radii are covered by _TINY
+    spread = np.where(_inexact_product(a.mid, b.mid, mid), spread + _rounding(mid), spread * _UP)
+    return _ball(mid, np.where((_rad(a) > 0) | (_rad(b) > 0), spread + 3 * _TINY, spread))
+
+
+def reciprocal(a: Ball) -> Ball:
+    """1 / a; not finite where the ball of `a` contains 0."""
+    with np.errstate(all="ignore"):
+        mid = 1 / a.mid
+        exact = (np.abs(np.frexp(a.mid)[0]) == 0.5) & np.isfinite(mid)
+        smallest = np.abs(a.mid) - _rad(a) * _UP
+        # |1/x - 1/a| <= rad / (|a| smallest)
+        spread = np.where(smallest > 0, _rad(a) / (np.abs(a.mid) * smallest) * _UP, np.inf)
+    return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
+
+
+def square_root(a: Ball) -> Ball:
+    """sqrt(a); not finite where `a` may be negative or is not clearly away from 0."""
+    with np.errstate(all="ignore"):
+        mid = np.sqrt(a.mid)
+        smallest = a.mid - _rad(a) * _UP
+        # |sqrt x - sqrt a| <= rad / sqrt a for x >= 0
+        spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP, np.inf), 0.0)
+    exact = ~_inexact_product(mid, mid, a.mid) & (mid * mid == a.mid)
+    return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
+
+
+def _rad(a: Ball) -> Floats:
+    return np.zeros_like(a.mid) if a.rad is None else a.rad
+
+
+def _rounding(mid: Floats) -> Floats:
+    return np.abs(mid) * (2 * _UNIT) + 2 * _TINY
+
+
+def _ball(mid: Floats, rad: Floats) -> Ball:
+    mid, rad = np.broadcast_arrays(mid, rad)
+    return Ball(mid, rad * _UP if rad.any() else None)
+
+
+def _inexact_product(a: Floats, b: Floats, product: Floats) -> NDArray[np.bool_]:
+    """Whether float64 `product` may differ from the real a * b (False only if equal)."""
+    mantissas = np.frexp(a)[0], np.frexp(b)[0]
+    # Two factors of at most 26 significant bits each have an exact product; powers of two are exact with anything
+    short = [np.ldexp(m, 26) == np.rint(np.ldexp(m, 26)) for m in mantissas]
+    power = [np.abs(m) == 0.5 for m in mantissas]
+    safe = (short[0] & short[1]) | power[0] | power[1]
+    in_range = (np.abs(product) > 2.0**-1000) & np.isfinite(product)
+    return ~((safe & in_range) | (a == 0) | (b == 0))

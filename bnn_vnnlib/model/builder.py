@@ -1,0 +1,174 @@
+"""The network under construction: nodes are appended, constants keep track of their source tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
+from bnn_vnnlib.model import nodes
+from bnn_vnnlib.model.balls import Ball, multiply
+from bnn_vnnlib.model.nodes import Node, Param
+from bnn_vnnlib.model.values import Constant, Softmaxed, Variable
+
+LARGEST = 2**28  # entries of one tensor: beyond, a file is damaged or hostile
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_ONE = np.float64(1)
+
+
+class Builder:
+    """Nodes and source tensors gathered so far.
+
+    Parameters
+    ----------
+    opset : version of the default operator set
+    uncertain : names of the tensors that carry a posterior
+    reserved : names in the file, which tensors that are computed here must not take
+    """
+
+    def __init__(self, opset: int, uncertain: Collection[str], reserved: Collection[str]) -> None:
+        self.opset = opset
+        self.reserved = frozenset(reserved)
+        self.uncertain = frozenset(uncertain)
+        self.nodes: list[Node] = []
+        self.sources: dict[str, NDArray[np.float64]] = {}
+
+    def constant(self, name: str, array: NDArray[Any]) -> Constant:
+        """A tensor of the file."""
+        if array.dtype.name not in _FLOATS:
+            return self._discrete(name, array)
+        values = array.astype(np.float64)
+        if not np.isfinite(values).all():
+            raise ModelError("holds NaN or infinite entries", node=name)
+        return self._source(name, Ball(values), array.dtype)
+
+    def derived(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
+        """A deterministic float constant that is computed here and becomes a source tensor of its own."""
+        if not np.isfinite(ball.mid).all() or (ball.rad is not None and not np.isfinite(ball.rad).all()):
+            raise ModelError("is not finite once computed", node=name)
+        while name in self.sources or name in self.reserved:
+            name += "'"
+        return self._source(name, ball, element)
+
+    def _source(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
+        values = np.array(ball.mid, np.float64)  # a copy: broadcast views must not leave
+        self.sources[name] = values
+        index = np.arange(values.size, dtype=np.int64).reshape(values.shape)
+        slack = None if ball.rad is None else np.array(ball.rad, np.float64)
+        param = Param(name, index, np.array(_ONE), slack)
+        return Constant(name, values, element, param, name in self.uncertain)
+
+    def number(self, name: str, value: float, like: Variable) -> Constant:
+        """A scalar that the graph holds in an attribute."""
+        return self.derived(name, Ball(np.array(value, np.float64)), like.element)
+
+    def times(self, weight: Constant, factor: Constant) -> Constant:
+        """weight * factor, both constants; the factor must be deterministic if the weight is not.
+
+        A posterior stays with its weight: only the weight's factor changes, and only exactly.
+        """
+        if not weight.uncertain:
+            if factor.uncertain:
+                return self.times(factor, weight)
+            ball = multiply(weight.ball, factor.ball)
+            return self.derived(f"{weight.name}*{factor.name}", ball, weight.element)
+        shape = np.broadcast_shapes(weight.shape, factor.shape)
+        weight = weight.moved(lambda array: np.broadcast_to(array, shape))
+        product = multiply(Ball(weight.weight.factor), factor.ball)
+        if factor.uncertain or product.rad is not None:
+            message = f"weight {weight.weight.source!r} has a posterior and is multiplied by {factor.name!r}"
+            why = "which has one too" if factor.uncertain else "which cannot be done without rounding"
+            raise UnsupportedError(f"{message}, {why}; multiply the weight before attaching its posterior")
+        param = replace(weight.weight, factor=product.mid)
+        return replace(weight, values=weight.values * factor.values, param=param)
+
+    def negated(self, weight: Constant) -> Constant:
+        """-weight."""
+        param = replace(weight.weight, factor=-weight.weight.factor)
+        return replace(weight, values=-weight.values, param=param)
+
+    def certain(self, constant: Constant, what: str) -> Constant:
+        """The constant, if its place in the graph can do without a posterior."""
+        if constant.uncertain:
+            message = f"{what} cannot carry a posterior; attach none to {constant.weight.source!r}"
+            raise PosteriorError(message, node=constant.name)
+        return constant
+
+    # nodes ---------------------------------------------------------------------------------------------------------
+
+    def append(self, node: Node, element: np.dtype[Any]) -> Variable:
+        """Add a node; its inputs must be there."""
+        if 0 in node.shape or math.prod(node.shape) > LARGEST:
+            raise ModelError(f"computes a tensor of shape {node.shape}", node=node.name)
+        self.nodes.append(node)
+        return Variable(len(self.nodes) - 1, node.shape, element)
+
+    def branch(self, name: str, value: Variable | Constant) -> Variable:
+        """A computed value; a constant becomes a node without predecessors."""
+        if isinstance(value, Softmaxed):
+            raise UnsupportedError("a Softmax is supported only at the end of the graph", node=name)
+        if isinstance(value, Variable):
+            return value
+        weight = self.certain(value, "a tensor that is a branch of its own").weight
+        return self.append(nodes.Constant(name, (), value.shape, weight), value.element)
+
+    def linear(self, name: str, x: Variable, weight: Constant, axis: int) -> Variable:
+        """Contract `axis` of x with weight (out, in)."""
+        rows, columns = weight.shape
+        if x.shape[axis] != columns:
+            raise ModelError(f"input {x.shape} and weight {weight.shape} do not fit on axis {axis}", node=name)
+        shape = (*x.shape[:axis], rows, *x.shape[axis + 1 :])
+        return self.append(nodes.Linear(name, (x.position,), shape, weight.weight, axis), x.element)
+
+    def scale(self, name: str, x: Variable, weight: Constant) -> Variable:
+        """x * weight, numpy broadcasting."""
+        x = self.broadcast(name, x, np.broadcast_shapes(x.shape, weight.shape))
+        return self.append(nodes.Scale(name, (x.position,), x.shape, weight.weight), x.element)
+
+    def shift(self, name: str, x: Variable, bias: Constant) -> Variable:
+        """x + bias, numpy broadcasting."""
+        x = self.broadcast(name, x, np.broadcast_shapes(x.shape, bias.shape))
+        return self.append(nodes.Shift(name, (x.position,), x.shape, bias.weight), x.element)
+
+    def total(self, name: str, terms: Iterable[tuple[int, Variable]]) -> Variable:
+        """Signed sum, numpy broadcasting."""
+        signs, branches = zip(*terms, strict=True)
+        shape = np.broadcast_shapes(*(branch.shape for branch in branches))
+        positions = tuple(self.broadcast(name, branch, shape).position for branch in branches)
+        return self.append(nodes.Sum(name, positions, shape, signs), branches[0].element)
+
+    def broadcast(self, name: str, x: Variable, shape: tuple[int, ...]) -> Variable:
+        """numpy.broadcast_to; x itself if it has the shape."""
+        if x.shape == shape:
+            return x
+        np.broadcast_shapes(x.shape, shape)
+        return self.append(nodes.Broadcast(name, (x.position,), tuple(shape)), x.element)
+
+    def reshape(self, name: str, x: Variable, shape: tuple[int, ...]) -> Variable:
+        """Same elements, new shape; x itself if it has it."""
+        if x.shape == shape:
+            return x
+        if math.prod(x.shape) != math.prod(shape):
+            raise ModelError(f"cannot reshape {x.shape} to {shape}", node=name)
+        return self.append(nodes.Reshape(name, (x.position,), shape), x.element)
+
+    def transpose(self, name: str, x: Variable, perm: tuple[int, ...]) -> Variable:
+        """numpy.transpose."""
+        if sorted(perm) != list(range(len(x.shape))):
+            raise ModelError(f"perm {perm} does not permute the axes of {x.shape}", node=name)
+        shape = tuple(x.shape[axis] for axis in perm)
+        return self.append(nodes.Transpose(name, (x.position,), shape, perm), x.element)
+
+    def activation(self, name: str, x: Variable, kind: Any, alpha: float = 0.0) -> Variable:
+        """An elementwise nonlinearity."""
+        return self.append(nodes.Activation(name, (x.position,), x.shape, kind, alpha), x.element)
+
+    def _discrete(self, name: str, array: NDArray[Any]) -> Constant:
+        if name in self.uncertain:
+            raise PosteriorError(f"is of type {array.dtype}: only floats can carry a posterior", node=name)
+        return Constant(name, array, array.dtype, None)

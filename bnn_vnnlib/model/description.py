@@ -1,0 +1,99 @@
+"""What a model holds, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from bnn_vnnlib.model.network import Floats, GaussianDiagonal, Likelihood, Model, WeightSamples
+from bnn_vnnlib.signature import Signature
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """One source tensor.
+
+    Attributes
+    ----------
+    uncertain : it has a posterior
+    relative_sd : sd / |mean| at the 10, 50 and 90 % quantile over its entries; None without a posterior. Entries with
+        mean 0 and sd > 0 count as infinite.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    entries: int
+    uncertain: bool
+    relative_sd: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model at a glance.
+
+    Attributes
+    ----------
+    family : "deterministic", "gaussian_diag" or "samples"; `samples` is the number of samples, else 0
+    operators : node kinds of the network with their numbers, most frequent first
+    weights, uncertain_weights : numbers of entries in all tensors, and in those with a posterior
+    """
+
+    signature: Signature
+    family: str
+    samples: int
+    likelihood: Likelihood | None
+    tensors: tuple[TensorSummary, ...]
+    operators: tuple[tuple[str, int], ...]
+    weights: int
+    uncertain_weights: int
+    softmax: bool
+    notes: tuple[str, ...]
+
+
+def describe(model: Model) -> Description:
+    """Summary of a model for `inspect`."""
+    network, deviations = model.network, _deviations(model)
+    tensors = tuple(_summary(name, mean, deviations.get(name)) for name, mean in network.tensors.items())
+    family, samples = "deterministic", 0
+    if isinstance(model.posterior, GaussianDiagonal):
+        family = "gaussian_diag"
+    elif isinstance(model.posterior, WeightSamples):
+        family, samples = "samples", len(model.posterior.probabilities)
+    return Description(
+        signature=network.signature,
+        family=family,
+        samples=samples,
+        likelihood=model.likelihood,
+        tensors=tensors,
+        operators=tuple(Counter(type(node).__name__ for node in network.nodes).most_common()),
+        weights=sum(tensor.entries for tensor in tensors),
+        uncertain_weights=sum(tensor.entries for tensor in tensors if tensor.uncertain),
+        softmax=network.softmax_axis is not None,
+        notes=model.notes,
+    )
+
+
+def _deviations(model: Model) -> dict[str, Floats]:
+    """Standard deviation of every uncertain weight."""
+    match model.posterior:
+        case GaussianDiagonal(variances=variances):
+            return {name: np.sqrt(variance) for name, variance in variances.items()}
+        case WeightSamples(samples=samples, probabilities=weights):
+            means = {name: np.tensordot(weights, values, 1) for name, values in samples.items()}
+            return {n: np.sqrt(np.tensordot(weights, (values - means[n]) ** 2, 1)) for n, values in samples.items()}
+        case None:
+            return {}
+
+
+def _summary(name: str, mean: Floats, deviation: Floats | None) -> TensorSummary:
+    if deviation is None:
+        return TensorSummary(name, mean.shape, mean.size, False, None)
+    size = np.abs(mean)
+    # 0/0 (a weight that is exactly 0) is no uncertainty; x/0 is infinite
+    ratio = np.where(deviation > 0, np.divide(deviation, size, where=size > 0, out=np.full(size.shape, np.inf)), 0.0)
+    low, median, high = (float(q) for q in np.quantile(ratio, QUANTILES, method="nearest"))
+    return TensorSummary(name, mean.shape, mean.size, True, (low, median, high))

@@ -1,0 +1,131 @@
+"""Nodes that only have constants in front of them are computed while the file is read.
+
+Operators that move entries about are applied to the indices into the source tensor, so that a posterior follows its
+weight through them. Arithmetic on floats is done in float64 with a bound of its rounding; on integers it is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TypeProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from bnn_vnnlib.model import balls
+from bnn_vnnlib.model.attributes import attribute, inconsistent, unsupported
+from bnn_vnnlib.model.balls import Ball
+from bnn_vnnlib.model.builder import LARGEST, Builder
+from bnn_vnnlib.model.operators_shape import dropout, widens
+from bnn_vnnlib.model.values import Constant
+
+# operators that move, repeat or drop entries of their first operand
+MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile")
+# operators on integers and booleans, which the reference evaluator computes exactly
+DISCRETE = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Concat", "Cast", "Equal", "Where", "Min", "Max", "Mod")
+ARITHMETIC: dict[str, Callable[..., Ball]] = {
+    "Add": balls.add,
+    "Sub": lambda a, b: balls.add(a, Ball(-b.mid, b.rad)),
+    "Mul": balls.multiply,
+    "Div": lambda a, b: balls.multiply(a, balls.reciprocal(b)),
+    "Neg": lambda a: Ball(-a.mid, a.rad),
+    "Sqrt": balls.square_root,
+    "Reciprocal": balls.reciprocal,
+}
+FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
+
+
+def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> Constant:
+    """Value of a node of constants.
+
+    Raises
+    ------
+    UnsupportedError : an operator that is not folded, or one through which a posterior cannot follow
+    """
+    if node.op_type not in FOLDABLE:
+        raise unsupported(node, f"{node.op_type} of constants only is not supported; simplify the model first")
+    first = inputs[0] if inputs else None
+    if first is None:
+        raise inconsistent(node, "operand 0 is missing")
+    if node.op_type == "Dropout":
+        dropout(graph, node, inputs)  # refuses training mode (DropConnect, here)
+    if node.op_type in ("Identity", "Dropout"):
+        return first
+    if node.op_type in MOVES:
+        return _move(graph, node, first, inputs[1:])
+    given = [value for value in inputs if value is not None]
+    if node.op_type == "ConstantOfShape":
+        _refuse_large(node, math.prod(int(size) for size in first.values.reshape(-1)))
+        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [first.values]))
+    if node.op_type == "Cast":
+        return _cast(graph, node, first)
+    if all(value.param is None for value in given):
+        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
+    if any(value.param is None for value in given):
+        raise unsupported(node, "mixes integers and floats")
+    return _float(graph, node, given)
+
+
+def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
+    """First output of one node, by ONNX's reference evaluator."""
+    alone = NodeProto()
+    alone.CopyFrom(node)
+    del alone.input[:], alone.output[:]
+    alone.input.extend("" if array is None else f"x{i}" for i, array in enumerate(arrays))
+    alone.output.append("y")
+    feeds = {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in feeds.items()
+    ]
+    body = helper.make_graph([alone], "fold", inputs, [helper.make_value_info("y", TypeProto())])
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
+    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+
+
+def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:
+    arrays = [None if other is None else other.values for other in others]
+    if node.op_type in ("Expand", "Tile") and arrays and arrays[0] is not None:
+        _refuse_large(node, math.prod(int(size) for size in arrays[0].reshape(-1)) * max(data.values.size, 1))
+    return data.moved(lambda array: evaluate_node(node, graph.opset, [np.ascontiguousarray(array), *arrays]))
+
+
+def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:
+    """A Cast between floats that keeps every value keeps the source; others make a new, deterministic one."""
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(attribute(node, "to", 0)))
+    if value.param is not None and widens(value.element, target):
+        return Constant(value.name, value.values, target, value.param, value.uncertain)
+    if value.uncertain or (value.param is not None and value.param.slack is not None):
+        raise unsupported(node, f"{value.name!r} cannot be cast to {target} without rounding")
+    if value.param is None:
+        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values]))
+    return graph.constant(node.output[0], value.values.astype(value.element).astype(target))
+
+
+def _float(graph: Builder, node: NodeProto, given: list[Constant]) -> Constant:
+    uncertain = [value for value in given if value.uncertain]
+    if uncertain and node.op_type == "Mul" and len(given) == 2:
+        return graph.times(*given)
+    if uncertain and node.op_type == "Neg":
+        return graph.negated(given[0])
+    if uncertain:
+        message = f"changes the weight {uncertain[0].weight.source!r}, which has a posterior, before it is used"
+        raise unsupported(node, f"{message}; attach the posterior to the tensor that is used")
+    if node.op_type == "Concat":
+        axis = attribute(node, "axis", 0)
+        parts = [np.zeros(v.shape) if v.weight.slack is None else v.weight.slack for v in given]
+        slack = np.concatenate(parts, axis)
+        ball = Ball(np.concatenate([v.values for v in given], axis), slack if slack.any() else None)
+    elif node.op_type in ARITHMETIC:
+        ball = ARITHMETIC[node.op_type](*(value.ball for value in given))
+    else:
+        raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
+    return graph.derived(node.output[0], ball, given[0].element)
+
+
+def _refuse_large(node: NodeProto, size: int) -> None:
+    if not 0 <= size <= LARGEST:
+        raise inconsistent(node, f"would make a constant of {size} entries")

@@ -1,0 +1,113 @@
+"""The posterior's manifest in an ONNX file (format 1): model metadata under one key, tensors beside the weights.
+
+The SHA-256 of the mean and of the variance say whether a tool changed one without the other: a stale variance is
+silently wrong, which is worse than none. A hash is over the little-endian, row-major bytes in the tensor's own type.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.model.network import Likelihood
+from bnn_vnnlib.model.posterior import checked_likelihood, refuse_family
+
+KEY = "bnn.posterior"
+FORMAT = 1
+# what is stored for each family: the name in the manifest
+STORED = {"gaussian_diag": "variance", "samples": "samples"}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of the metadata entry, checked for form.
+
+    Attributes
+    ----------
+    family : "gaussian_diag" or "samples"
+    params : weight name -> its entry (the tensor's name or its bytes, shape, hashes)
+    probabilities : entry of the samples' probabilities, else None
+    """
+
+    family: str
+    likelihood: Likelihood | None
+    params: dict[str, dict[str, Any]]
+    probabilities: dict[str, Any] | None
+
+
+def little_endian(array: NDArray[Any]) -> bytes:
+    """Row-major bytes, least significant first."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+
+
+def sha256(array: NDArray[Any]) -> str:
+    """Fingerprint of a tensor's bytes."""
+    return hashlib.sha256(little_endian(array)).hexdigest()
+
+
+def embedded(array: NDArray[Any]) -> str:
+    """Tensor as text for the manifest."""
+    return base64.b64encode(little_endian(array)).decode("ascii")
+
+
+def extracted(text: Any, element: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """Tensor from the manifest's text."""
+    try:
+        flat = np.frombuffer(base64.b64decode(text, validate=True), element.newbyteorder("<"))
+        return flat.reshape(shape).astype(element)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise PosteriorError(f"the embedded tensor is damaged ({error})", node=name) from error
+
+
+def write_manifest(proto: ModelProto, content: dict[str, Any]) -> None:
+    """Put the manifest into the model's metadata."""
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = KEY, json.dumps(content, sort_keys=True)
+
+
+def read_manifest(proto: ModelProto) -> Manifest | None:
+    """The manifest, or None if the file has none.
+
+    Raises
+    ------
+    PosteriorError : damaged
+    UnsupportedError : a later format or a reserved family
+    """
+    entries = [entry.value for entry in proto.metadata_props if entry.key == KEY]
+    if not entries:
+        return None
+    if len(entries) > 1:
+        raise PosteriorError(f"the file has {len(entries)} metadata entries {KEY!r}, expected one")
+    try:
+        content = json.loads(entries[0])
+    except json.JSONDecodeError as error:
+        raise _damaged(f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _damaged("not a JSON object")
+    if content.get("format") != FORMAT:
+        raise UnsupportedError(f"posterior format {content.get('format')!r} is not supported; this version reads {FORMAT}")
+    family = content.get("family")
+    refuse_family(family if isinstance(family, str) else repr(family))
+    params = content.get("params")
+    if not isinstance(params, dict) or not params or not all(isinstance(entry, dict) for entry in params.values()):
+        raise _damaged("'params' must be an object with an entry for each weight")
+    probabilities = content.get("probabilities")
+    if family == "samples" and not isinstance(probabilities, dict):
+        raise _damaged("'probabilities' must be an object")
+    likelihood = content.get("likelihood")
+    if likelihood is not None and not isinstance(likelihood, str):
+        raise _damaged("'likelihood' must be a text")
+    return Manifest(str(family), checked_likelihood(likelihood), params, probabilities)
+
+
+def _damaged(what: str) -> PosteriorError:
+    return PosteriorError(f"the metadata entry {KEY!r} is damaged: {what}; attach the posterior again")
