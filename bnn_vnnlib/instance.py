@@ -22,9 +22,8 @@ class Files:
     network: str | None = None
 
     def __post_init__(self) -> None:
-        for path in (self.prop, self.model):
-            if not path.is_file():
-                raise InputError("no such file", path=path)
+        for name in ("prop", "model"):
+            object.__setattr__(self, name, _existing(getattr(self, name)))
 
     @property
     def by_role(self) -> dict[str, Path]:
@@ -60,6 +59,14 @@ def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
             raise OptionError("expected PROPERTY --network MODEL, or MODEL PROPERTY")
 
 
+def _existing(path: Path) -> Path:
+    packed = path.with_name(f"{path.name}.gz")  # benchmarks are stored packed but named unpacked
+    for candidate in (path, packed):
+        if candidate.is_file():
+            return candidate
+    raise InputError("this is a folder, not a file" if path.is_dir() else "no such file", path=path)
+
+
 def _named(text: str) -> tuple[str | None, Path]:
     found = _NAMED.fullmatch(text)
     if found is None or Path(text).is_file():
@@ -70,16 +77,16 @@ def _named(text: str) -> tuple[str | None, Path]:
 def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
     from bnn_vnnlib.vnnlib import looks_like_vnnlib
 
-    for path in (first, second):
-        if not path.is_file():
-            raise InputError("no such file", path=path)
+    first, second = _existing(first), _existing(second)
     match looks_like_vnnlib(first), looks_like_vnnlib(second):
         case True, False:
             return first, second
         case False, True:
             return second, first
         case True, True:
-            raise OptionError(f"both files are VNN-LIB text, and neither is a model (the other is {second})", path=first)
+            raise OptionError(
+                f"both files are VNN-LIB text, and neither is a model (the other is {second})", path=first
+            )
     # Neither reads like VNN-LIB: let the one that is named so be refused with its own line and column.
     ordered = sorted((first, second), key=lambda path: ".vnnlib" not in path.name)
     if ".vnnlib" in ordered[0].name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,3 +17,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared is not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def identity_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX file of y = x for two numbers, without a posterior."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "W"], ["y"], name="identity")],
+        "identity",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(np.eye(2, dtype=np.float32), "W")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path = tmp_path_factory.mktemp("models") / "identity.onnx"
+    onnx.save(model, path)
+    return path
