@@ -125,6 +125,8 @@ KNOWN = [
     Known("empty by less than a rounding", TWO
           + "(assert (<= X_0 0.1)) (assert (>= X_0 0.1000000000000000000000001)) (assert (<= Y_0 0))", [],
           note="empty input set"),
+    Known("half-open point", "(declare-const X_0 Real) (declare-const Y_0 Real) (assert (and (> X_0 0.1) (<= X_0 0.1)))",
+          [], note="empty input set"),
     Known("repeated case", TWO + "(assert (or (<= Y_0 0) (<= Y_1 0) (<= Y_0 0)))", [
         (UNIT, [row(1, 0, bound=0)]), (UNIT, [row(0, 1, bound=0)]),
     ]),
@@ -141,6 +143,11 @@ KNOWN = [
     Known("2.x blanks and integers", TENSORS + "( assert (<= Y [ 1 ] 5))", [(UNIT, [row(0, 1, bound=5)])]),
     Known("2.x minor version", TENSORS.replace("2.0", "2.7") + "(assert (<= Y[0] 1.0))", [(UNIT, [row(1, 0, bound=1)])],
           note="2.7"),
+    Known("2.x row-major", """(vnnlib-version <2.0>)
+        (declare-network f (declare-input X real []) (declare-output Y real [2,3]))
+        (assert (and (>= X 0.0) (<= X 1.0) (<= Y[1,0] Y[0,2]) (<= Y[1,2] 1.0)))""", [
+        (((0, 1),), [row(0, 0, -1, 1, 0, 0, bound=0), row(0, 0, 0, 0, 0, 1, bound=1)]),
+    ]),
     Known("2.x order of several tensors, scalar, two dimensions, unused hidden node", """(vnnlib-version <2.1>)
         (declare-network f (declare-input A Real [2, 1]) (declare-input s REAL [])
           (declare-hidden h real [7] "relu \\"3\\"") (declare-output B real [1,2]) (declare-output t real []))
