@@ -70,7 +70,7 @@ def _run(
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
-        value = _violation(network, problem, params, x, transform, average)
+        value = violation(network, problem, params, x, transform, average)
         better = value.detach() < best_value
         best = torch.where(better[..., None], x.detach(), best)
         best_value = torch.where(better, value.detach(), best_value)
@@ -93,8 +93,8 @@ def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
     return torch.where(empty, middle, problem.inner_lower), torch.where(empty, middle, problem.inner_upper)
 
 
-def _violation(
-    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool
+def violation(
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool = False
 ) -> Tensor:
     """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation."""
     count, restarts, items, size = x.shape

@@ -183,7 +183,6 @@ def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionO
     try:
         low = expect.lower(problem.lower, problem.upper, rows.outputs, rows.inputs)
         out_low = expect.lower(problem.lower, problem.upper, unit)
-        refuted = _refuted(problem, low, out_low, out_low)
         out_high = expect.upper(problem.lower, problem.upper, unit)
         refuted = _refuted(problem, low, out_low, out_high)
         violated, point = _violation(expect, problem, settings, refuted)

@@ -1,0 +1,243 @@
+"""Many input boxes on one model in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.options import settle
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.setting import BoxKind, Choices, Method, Setting, settle_run
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.network import Likelihood, Model
+    from bnn_vnnlib.robustness.problem import OutputCases, Problem
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """What `verify_batch` returns; N boxes, m outputs, R rows.
+
+    Attributes
+    ----------
+    lower, upper : probabilistic: bounds on P_safe (N,); deterministic: 1 where proved safe / 0 where proved unsafe
+        (N,); decision: bounds on D (N, m). NaN where the box was skipped.
+    row_lower, row_upper : decision only: bounds on the rows a.D(x) of the property (N, R); with labels the rows are
+        D_label - D_j for the other classes j in ascending order
+    verdicts : (N,) of `Verdict`
+    points : (N, n) the attacked point of each box (NaN where there is none)
+    method : for the record
+    seconds : of the whole call
+    """
+
+    lower: Floats
+    upper: Floats
+    verdicts: NDArray[np.object_]
+    points: Floats
+    method: str
+    seconds: float
+    row_lower: Floats | None = None
+    row_upper: Floats | None = None
+
+
+def verify_batch(
+    model: Model,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    labels: ArrayLike | None = None,
+    properties: Sequence[OutputCases] | None = None,
+    query: Query | str | None = None,
+    *,
+    tau_safe: float | None = None,
+    tau_unsafe: float | None = None,
+    likelihood: Likelihood | None = None,
+    method: Method = "auto",
+    boxes: BoxKind = "mean",
+    num_boxes: int | None = None,
+    margin: float | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+    restarts: int = 2,
+    device: str | None = None,
+) -> BatchResult:
+    """Decide N input boxes; nothing depends on their order or number beyond rounding.
+
+    Parameters
+    ----------
+    lower, upper : (N, n) in the model's flattened input order, taken as they are
+    labels : (N,) int; a violation is some class j != label with Y_j >= Y_label (ties are unsafe); -1 skips the box
+    properties : instead of labels, one DNF over the outputs for all boxes, or one for each: a list of cases
+        (A, b, strict), each the conjunction of A y <= b (< where strict)
+    restarts : starting points of the attack on each box
+    others : see `verify`
+
+    Raises
+    ------
+    OptionError : shapes that do not fit, empty or infinite boxes, labels out of range
+    """
+    begun = time.monotonic()
+    question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe)
+    choices = Choices(method, boxes, num_boxes, margin, seed, device)
+    setting = settle_run(model, question, likelihood, choices, timeout, begun)
+    low, high = _boxes(model, lower, upper)
+    kept, problem = _problem(setting, low, high, labels, properties)
+    fields = _solve(setting, problem, restarts) if len(problem) else _nothing(setting)
+    full = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
+    verdicts = np.full(len(low), Verdict.UNKNOWN, dtype=object)
+    if len(problem):
+        verdicts[kept] = fields["verdicts"]
+    full["verdicts"] = verdicts
+    return BatchResult(**full, method=setting.method, seconds=time.monotonic() - begun)
+
+
+def _boxes(model: Model, lower: ArrayLike, upper: ArrayLike) -> tuple[Floats, Floats]:
+    low, high = np.array(lower, dtype=np.float64), np.array(upper, dtype=np.float64)
+    size = model.network.signature.input_size
+    if low.ndim != 2 or low.shape != high.shape or low.shape[1] != size:
+        raise OptionError(f"boxes must be two arrays of shape (N, {size}), found {low.shape} and {high.shape}")
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        raise OptionError("boxes must be finite")
+    if not (low <= high).all():
+        raise OptionError(f"box {int(np.argmax((low > high).any(axis=1)))} is empty: lower exceeds upper")
+    return low, high
+
+
+def _problem(
+    setting: Setting, low: Floats, high: Floats, labels: ArrayLike | None, properties: Sequence[OutputCases] | None
+) -> tuple[NDArray[np.int64], Problem]:
+    import torch
+
+    from bnn_vnnlib.robustness.problem import from_cases, from_labels
+
+    classes = setting.model.network.signature.output_size
+    everything = np.arange(len(low))
+    if (labels is None) == (properties is None):
+        raise OptionError("give either labels or properties")
+    if properties is not None:
+        _check_cases(properties, classes)
+        boxes = (torch.tensor(side, device=setting.device) for side in (low, high))
+        return everything, from_cases(*boxes, properties, classes)
+    label = np.asarray(labels)
+    if label.shape != (len(low),) or label.dtype.kind not in "iu":
+        raise OptionError(f"labels must be {len(low)} integers, found {label.dtype} of shape {label.shape}")
+    if (label >= classes).any() or (label < -1).any():
+        raise OptionError(f"labels must lie in -1 (skip) .. {classes - 1}")
+    if classes < 2:
+        raise OptionError("labels need a model with at least two outputs")
+    kept = everything[label >= 0]
+    boxes = (torch.tensor(side[kept], device=setting.device) for side in (low, high))
+    return kept, from_labels(*boxes, torch.tensor(label[kept], dtype=torch.int64, device=setting.device), classes)
+
+
+def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:
+    for cases in properties:
+        for a, b, strict in cases:
+            a, b, strict = np.asarray(a), np.asarray(b), np.asarray(strict)
+            if a.ndim != 2 or a.shape[1] != outputs or b.shape != (len(a),) or strict.shape != b.shape:
+                raise OptionError(f"a case must be arrays A (R, {outputs}), b (R,), strict (R,)")
+
+
+def _solve(setting: Setting, problem: Problem, restarts: int) -> dict[str, Any]:
+    from bnn_vnnlib.robustness.attack import Attack
+
+    attack = Attack(steps=20, restarts=restarts, seed=setting.choices.seed, deadline=setting.deadline)
+    match setting.query:
+        case Query.PROBABILISTIC:
+            return _probabilistic(setting, problem, attack)
+        case Query.DECISION:
+            return _decision(setting, problem, attack)
+        case Query.DETERMINISTIC:
+            return _deterministic(setting, problem, attack)
+
+
+def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool_]) -> NDArray[np.object_]:
+    verdicts = np.full(len(safe), Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN, dtype=object)
+    verdicts[unsafe], verdicts[safe] = Verdict.SAT, Verdict.UNSAT
+    return verdicts
+
+
+def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+    from bnn_vnnlib.robustness.probabilistic import safety_bounds
+
+    choices, question = setting.choices, setting.question
+    try:
+        found = safety_bounds(
+            setting.bounds, setting.posterior, problem, attack, setting.deadline, boxes=choices.boxes,
+            number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
+        )  # fmt: skip
+    except OutOfTime:
+        count = len(problem)
+        return {
+            "lower": np.zeros(count), "upper": np.ones(count),
+            "points": np.full(problem.lower.shape, np.nan), "verdicts": np.full(count, Verdict.TIMEOUT, dtype=object),
+        }  # fmt: skip
+    lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
+    verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
+    return {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
+
+
+def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+    from bnn_vnnlib.robustness import decision
+
+    choices = setting.choices
+    expect = decision.expectation(
+        setting.bounds, setting.posterior, setting.device, boxes=choices.boxes, number=choices.num_boxes or 5,
+        margin=choices.margin, seed=choices.seed,
+    )  # fmt: skip
+    found = decision.decide(expect, problem, attack)
+    return {
+        "lower": found.lower.cpu().numpy(), "upper": found.upper.cpu().numpy(),
+        "row_lower": found.row_lower.cpu().numpy(), "row_upper": found.row_upper.cpu().numpy(),
+        "points": found.point.cpu().numpy(),
+        "verdicts": _verdicts(setting, found.refuted.cpu().numpy(), found.violated.cpu().numpy()),
+    }  # fmt: skip
+
+
+def _deterministic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+    from bnn_vnnlib.robustness import attack as attacks
+    from bnn_vnnlib.robustness import weight_sets
+    from bnn_vnnlib.robustness.deterministic import refuted_items
+    from bnn_vnnlib.robustness.refute import violated_cases
+
+    network = setting.bounds.engine.network
+    points = attacks.run(network, problem, {}, attack, setting.transform)[0][0]
+    weights = weight_sets.mean_weights(network, setting.device)
+    unsafe = np.zeros(len(problem), dtype=bool)
+    safe = unsafe.copy()
+    try:
+        unsafe = violated_cases(setting.bounds, weights, problem, points, points)[0].any(-1).cpu().numpy()
+        safe = refuted_items(setting.bounds, problem).cpu().numpy()
+    except OutOfTime:
+        pass
+    return {
+        "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": points.cpu().numpy(),
+        "verdicts": _verdicts(setting, safe, unsafe),
+    }  # fmt: skip
+
+
+def _nothing(setting: Setting) -> dict[str, Any]:
+    """All boxes were skipped."""
+    size, outputs = setting.model.network.signature.input_size, setting.model.network.signature.output_size
+    if setting.query is Query.DECISION:
+        rows = np.zeros((0, outputs - 1))
+        empty = np.zeros((0, outputs))
+        return {"lower": empty, "upper": empty, "row_lower": rows, "row_upper": rows, "points": np.zeros((0, size))}
+    return {"lower": np.zeros(0), "upper": np.zeros(0), "points": np.zeros((0, size))}
+
+
+def _spread(values: NDArray, kept: NDArray[np.int64], count: int) -> NDArray:
+    """Put the results of the kept boxes at their places among all; NaN elsewhere."""
+    if values.dtype == object:
+        return values
+    out = np.full((count, *values.shape[1:]), np.nan)
+    out[kept] = values
+    return out

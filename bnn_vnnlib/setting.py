@@ -1,0 +1,159 @@
+"""Everything that a run needs beside the boxes and the rows, settled before work starts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.options import Question
+from bnn_vnnlib.result import Query
+
+if TYPE_CHECKING:
+    import torch
+
+    from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
+    from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
+
+Method = Literal["auto", "interval", "linear"]
+BoxKind = Literal["mean", "sampled"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How to bound; see `verify` for the meaning of each."""
+
+    method: Method = "auto"
+    boxes: BoxKind = "mean"
+    num_boxes: int | None = None
+    margin: float | None = None
+    seed: int = 0
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("auto", "interval", "linear"):
+            raise OptionError(f"unknown method {self.method!r}; expected auto, interval or linear")
+        if self.boxes not in ("mean", "sampled"):
+            raise OptionError(f"unknown boxes {self.boxes!r}; expected mean or sampled")
+        if self.num_boxes is not None and self.boxes == "mean":
+            raise OptionError("the number of boxes goes with boxes around samples: add --boxes sampled")
+        if self.num_boxes is not None and self.num_boxes < 1:
+            raise OptionError(f"the number of boxes must be positive, not {self.num_boxes}")
+        if self.margin is not None and not 0 < self.margin < float("inf"):
+            raise OptionError(f"the margin must be a positive number of standard deviations, not {self.margin}")
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A settled run.
+
+    Attributes
+    ----------
+    model, query, question : what is asked of what
+    likelihood : None where nothing says
+    transform : what Y is, as a function of the graph's outputs (its final Softmax left out)
+    bounds : the engine behind that transform
+    deadline, choices, device : how
+    """
+
+    model: Model
+    query: Query
+    question: Question
+    likelihood: Likelihood | None
+    transform: Transform
+    bounds: OutputBounds
+    deadline: Deadline
+    choices: Choices
+    device: torch.device
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of a query that needs one."""
+        if self.model.posterior is None:
+            raise OptionError(f"query {self.query} needs a posterior and the model carries none", path=self.model.path)
+        return self.model.posterior
+
+    @property
+    def method(self) -> str:
+        """For the record."""
+        name = self.bounds.engine.method
+        if self.query is Query.DETERMINISTIC:
+            return name
+        if type(self.posterior).__name__ == "WeightSamples":
+            return f"{name}, weight samples"
+        kind = "centred boxes" if self.choices.boxes == "mean" else "boxes around samples"
+        return f"{name}, {kind}"
+
+
+def settle_run(
+    model: Model, question: Question, likelihood: Likelihood | None, choices: Choices, timeout: float | None,
+    started: float | None,
+) -> Setting:  # fmt: skip
+    """Check that the question can be asked of the model.
+
+    Raises
+    ------
+    OptionError : no posterior, or no likelihood, for a query that needs one
+    UnsupportedError : boxes around samples for a sample posterior
+    """
+    import torch
+
+    from bnn_vnnlib.bounds.engine import Engine
+    from bnn_vnnlib.model.network import WeightSamples
+    from bnn_vnnlib.robustness.outputs import OutputBounds
+
+    query = question.query or (Query.DETERMINISTIC if model.posterior is None else Query.PROBABILISTIC)
+    if query is not Query.DETERMINISTIC and model.posterior is None:
+        raise OptionError(
+            f"query {query} needs a posterior, and the model carries none: attach one (bnn-vnnlib attach), "
+            "or ask --query deterministic",
+            path=model.path,
+        )
+    if choices.boxes == "sampled" and isinstance(model.posterior, WeightSamples) and query is not Query.DETERMINISTIC:
+        raise UnsupportedError("boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)")
+    known = likelihood or model.likelihood
+    if query is Query.DECISION and known is None:
+        raise OptionError(
+            "query decision needs the likelihood, and the model does not say it: add --likelihood "
+            "categorical, bernoulli, gaussian or gaussian_heteroscedastic",
+            path=model.path,
+        )
+    transform = _transform(model.network, query, known)
+    deadline = _deadline(timeout, started)
+    engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
+    device = torch.device(choices.device or "cpu")
+    return Setting(
+        model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device
+    )
+
+
+def _transform(network: Network, query: Query, likelihood: Likelihood | None) -> Transform:
+    if network.softmax_axis is not None:
+        return "softmax"
+    if query is not Query.DECISION:
+        return "identity"
+    match likelihood:
+        case "categorical":
+            return "softmax"
+        case "bernoulli":
+            return "identity" if ends_in_sigmoid(network) else "sigmoid"
+        case _:
+            return "identity"
+
+
+def ends_in_sigmoid(network: Network) -> bool:
+    """The graph itself turns its logits into probabilities."""
+    from bnn_vnnlib.model.nodes import Activation
+
+    ends = [network.nodes[position] for position in network.outputs]
+    return all(isinstance(node, Activation) and node.kind == "sigmoid" for node in ends)
+
+
+def _deadline(timeout: float | None, started: float | None) -> Deadline:
+    """Leaves a little of the limit for the check of a witness and for writing the results."""
+    if timeout is None:
+        return Deadline()
+    begun = time.monotonic() if started is None else started
+    return Deadline(begun + timeout - min(0.5, 0.1 * timeout))

@@ -1,0 +1,230 @@
+"""The street itself: a model and a property in, a result out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.batch import verify_batch as verify_batch
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.options import settle
+from bnn_vnnlib.property import Property
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.setting import BoxKind, Choices, Method, Setting, ends_in_sigmoid, settle_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bnn_vnnlib.model.network import Likelihood, Model
+    from bnn_vnnlib.robustness.attack import Attack
+    from bnn_vnnlib.robustness.decision import DecisionOutcome
+    from bnn_vnnlib.robustness.problem import Problem
+    from bnn_vnnlib.robustness.probabilistic import SafetyBounds
+
+RESTARTS = 16
+"""Starting points of an attack on one property."""
+
+
+def verify(
+    model: Model,
+    property: Property,  # noqa: A002
+    *,
+    query: Query | str | None = None,
+    tau_safe: float | None = None,
+    tau_unsafe: float | None = None,
+    likelihood: Likelihood | None = None,
+    outputs: Literal["auto", "probabilities"] = "auto",
+    method: Method = "auto",
+    boxes: BoxKind = "mean",
+    num_boxes: int | None = None,
+    margin: float | None = None,
+    timeout: float | None = None,
+    started: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+) -> Result:
+    """Decide one property of one model.
+
+    Parameters
+    ----------
+    model, property : from `read_model` and `read_property`
+    query : probabilistic, decision or deterministic; None: the property's comment, else probabilistic if the model
+        carries a posterior
+    tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment, else .95
+    likelihood : overrides the model's
+    outputs : "probabilities" says that under `decision` constants are compared with probabilities on purpose
+    method : "interval", "linear", or "auto" (the best of them)
+    boxes : "mean": boxes at the posterior mean, margin searched; "sampled": around sampled weights
+    num_boxes, margin : number of sampled boxes; margin in standard deviations (None: searched, or 2.5 if sampled)
+    timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
+    seed : of attacks and sampled boxes
+    device : torch device; None: cpu
+
+    Returns
+    -------
+    Result : bounds that hold with probability 1, and the verdict that they give
+
+    Raises
+    ------
+    InputError : the question cannot be asked of this model, said before any work starts
+    """
+    begun = time.monotonic()
+    question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe)
+    choices = Choices(method, boxes, num_boxes, margin, seed, device)
+    setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)
+    _check_size(model, property)
+    if setting.query is Query.DECISION and outputs != "probabilities":
+        _refuse_constants(setting, property)
+    result = _empty(setting) if property.num_cases == 0 else _solve(setting, property)
+    notes = (*property.notes, *model.notes, *result.notes)
+    return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
+
+
+def _check_size(model: Model, property: Property) -> None:  # noqa: A002
+    have, want = model.network.signature, property.signature
+    if (have.input_size, have.output_size) != (want.input_size, want.output_size):
+        raise OptionError(
+            f"the property is over {want.input_size} inputs and {want.output_size} outputs, "
+            f"the model has {have.input_size} and {have.output_size}"
+        )
+
+
+def _refuse_constants(setting: Setting, property: Property) -> None:  # noqa: A002
+    """`Y_0 >= 1500` meant for a logit would silently be compared with a probability."""
+    network = setting.model.network
+    if setting.transform == "identity" or network.softmax_axis is not None or ends_in_sigmoid(network):
+        return
+    rows = property.rows
+    used = np.count_nonzero(rows.outputs, axis=1)
+    compares = (used == 2) & (rows.outputs.sum(axis=1) == 0) & (rows.bound == 0)
+    if rows.inputs is not None:
+        compares &= ~rows.inputs.any(axis=1)
+    if not (compares | (used == 0)).all():
+        raise OptionError(
+            "under query decision the outputs are expected probabilities, not the logits that the graph ends in, and "
+            "this property compares an output with something else than another output: if it is meant for "
+            "probabilities, say --outputs probabilities"
+        )
+
+
+def _result(setting: Setting, verdict: Verdict, **fields) -> Result:
+    question = setting.question
+    return Result(verdict, setting.query, question.tau_safe, question.tau_unsafe, setting.method, 0.0, **fields)
+
+
+def _empty(setting: Setting) -> Result:
+    """No input satisfies the property's input part: safe for every network."""
+    note = "the property describes no input at all: nothing can violate it, whatever the network"
+    if setting.query is Query.PROBABILISTIC:
+        return _result(setting, Verdict.UNSAT, p_safe=Bounds(1.0, 1.0), notes=(note,))
+    return _result(setting, Verdict.UNSAT, notes=(note,))
+
+
+def _solve(setting: Setting, property: Property) -> Result:  # noqa: A002
+    from bnn_vnnlib.robustness.attack import Attack
+    from bnn_vnnlib.robustness.problem import from_property
+
+    problem = from_property(property, setting.device)
+    attack = Attack(restarts=RESTARTS, seed=setting.choices.seed, deadline=setting.deadline)
+    match setting.query:
+        case Query.PROBABILISTIC:
+            return _probabilistic(setting, property, problem, attack)
+        case Query.DECISION:
+            return _decision(setting, property, problem, attack)
+        case Query.DETERMINISTIC:
+            return _deterministic(setting, property, problem, attack)
+
+
+def _open(setting: Setting) -> Verdict:
+    """Neither proved nor refuted."""
+    return Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN
+
+
+def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+    from bnn_vnnlib.robustness.probabilistic import safety_bounds
+    from bnn_vnnlib.witness import probabilistic_witness
+
+    choices, question = setting.choices, setting.question
+    try:
+        found = safety_bounds(
+            setting.bounds, setting.posterior, problem, attack, setting.deadline, boxes=choices.boxes,
+            number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
+        )  # fmt: skip
+    except OutOfTime:
+        return _result(setting, Verdict.TIMEOUT, p_safe=Bounds(0.0, 1.0))
+    p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
+    details, notes = _safety_details(found)
+    verdict, witness = _open(setting), None
+    if p_safe.lower >= question.tau_safe:
+        verdict = Verdict.UNSAT
+    elif p_safe.upper < question.tau_unsafe:
+        witness = probabilistic_witness(setting, property, problem, found)
+        verdict = Verdict.SAT
+    return _result(setting, verdict, p_safe=p_safe, witness=witness, details=details, notes=notes)
+
+
+def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
+    if found.violating is None:
+        return {
+            "safe_margin_sd": float(found.safe_margin[0]),
+            "unsafe_margin_sd": float(found.unsafe_margin[0]),
+        }, ()
+    violating = found.violating[:, 0].nonzero()[:, 0].tolist()
+    return {"samples": len(found.violating), "violating_samples": violating}, ()
+
+
+def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+    from bnn_vnnlib.robustness import decision
+    from bnn_vnnlib.witness import decision_witness
+
+    choices = setting.choices
+    expect = decision.expectation(
+        setting.bounds, setting.posterior, setting.device, boxes=choices.boxes, number=choices.num_boxes or 5,
+        margin=choices.margin, seed=choices.seed,
+    )  # fmt: skip
+    outcome = decision.decide(expect, problem, attack)
+    bounds = _decision_bounds(outcome, problem, len(property.rows))
+    if bool(outcome.refuted.all()):
+        return _result(setting, Verdict.UNSAT, decision=bounds)
+    if bool(outcome.violated.any()):
+        witness = decision_witness(setting, property, problem, expect, outcome)
+        return _result(setting, Verdict.SAT, decision=bounds, witness=witness)
+    return _result(setting, _open(setting), decision=bounds)
+
+
+def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:
+    origin = problem.rows.origin.expand(outcome.row_lower.shape).cpu().numpy()
+    real = origin >= 0
+
+    def by_row(values: Tensor, fill: float) -> NDArray[np.float64]:
+        out = np.full(rows, fill)
+        out[origin[real]] = values.cpu().numpy()[real]
+        return out
+
+    return DecisionBounds(
+        outcome.lower.amin(0).cpu().numpy(), outcome.upper.amax(0).cpu().numpy(),
+        by_row(outcome.row_lower, -np.inf), by_row(outcome.row_upper, np.inf),
+    )  # fmt: skip
+
+
+def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+    from bnn_vnnlib.model.network import WeightSamples
+    from bnn_vnnlib.robustness.deterministic import refuted_items
+    from bnn_vnnlib.witness import deterministic_witness
+
+    notes: tuple[str, ...] = ()
+    if isinstance(setting.model.posterior, WeightSamples):
+        notes = ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
+    witness = deterministic_witness(setting, property, problem, attack)
+    if witness is not None:
+        return _result(setting, Verdict.SAT, witness=witness, notes=notes)
+    try:
+        safe = bool(refuted_items(setting.bounds, problem).all())
+    except OutOfTime:
+        safe = False
+    return _result(setting, Verdict.UNSAT if safe else _open(setting), notes=notes)

@@ -1,0 +1,146 @@
+"""Witnesses: built only after the check that their verdict asks for has been made (docs/semantics.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import SoundnessError
+from bnn_vnnlib.model.network import GaussianDiagonal, Model
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.model.replay import Replayer
+from bnn_vnnlib.property import Property, input_feasible, violated_case
+from bnn_vnnlib.result import Witness
+from bnn_vnnlib.robustness import attack as attacks
+from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.decision import DecisionOutcome, Expectation, violates
+from bnn_vnnlib.robustness.probabilistic import SafetyBounds, point_box
+from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refute import violated_cases
+from bnn_vnnlib.setting import Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+ESTIMATE = 200
+"""Networks sampled for the estimate that accompanies a probabilistic witness."""
+
+
+def _mean_output(model: Model, x: Floats) -> Floats:
+    return Replayer(model)(x[None])[0]
+
+
+def _in_inputs(property: Property, x: Floats) -> bool:  # noqa: A002
+    return any(input_feasible(property, x, box) for box in np.unique(property.case_box).tolist())
+
+
+def probabilistic_witness(
+    setting: Setting, property: Property, problem: Problem, found: SafetyBounds  # noqa: A002
+) -> Witness:
+    """X in T, and P_w((X, f(X)) in V) bounded again.
+
+    With weight samples the upper bound may rest on a different X for each sample; the witness then is the X at which
+    most of them violate, and `shows` says so.
+    """
+    x = found.point[0].cpu().numpy()
+    if not _in_inputs(property, x):
+        raise SoundnessError("the attacked point is not in the property's input set")
+    again = _mass_at(setting, problem, found)
+    needed = 1 - setting.question.tau_unsafe
+    samples = found.violating is not None
+    if again <= needed and not samples:
+        raise SoundnessError("the bound at the attacked point could not be repeated")
+    shows = f"P_w((X, f(X)) violates the property) >= {again:.6g}"
+    if again <= needed:
+        shows += "; the bound on P_safe rests on a witness of its own for each violating sample"
+    check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
+    return Witness(x, _mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
+
+
+def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
+    """Lower bound on the mass of weights that violate a case at the point, computed anew on one item."""
+    network, posterior = setting.bounds.engine.network, setting.posterior
+    item = _item_of(problem, found.point[0])
+    part = problem.items(item[None])
+    lower, upper = point_box(part, found.point)
+    if isinstance(posterior, GaussianDiagonal):
+        if setting.choices.boxes == "sampled":
+            return float(found.point_mass[0])
+        boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])
+        held = violated_cases(setting.bounds, boxes, part, lower, upper)[0, 0].any()
+        return float(found.point_mass[0]) if bool(held) else 0.0
+    weights, probabilities = weight_sets.sample_weights(network, posterior, setting.device)
+    violated = violated_cases(setting.bounds, weights, part, lower, upper)[:, 0].any(-1)
+    return max(0.0, float((probabilities * violated).sum()) - 1e-12)
+
+
+def _item_of(problem: Problem, x: Tensor) -> Tensor:
+    """The item that the point was attacked in (boxes may overlap: the first)."""
+    inside = ((problem.lower <= x) & (x <= problem.upper)).all(-1)
+    return inside.to(torch.int64).argmax()
+
+
+def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, float]:
+    """The share of sampled networks that violate at X: an estimate, for the record only."""
+    network = setting.bounds.engine.network
+    generator = torch.Generator().manual_seed(setting.choices.seed)
+    params = sample(network, setting.posterior, ESTIMATE, generator)
+    part = problem.items(_item_of(problem, point[0])[None])
+    value = attacks.violation(network, part, params, point.expand(ESTIMATE, 1, 1, -1), setting.transform)
+    return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": ESTIMATE}
+
+
+def decision_witness(
+    setting: Setting, property: Property, problem: Problem, expect: Expectation, outcome: DecisionOutcome  # noqa: A002
+) -> Witness:
+    """X in T, and D(X) bounded again."""
+    item = outcome.violated.nonzero()[:1, 0]
+    point = outcome.point[item]
+    x = point[0].cpu().numpy()
+    part = problem.items(item)
+    if not _in_inputs(property, x) or not bool(violates(expect, part, point).all()):
+        raise SoundnessError("the decision at the attacked point could not be bounded again")
+    unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]
+    lower, upper = (side(point, point, unit)[0].cpu().numpy() for side in (expect.lower, expect.upper))
+    check = {"point_in_inputs": True, "decision_lower": lower, "decision_upper": upper}
+    return Witness(
+        x, _mean_output(setting.model, x), "(X, D(X)) violates the property; Y is the mean network's output", check
+    )
+
+
+def deterministic_witness(
+    setting: Setting, property: Property, problem: Problem, attack: Attack  # noqa: A002
+) -> Witness | None:
+    """Attack the network and replay: X in T, Y = what onnxruntime computes, (X, Y) in V by exact comparison."""
+    network = setting.bounds.engine.network
+    points = attacks.run(network, problem, {}, attack, setting.transform)
+    order = torch.argsort(points[1][0])
+    candidates = points[0][0][order[:64]].cpu().numpy()
+    items = order[:64].cpu().numpy()
+    boxes = np.unique(property.case_box)[items]
+    x = _storable(setting.model, candidates, property, boxes)
+    y = Replayer(setting.model)(x)
+    for one, output in zip(x, y, strict=True):
+        case = violated_case(property, one, output)
+        if case is not None:
+            return Witness(one, output, "replayed in onnxruntime", {"replayed": True, "case": case})
+    return None
+
+
+def _storable(model: Model, x: Floats, property: Property, boxes: NDArray[np.int64]) -> Floats:  # noqa: A002
+    """Round to the model's own input type without leaving the inner box, where the type has a value inside."""
+    kinds = {variable.element_type for variable in model.network.signature.inputs}
+    if kinds != {"float32"}:
+        return x
+    low, high = property.boxes.inner_lower[boxes], property.boxes.inner_upper[boxes]
+    short = x.astype(np.float32)
+    short = np.where(short.astype(np.float64) < low, np.nextafter(short, np.float32(np.inf)), short)
+    short = np.where(short.astype(np.float64) > high, np.nextafter(short, np.float32(-np.inf)), short)
+    rounded = short.astype(np.float64)
+    return np.where((rounded >= low) & (rounded <= high), rounded, x)
