@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.signature import Signature, Variable
-from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.source import Error, Source
 from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
 
 _MAX_ELEMENTS = 10_000_000
@@ -39,8 +39,7 @@ class Scope(ABC):
         """Column of a variable, met in a comparison at the offset `at`; PropertyError or UnsupportedError."""
         found = self.columns.get(atom)
         if found is None:
-            found = self._resolve(atom, self.source.find(atom, at))
-            self.columns[atom] = found
+            found = self.columns[atom] = self._resolve(atom, at)
         return found
 
     def name(self, column: int) -> str:
@@ -70,6 +69,9 @@ class Scope(ABC):
                 return variable
             column -= variable.size
         raise IndexError("no variable has this column")
+
+    def _error(self, kind: type[Error], message: str, atom: str, at: int) -> Error:
+        return self.source.error(kind, message, self.source.find(atom, at))
 
     @abstractmethod
     def _resolve(self, atom: str, at: int) -> int:
@@ -102,7 +104,7 @@ class _Symbols(Scope):
     def _resolve(self, atom: str, at: int) -> int:
         inputs, outputs = (variable.size for variable in (self.signature.inputs[0], self.signature.outputs[0]))
         declared = f"X_0 to X_{inputs - 1} and Y_0 to Y_{outputs - 1} are"
-        raise self.source.error(PropertyError, f"{atom} is not declared ({declared})", at)
+        raise self._error(PropertyError, f"{atom} is not declared ({declared})", atom, at)
 
     def _spell(self, variable: Variable, index: int) -> str:
         return f"{variable.name}_{index}"
@@ -156,23 +158,23 @@ class _Tensors(Scope):
         name, _, rest = atom.partition("[")
         if name not in self.tensors:
             declared = ", ".join(self.tensors)
-            raise self.source.error(PropertyError, f"{name} is not declared (declared: {declared})", at)
+            raise self._error(PropertyError, f"{name} is not declared (declared: {declared})", atom, at)
         tensor, offset = self.tensors[name]
         if tensor.kind == "hidden":
             message = f"{name} is a hidden node; only inputs and outputs may be constrained (theory NH)"
-            raise self.source.error(UnsupportedError, message, at)
+            raise self._error(UnsupportedError, message, atom, at)
         indices = rest.rstrip("]").split(",") if rest else []
         if len(indices) != len(tensor.shape):
             few = "NotEnoughIndices" if len(indices) < len(tensor.shape) else "TooManyIndices"
             shape = list(tensor.shape)
             message = f"{few}: {atom} has {len(indices)} indices, {name} {shape} needs {len(shape)}"
-            raise self.source.error(PropertyError, message, at)
+            raise self._error(PropertyError, message, atom, at)
         flat = 0
         for text, size in zip(indices, tensor.shape, strict=True):
             index = int(text[:19])
             if len(text) > 19 or index >= size:
                 message = f"IndexOutOfBounds: {atom}, but {name} has shape {list(tensor.shape)} (indices start at 0)"
-                raise self.source.error(PropertyError, message, at)
+                raise self._error(PropertyError, message, atom, at)
             flat = flat * size + index
         return offset + flat
 

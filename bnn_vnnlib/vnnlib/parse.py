@@ -15,7 +15,7 @@ from bnn_vnnlib.vnnlib.wording import syntax_error
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-_GAP = r"(?:[ \t\r\n]+|;[^\n]*)*+"
+_GAP = r"(?:[ \t\r\n]+|;[^\r\n]*)*+"
 _VERSION = re.compile(
     rf"{_GAP}\({_GAP}vnnlib-version{_GAP}"
     r"(?P<version><[ \t]*(?P<major>[0-9]{1,9})\.(?P<minor>[0-9]{1,9})[ \t]*>)?"

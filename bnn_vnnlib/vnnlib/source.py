@@ -32,5 +32,5 @@ class Source:
 
     def find(self, atom: str, start: int) -> int:
         """Offset of a number or variable at or after `start`; `start` itself if it is written with blanks inside."""
-        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom)).search(self.text, start, start + 100_000)
+        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + 100_000)
         return found.start() if found else start

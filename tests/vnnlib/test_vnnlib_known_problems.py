@@ -125,7 +125,8 @@ KNOWN = [
     Known("empty by less than a rounding", TWO
           + "(assert (<= X_0 0.1)) (assert (>= X_0 0.1000000000000000000000001)) (assert (<= Y_0 0))", [],
           note="empty input set"),
-    Known("half-open point", "(declare-const X_0 Real) (declare-const Y_0 Real) (assert (and (> X_0 0.1) (<= X_0 0.1)))",
+    Known("half-open point",
+          "(declare-const X_0 Real) (declare-const Y_0 Real) (assert (and (> X_0 0.1) (<= X_0 0.1)))",
           [], note="empty input set"),
     Known("repeated case", TWO + "(assert (or (<= Y_0 0) (<= Y_1 0) (<= Y_0 0)))", [
         (UNIT, [row(1, 0, bound=0)]), (UNIT, [row(0, 1, bound=0)]),
@@ -135,6 +136,8 @@ KNOWN = [
         "( assert ( and ; why\r\n (>= X_0 0)(<= X_0 2) ( <= Y_0 ; here\r\n 1 ) ) ) ; no newline"), [
         (((0, 2),), [row(1, bound=1)]),
     ]),
+    Known("a comment ends at a lone CR", "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0)) ; to\r"
+          "(assert (<= X_0 2)) ; here\r\n(assert (<= Y_0 1))", [(((0, 2),), [row(1, bound=1)])]),
     Known("no rows", TWO + "(assert (<= X_0 0.5))", [(((0, 0.5), (0, 1)), [])]),
     Known("2.x", TENSORS + "(assert (>= Y[0] 0.5))", [(UNIT, [row(-1, 0, bound=-0.5)])]),
     Known("2.x ==", TENSORS + "(assert (== Y[0] 0.5))", [(UNIT, [row(1, 0, bound=0.5), row(-1, 0, bound=-0.5)])]),
