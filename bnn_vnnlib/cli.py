@@ -127,7 +127,7 @@ def verify(
         import bnn_vnnlib
 
         model = bnn_vnnlib.read_model(found.model, likelihood=likelihood)
-        prop = match(prop, model.network.signature)
+        prop = match(prop, model.network.signature, found.prop)
         result = bnn_vnnlib.verify(
             model,
             prop,
@@ -150,6 +150,44 @@ def verify(
         from bnn_vnnlib.display import show_result
 
         show_result(console, result)
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.")],
+    likelihood: Likelihood = None,
+    debug: Debug = False,
+) -> None:
+    """Show what a model holds: network, posterior, how uncertain its weights are; or what of it is not supported."""
+    with _guard(_console(), debug):
+        from rich.console import Console
+
+        from bnn_vnnlib.display import show_model
+        from bnn_vnnlib.model import describe, read_model
+
+        show_model(Console(file=sys.stdout), describe(read_model(model, likelihood=likelihood)))
+
+
+@app.command()
+def attach(
+    model: Annotated[Path, typer.Argument(help="The ONNX model of the posterior means; simplify it before.")],
+    posterior: Annotated[Path, typer.Argument(help="NumPy archive (.npz) with the posterior.")],
+    target: Annotated[Path, typer.Argument(help="The ONNX model to write (.onnx or .onnx.gz).")],
+    likelihood: Likelihood = None,
+    embed: Annotated[bool, typer.Option("--embed", help="Keep the posterior in the metadata too.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a posterior into an ONNX model.
+
+    The archive holds, per weight W of the model, W_variance or W_std, or else W_samples of shape (S, shape of W), with
+    posterior_probabilities (S) unless all are equal.
+    """
+    console = _console()
+    with _guard(console, debug):
+        from bnn_vnnlib.model import attach_file, read_posterior_npz
+
+        written = attach_file(model, read_posterior_npz(posterior, model), target, likelihood=likelihood, embed=embed)
+        console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

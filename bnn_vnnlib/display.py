@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.signature import Variable
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model import Description
 
 _STYLES = {
     Verdict.UNSAT: "bold green",
@@ -58,9 +63,7 @@ def meaning(result: Result) -> str:
 
 def show_result(console: Console, result: Result) -> None:
     """Print the verdict, both bounds, the method, the time and all notes."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
+    facts = _facts()
     facts.add_row("query", result.query.value)
     if result.p_safe is not None:
         facts.add_row("P_safe", interval(result.p_safe))
@@ -71,6 +74,37 @@ def show_result(console: Console, result: Result) -> None:
     for note in result.notes:
         facts.add_row("note", Text(note))
     console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
+
+
+def show_model(console: Console, model: Description) -> None:
+    """Print what a model holds: signature, network, posterior, and how uncertain each tensor is."""
+    facts = _facts()
+    for role, variables in (("input", model.signature.inputs), ("output", model.signature.outputs)):
+        for variable in variables:
+            facts.add_row(role, _variable(variable))
+    facts.add_row("nodes", ", ".join(f"{count} {kind}" for kind, count in model.operators))
+    facts.add_row("ends in Softmax", "yes" if model.softmax else "no")
+    facts.add_row("posterior", f"{model.family}, {model.samples} samples" if model.samples else model.family)
+    facts.add_row("likelihood", model.likelihood or "not stated")
+    facts.add_row("weights", f"{model.weights:,}, of which {model.uncertain_weights:,} are uncertain")
+    for note in model.notes:
+        facts.add_row("note", Text(note))
+    tensors = Table("tensor", "shape", "sd / |mean|: 10 %", "median", "90 %")
+    for tensor in model.tensors:
+        spread = ("-",) * 3 if tensor.relative_sd is None else [f"{value:.3g}" for value in tensor.relative_sd]
+        tensors.add_row(Text(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", *spread)
+    console.print(facts, tensors)
+
+
+def _facts() -> Table:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    return facts
+
+
+def _variable(variable: Variable) -> Text:
+    return Text(f"{variable.name} {variable.element_type} {list(variable.shape)}")
 
 
 def _add_decision(facts: Table, decision: DecisionBounds) -> None:

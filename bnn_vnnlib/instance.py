@@ -60,7 +60,7 @@ def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
 
 
 def _existing(path: Path) -> Path:
-    packed = path.with_name(f"{path.name}.gz")  # benchmarks are stored packed but named unpacked
+    packed = Path(f"{path}.gz")  # benchmarks are stored packed but named unpacked
     for candidate in (path, packed):
         if candidate.is_file():
             return candidate

@@ -1,0 +1,379 @@
+"""The command line: what goes to which stream, exit codes, files, and what is imported when."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import bnn_vnnlib
+from bnn_vnnlib.cli import app
+from bnn_vnnlib.errors import SoundnessError
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
+from bnn_vnnlib.vnncomp import read_result
+
+ROOT = Path(__file__).resolve().parents[1]
+OLD = """
+(declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)
+(assert (>= X_0 0.0)) (assert (<= X_0 1.0)) (assert (>= X_1 0.0)) (assert (<= X_1 1.0))
+(assert (>= Y_0 0.5))
+"""
+NEW = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X float32 [1,2]) (declare-output Y float32 [1,2]))
+(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= X[0,1] 0.0) (<= X[0,1] 1.0)))
+(assert (>= Y[0,0] 0.5))
+"""
+
+
+def a_result(verdict: Verdict = Verdict.UNSAT, **more) -> Result:
+    witness = Witness(np.array([0.75, 0.25]), np.array([0.75, 0.25]), "shows") if verdict is Verdict.SAT else None
+    facts = {"query": Query.PROBABILISTIC, "tau_safe": 0.95, "tau_unsafe": 0.95, "method": "linear", "time_s": 0.25}
+    return Result(verdict=verdict, witness=witness, **{**facts, **more})
+
+
+@pytest.fixture
+def old(tmp_path):
+    (tmp_path / "old.vnnlib").write_text(OLD)
+    return tmp_path / "old.vnnlib"
+
+
+@pytest.fixture
+def new(tmp_path):
+    (tmp_path / "new.vnnlib").write_text(NEW)
+    return tmp_path / "new.vnnlib"
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Replaces the engine: `engine.result` is what it returns (or raises), `engine.options` what it was asked."""
+
+    class Engine:
+        result: Result | Exception = a_result()
+        options: dict[str, object] = {}  # noqa: RUF012
+
+        def __call__(self, model, prop, **options):
+            self.options = options
+            if isinstance(self.result, BaseException):
+                raise self.result
+            return self.result
+
+    engine = Engine()
+    monkeypatch.setitem(vars(bnn_vnnlib), "verify", engine)
+    return engine
+
+
+def call(*args: object, code: int = 0):
+    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert outcome.exit_code == code, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    return outcome
+
+
+def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, *args]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+# Streams and exit codes
+
+
+def test_the_verdict_goes_to_standard_output_and_the_rest_to_standard_error(old, identity_model, engine):
+    engine.result = a_result(p_safe=Bounds(0.98765432, 1.0), notes=("a remark",))
+    outcome = call("verify", old, "--network", identity_model)
+    assert outcome.stdout == "unsat\n"
+    for text in ("P_safe >= 0.95", "[0.987654, 1]", "linear", "0.25 s", "a remark", "probabilistic"):
+        assert text in outcome.stderr
+
+
+@pytest.mark.parametrize("order", ["shape of 2.x", "named", "property first", "model first"])
+def test_every_way_to_name_the_files(new, identity_model, engine, order):
+    ways = {
+        "shape of 2.x": [new, "--network", identity_model],
+        "named": [new, "--network", f"f={identity_model}"],
+        "property first": [new, identity_model],
+        "model first": [identity_model, new],
+    }
+    assert call("verify", *ways[order]).stdout == "unsat\n"
+
+
+def test_a_witness_of_1_0_on_standard_output(old, identity_model, engine):
+    engine.result = a_result(Verdict.SAT)
+    assert call("verify", old, identity_model).stdout == "sat\n((X_0 0.75)\n(X_1 0.25)\n(Y_0 0.75)\n(Y_1 0.25))\n"
+
+
+def test_a_witness_of_2_x_on_standard_output(new, identity_model, engine):
+    engine.result = a_result(Verdict.SAT)
+    expected = "sat\nX float32 [1,2]\n0.75\n0.25\nY float32 [1,2]\n0.75\n0.25\n"
+    assert call("verify", new, identity_model).stdout == expected
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.TIMEOUT])
+def test_undecided_is_a_verdict_too(old, new, identity_model, engine, verdict):
+    engine.result = a_result(verdict, p_safe=Bounds(0.0, 1.0))
+    assert call("verify", old, identity_model).stdout == f"{verdict}\n"
+    spelt = "timed-out" if verdict is Verdict.TIMEOUT else verdict
+    assert call("verify", new, identity_model).stdout == f"{spelt}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["old.vnnlib"], "the model is missing"),
+        (["old.vnnlib", "old.vnnlib"], "both files are VNN-LIB text"),
+        (["old.vnnlib", "model", "model"], "expected PROPERTY --network MODEL"),
+        (["model", "model"], "neither file is VNN-LIB text"),
+        (["nowhere.vnnlib", "model"], "nowhere.vnnlib: no such file"),
+        (["old.vnnlib", "--network", "nowhere.onnx"], "nowhere.onnx: no such file"),
+        (["old.vnnlib", "--network", "."], "this is a folder"),
+        (["old.vnnlib", "--network", "f=model", "--network", "g=model"], "only single-network"),
+        (["new.vnnlib", "--network", "g=model"], "declares the network 'f', but --network names 'g'"),
+        (["old.vnnlib", "model", "--timeout", "0"], "--timeout must be a positive number"),
+        (["old.vnnlib", "model", "--timeout", "nan"], "--timeout must be a positive number"),
+        (["old.vnnlib", "model", "--margin", "-1"], "--margin must be a positive number"),
+        (["old.vnnlib", "model", "--tau-safe", "2"], "tau_safe is a probability"),
+        (["old.vnnlib", "model", "--tau-safe", ".5", "--tau-unsafe", ".6"], "must not exceed tau_safe"),
+        (["old.vnnlib", "model", "--results-file", "nowhere/r.txt"], "no such folder"),
+        (["old.vnnlib", "model", "--query", "robust"], "robust"),
+        (["old.vnnlib", "model", "--num-boxes", "0"], "greater than or equal to 1"),
+        (["comment.vnnlib", "model"], "unknown setting 'tau'"),
+        (["broken.vnnlib", "model"], "broken.vnnlib:3:1: "),
+    ],
+)
+def test_refused_input_is_one_message_and_no_output(
+    tmp_path, old, new, identity_model, engine, monkeypatch, args, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").write_bytes(identity_model.read_bytes())
+    (tmp_path / "comment.vnnlib").write_text(f"; bnn-vnnlib: tau=0.9\n{OLD}")
+    (tmp_path / "broken.vnnlib").write_text("(declare-const X_0 Real)\n(assert (<= X_0\n")
+    outcome = call("verify", *args, code=2)
+    assert outcome.stdout == ""
+    assert message in " ".join(outcome.stderr.split())
+    assert engine.options == {}
+
+
+def test_refused_input_leaves_error_in_the_files(tmp_path, identity_model):
+    (tmp_path / "p.vnnlib").write_text("(declare-const X_0 Real")
+    results = tmp_path / "r.txt"
+    call("verify", tmp_path / "p.vnnlib", "--network", identity_model, "--results-file", results, code=2)
+    assert results.read_text() == "error\n"
+    record = json.loads((tmp_path / "r.txt.json").read_text())
+    assert record["verdict"] == "error"
+    assert "p.vnnlib:1:" in record["notes"][0]
+    assert len(record["sha256"]["property"]) == 64
+
+
+@pytest.mark.parametrize("fault", [SoundnessError("a check failed"), ZeroDivisionError("by zero"), MemoryError()])
+def test_a_fault_is_owned_and_says_how_to_report_it(tmp_path, old, identity_model, engine, fault):
+    engine.result = fault
+    results = tmp_path / "r.txt"
+    outcome = call("verify", old, identity_model, "--results-file", results, code=1)
+    assert outcome.stdout == ""
+    assert type(fault).__name__ in outcome.stderr
+    assert "Please report it" in outcome.stderr
+    assert results.read_text() == "error\n"
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_a_traceback_is_there_for_who_asks(old, identity_model, engine, monkeypatch, way):
+    engine.result = ZeroDivisionError("by zero")
+    if way == "variable":
+        monkeypatch.setenv("BNN_VNNLIB_DEBUG", "1")
+    args = ["verify", old, identity_model, *(["--debug"] if way == "option" else [])]
+    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert outcome.exit_code == 1
+    assert "Traceback" in outcome.stderr
+
+
+def test_an_interruption_ends_quietly(old, identity_model, engine):
+    engine.result = KeyboardInterrupt()
+    assert "interrupted" in call("verify", old, identity_model, code=130).stderr
+
+
+# Options
+
+
+def test_options_reach_the_engine(old, identity_model, engine):
+    options = {
+        "query": "decision",
+        "tau_safe": 0.9,
+        "tau_unsafe": 0.1,
+        "likelihood": "categorical",
+        "outputs": "probabilities",
+        "method": "interval",
+        "boxes": "sampled",
+        "num_boxes": 7,
+        "margin": 2.5,
+        "timeout": 12.5,
+        "seed": 3,
+    }
+    given = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", value)]
+    call("verify", old, identity_model, *given)
+    started = engine.options.pop("started")
+    assert 0.0 <= time.monotonic() - started < 60.0
+    assert engine.options == options
+
+
+def test_defaults_and_the_comment_of_the_property(tmp_path, old, identity_model, engine):
+    call("verify", old, identity_model)
+    asked = [engine.options[key] for key in ("query", "tau_safe", "tau_unsafe", "timeout", "seed")]
+    assert asked == [None, 0.95, 0.95, None, 0]
+    (tmp_path / "c.vnnlib").write_text(f"; bnn-vnnlib: query=deterministic tau_safe=0.98 tau_unsafe=0.05\n{OLD}")
+    call("verify", tmp_path / "c.vnnlib", identity_model, "--tau-safe", "0.99")
+    asked = [engine.options[key] for key in ("query", "tau_safe", "tau_unsafe")]
+    assert asked == [Query.DETERMINISTIC, 0.99, 0.05]
+
+
+# Files
+
+
+def test_results_file_and_record(tmp_path, old, identity_model, engine):
+    engine.result = a_result(
+        Verdict.SAT,
+        p_safe=Bounds(0.1, 0.2),
+        decision=DecisionBounds(*(np.array([v]) for v in (-math.inf, 0.5, 0.0, 1.0))),
+    )
+    results = tmp_path / "r.txt"
+    call("verify", old, identity_model, "--results-file", results, "--seed", 5)
+    assert read_result(results).values["X"].tolist() == [0.75, 0.25]
+    record = json.loads((tmp_path / "r.txt.json").read_text())
+    assert (record["verdict"], record["seed"], record["p_safe"]) == ("sat", 5, {"lower": 0.1, "upper": 0.2})
+    assert record["decision"]["lower"] == ["-Infinity"]
+    assert record["files"] == {"property": str(old), "model": str(identity_model)}
+    assert all(len(digest) == 64 for digest in record["sha256"].values())
+
+
+def test_the_record_may_go_elsewhere(tmp_path, old, identity_model, engine):
+    call("verify", old, identity_model, "--json", tmp_path / "only.json")
+    assert json.loads((tmp_path / "only.json").read_text())["verdict"] == "unsat"
+
+
+def test_a_device_as_results_file_gets_no_record_beside_it(old, identity_model, engine):
+    call("verify", old, identity_model, "--results-file", os.devnull)
+    assert not Path(f"{os.devnull}.json").exists()
+
+
+# inspect and attach
+
+
+def test_a_posterior_is_attached_inspected_and_asked_for(tmp_path, old, identity_model, engine):
+    np.savez(tmp_path / "p.npz", W_std=np.full((2, 2), 0.25))
+    target = tmp_path / "bnn.onnx.gz"
+    outcome = call("attach", identity_model, tmp_path / "p.npz", target, "--likelihood", "gaussian")
+    assert outcome.stdout == ""
+    assert target.is_file()
+    shown = call("inspect", target).stdout
+    for text in ("x float32 [1, 2]", "gaussian_diag", "gaussian", "of which 4 are uncertain", "W", "2x2", "0.25"):
+        assert text in shown
+    call("verify", old, target)
+    assert bnn_vnnlib.read_model(target).likelihood == "gaussian"
+
+
+def test_a_posterior_for_another_model_is_refused(tmp_path, identity_model):
+    np.savez(tmp_path / "p.npz", V_std=np.ones((2, 2)))
+    outcome = call("attach", identity_model, tmp_path / "p.npz", tmp_path / "bnn.onnx", code=2)
+    assert "V" in outcome.stderr
+    assert not (tmp_path / "bnn.onnx").exists()
+
+
+def test_inspect_names_what_is_not_supported(shared):
+    outcome = call("inspect", shared / "cases" / "o13_unknown_op.onnx", code=2)
+    assert outcome.stdout == ""
+    assert "supported" in outcome.stderr
+
+
+# What is imported, and how long it takes
+
+
+def test_help_is_quick():
+    python("-m", "bnn_vnnlib", "--help")  # fills the byte code cache
+    started = time.perf_counter()
+    done = python("-m", "bnn_vnnlib", "--help")
+    assert time.perf_counter() - started < 0.5 * float(os.environ.get("BNN_VNNLIB_TEST_SLACK", "3"))
+    assert "verify" in done.stdout
+
+
+HEAVY = ("torch", "onnx", "onnxruntime", "scipy", "numpy")
+
+
+def imported(code: str) -> list[str]:
+    """Heavy packages that are loaded once `code` has run (and perhaps exited)."""
+    ending = f"import sys, atexit; atexit.register(lambda: print('LOADED', [m for m in {HEAVY} if m in sys.modules]))"
+    done = python("-c", f"{ending}\n{code}")
+    return [m for m in HEAVY if f"'{m}'" in done.stdout.rpartition("LOADED")[2]]
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["verify", "--help"]])
+def test_help_and_version_load_nothing_heavy(args):
+    assert imported(f"from bnn_vnnlib.cli import main; main({args})") == []
+
+
+def test_the_package_itself_loads_nothing_heavy():
+    assert imported("import bnn_vnnlib") == []
+
+
+def test_an_error_in_the_property_does_not_wait_for_torch(tmp_path, identity_model):
+    (tmp_path / "p.vnnlib").write_text("(declare-const X_0 Real")
+    args = ["verify", str(tmp_path / "p.vnnlib"), str(identity_model)]
+    assert imported(f"from bnn_vnnlib.cli import main; main({args})") == ["numpy"]
+
+
+def test_name_and_version():
+    assert call("--name").stdout == "bnn-vnnlib\n"
+    assert call("--version").stdout == f"{bnn_vnnlib.__version__}\n"
+
+
+def test_every_public_name_is_there():
+    for name in bnn_vnnlib.__all__:
+        assert getattr(bnn_vnnlib, name) is not None
+    assert set(bnn_vnnlib.__all__) <= set(dir(bnn_vnnlib))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        bnn_vnnlib.nothing  # noqa: B018
+
+
+def test_the_function_verify_is_not_hidden_by_its_module():
+    done = python("-c", "import bnn_vnnlib.verify; from bnn_vnnlib import verify; print(callable(verify))")
+    assert done.stdout == "True\n", done.stderr
+
+
+# The time limit
+
+
+def test_a_run_that_overstays_its_limit_is_ended(tmp_path, new, identity_model):
+    results = tmp_path / "r.txt"
+    args = ["verify", str(new), str(identity_model), "--timeout", "0.5", "--results-file", str(results)]
+    sleepy = "import bnn_vnnlib, time; vars(bnn_vnnlib)['verify'] = lambda *a, **k: time.sleep(100)"
+    started = time.monotonic()
+    done = python("-c", f"{sleepy}\nfrom bnn_vnnlib.cli import main; main({args})")
+    assert time.monotonic() - started < 20.0
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "timed-out\n"
+    assert results.read_text() == "timeout\n"
+    assert json.loads((tmp_path / "r.txt.json").read_text())["verdict"] == "timeout"
+
+
+# The real engine
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [("0.5", "sat"), ("1.5", "unsat")])
+@pytest.mark.parametrize("text", [OLD, NEW])
+def test_a_verdict_from_two_files(tmp_path, identity_model, text, bound, verdict):
+    (tmp_path / "p.vnnlib").write_text(text.replace("0.5", bound))
+    results = tmp_path / "r.txt"
+    outcome = call("verify", tmp_path / "p.vnnlib", identity_model, "--results-file", results, "--timeout", 60)
+    assert outcome.stdout.splitlines()[0] == verdict
+    assert outcome.stdout == results.read_text()
+    assert "deterministic" in outcome.stderr
+    if verdict == "sat":
+        values = list(read_result(results).values.values())
+        assert values[0].ravel().tolist() == values[1].ravel().tolist()
+        assert 0.5 <= values[0].ravel()[0] <= 1.0
