@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model.description import Description as Description
     from bnn_vnnlib.model.description import describe as describe
     from bnn_vnnlib.model.importer import build_network as build_network
-    from bnn_vnnlib.model.importer import supported_operators as supported_operators
+    from bnn_vnnlib.model.operators import supported_operators as supported_operators
     from bnn_vnnlib.model.reading import model_from_proto as model_from_proto
     from bnn_vnnlib.model.reading import read_model as read_model
 
@@ -39,7 +39,7 @@ _HOME_OF = {
     "model_from_proto": "reading",
     "read_model": "reading",
     "read_posterior_npz": "attachment",
-    "supported_operators": "importer",
+    "supported_operators": "operators",
 }
 
 

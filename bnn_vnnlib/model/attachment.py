@@ -13,7 +13,13 @@ from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.files import read_proto, write_model
 from bnn_vnnlib.model.manifest import FORMAT, KEY, STORED, embedded, sha256, write_manifest
 from bnn_vnnlib.model.network import GaussianDiagonal, Model, Posterior
-from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior, checked_likelihood, posterior_from_npz, weighted_mean
+from bnn_vnnlib.model.posterior import (
+    PROBABILITIES,
+    check_posterior,
+    checked_likelihood,
+    posterior_from_npz,
+    weighted_mean,
+)
 from bnn_vnnlib.model.stored import float_shapes
 from bnn_vnnlib.model.tensors import array_of, holders
 

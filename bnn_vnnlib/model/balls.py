@@ -87,4 +87,5 @@ def _inexact_product(a: Floats, b: Floats, product: Floats) -> NDArray[np.bool_]
     power = [np.abs(m) == 0.5 for m in mantissas]
     safe = (short[0] & short[1]) | power[0] | power[1]
     in_range = (np.abs(product) > 2.0**-1000) & np.isfinite(product)
-    return ~((safe & in_range) | (a == 0) | (b == 0))
+    inexact: NDArray[np.bool_] = ~((safe & in_range) | (a == 0) | (b == 0))
+    return inexact

@@ -129,7 +129,7 @@ def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: Paramete
 
 
 def _concat(node: nodes.Concat, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
-    lead = torch.broadcast_shapes(*(x.shape[:2] for x in inputs))
+    lead = [max(sizes) for sizes in zip(*(x.shape[:2] for x in inputs), strict=True)]
     return torch.cat([x.expand(*lead, *x.shape[2:]) for x in inputs], dim=node.axis + 2)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import ModelError
@@ -60,7 +60,7 @@ def serialised(proto: ModelProto) -> bytes:
     """The model as one block of bytes."""
     if proto.ByteSize() > _LARGEST:
         raise ModelError("the model is larger than 2 GiB, which ONNX cannot hold in one file")
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _existing(path: Path) -> Path:
@@ -157,7 +157,7 @@ def _byte_size(tensor: TensorProto, model: Path) -> int:
         itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"tensor {tensor.name!r}: unknown element type {tensor.data_type}", path=model) from error
-    return math.prod(tensor.dims) * itemsize
+    return math.prod(tensor.dims) * int(itemsize)
 
 
 def _beside(location: str, tensor: str, model: Path) -> Path:

@@ -76,21 +76,21 @@ def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | N
     del alone.input[:], alone.output[:]
     alone.input.extend("" if array is None else f"x{i}" for i, array in enumerate(arrays))
     alone.output.append("y")
-    feeds = {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
+    feeds: dict[str, Any] = {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in feeds.items()
     ]
     body = helper.make_graph([alone], "fold", inputs, [helper.make_value_info("y", TypeProto())])
     model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
-    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+    return np.asarray(next(iter(ReferenceEvaluator(model).run(None, feeds))))
 
 
 def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:
     arrays = [None if other is None else other.values for other in others]
     if node.op_type in ("Expand", "Tile") and arrays and arrays[0] is not None:
         _refuse_large(node, math.prod(int(size) for size in arrays[0].reshape(-1)) * max(data.values.size, 1))
-    return data.moved(lambda array: evaluate_node(node, graph.opset, [np.ascontiguousarray(array), *arrays]))
+    return data.moved(lambda array: evaluate_node(node, graph.opset, [np.array(array, order="C"), *arrays]))
 
 
 def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:

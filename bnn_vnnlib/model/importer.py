@@ -1,33 +1,29 @@
-"""ONNX graph -> Network: which operators are supported, and the walk over the file's nodes."""
+"""ONNX graph -> Network: the walk over the file's nodes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
-from onnx.defs import SchemaError, get_schema, onnx_opset_version
+from onnx.defs import onnx_opset_version
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import nodes, tensors
-from bnn_vnnlib.model import operators_elementwise as elementwise
-from bnn_vnnlib.model import operators_linear as linear
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import inconsistent, label, unsupported
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.folding import FOLDABLE, fold
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
 from bnn_vnnlib.model.values import Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.signature import Variable as SignatureVariable
 
-Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value]
 OLDEST_OPSET = 7
-STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def build_network(proto: ModelProto, uncertain: Collection[str] = ()) -> Network:
@@ -69,18 +65,13 @@ def default_opset(proto: ModelProto) -> int:
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     if len(versions) != 1:
         raise ModelError(f"the file imports the versions {sorted(versions)} of the default operator set, expected one")
-    (version,) = versions
+    version = int(versions.pop())
     newest = onnx_opset_version()
     if not OLDEST_OPSET <= version <= newest:
         hint = "; convert the model to an older one" if version > newest else "; convert it with onnx.version_converter"
         message = f"opset {version} is not supported (supported: {OLDEST_OPSET} to {newest}, by the installed onnx)"
         raise UnsupportedError(message + hint)
     return version
-
-
-def supported_operators() -> list[str]:
-    """Names of the operators in the table."""
-    return sorted({operator for _, operator, _ in OPERATORS})
 
 
 class _FileValues(dict[str, Any]):
@@ -115,11 +106,11 @@ def _live_nodes(proto: ModelProto, notes: list[str]) -> list[NodeProto]:
     """Nodes on which an output depends, in the file's order."""
     needed = {output.name for output in proto.graph.output}
     alive: list[NodeProto] = []
-    computed: set[str] = set()
+    computed = {info.name for info in (*proto.graph.input, *proto.graph.initializer)}
     for node in proto.graph.node:
         for name in filter(None, node.output):
             if name in computed:
-                raise inconsistent(node, f"computes {name!r}, which another node computes already")
+                raise inconsistent(node, f"computes {name!r}, which is defined already")
             computed.add(name)
     for node in reversed(proto.graph.node):
         if needed.intersection(filter(None, node.output)):
@@ -127,9 +118,15 @@ def _live_nodes(proto: ModelProto, notes: list[str]) -> list[NodeProto]:
             needed.update(filter(None, node.input))
         else:
             notes.append(f"node {label(node)} does not contribute to any output and is left out")
-        if any(name in needed for name in node.output[1:] if name):
-            raise unsupported(node, "only the first output of a node is supported")
     return alive[::-1]
+
+
+def _refuse_further_outputs(node: NodeProto, proto: ModelProto) -> None:
+    """Dropout's mask, BatchNormalization's statistics: none of them is for inference."""
+    used = {name for other in proto.graph.node for name in other.input} | {info.name for info in proto.graph.output}
+    further = sorted(used.intersection(filter(None, node.output[1:])))
+    if further:
+        raise unsupported(node, f"its further outputs {further} are used; only the first is supported")
 
 
 def _refuse_stochastic(alive: Iterable[NodeProto]) -> None:
@@ -190,12 +187,14 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
     """Value of the node's first output; whatever goes wrong inside is this node's message."""
     try:
         inputs = [values[name] for name in node.input]
-        converter = _converter(graph, node, proto)
+        converter = find_converter(graph, node, proto)
         constant = [value is None or isinstance(value, Constant) for value in inputs]
         if inputs and all(constant) and converter is not shapes.shape_of:
             return fold(graph, node, inputs)
         if converter is None:
-            raise _miss(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
+            raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
+        if len(node.output) > 1:
+            _refuse_further_outputs(node, proto)
         return converter(graph, node, inputs)
     except InputError as error:
         if error.node is None:
@@ -206,36 +205,6 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
         raise inconsistent(node, f"the operands do not fit: {error}") from error
 
 
-def _converter(graph: Builder, node: NodeProto, proto: ModelProto) -> Converter | None:
-    """Row of the table; None for an operator that is only ever folded."""
-    local = any((f.domain, f.name) == (node.domain, node.op_type) for f in proto.functions)
-    if local or node.domain not in ("", "ai.onnx"):
-        raise _miss(graph, node, proto)
-    try:
-        schema = get_schema(node.op_type, graph.opset, "")
-    except SchemaError:
-        raise _miss(graph, node, proto) from None
-    for attribute in node.attribute:
-        if attribute.name not in schema.attributes:
-            raise inconsistent(node, f"attribute {attribute.name!r} does not exist in opset {graph.opset}")
-        if attribute.ref_attr_name:
-            raise inconsistent(node, f"attribute {attribute.name!r} refers to a function's attribute")
-    converter = OPERATORS.get(("", node.op_type, schema.since_version))
-    if converter is None and node.op_type not in FOLDABLE:
-        raise _miss(graph, node, proto)
-    return converter
-
-
-def _miss(graph: Builder, node: NodeProto, proto: ModelProto, what: str = "") -> UnsupportedError:
-    domain = node.domain or "ai.onnx"
-    known = {*supported_operators(), *FOLDABLE}
-    others = Counter(other.op_type for other in proto.graph.node if other.op_type not in known)
-    others.pop(node.op_type, None)
-    more = f" (the file also has {', '.join(sorted(others))})" if others else ""
-    message = f"operator {domain}::{node.op_type} {what}of opset {graph.opset} is not supported{more}; supported: "
-    return unsupported(node, message + ", ".join(supported_operators()))
-
-
 def _finish(
     graph: Builder, proto: ModelProto, values: _FileValues, inputs: list[SignatureVariable], notes: list[str]
 ) -> Network:
@@ -244,7 +213,9 @@ def _finish(
     softmax_axis = None
     if any(isinstance(end, Softmaxed) for end in ends):
         if len(ends) > 1:
-            raise UnsupportedError("a Softmax at one of several outputs is not supported", node=proto.graph.output[0].name)
+            raise UnsupportedError(
+                "a Softmax at one of several outputs is not supported", node=proto.graph.output[0].name
+            )
         softmax_axis = ends[0].axis
         ends = [Variable(ends[0].position, ends[0].shape, ends[0].element)]
     ends = [graph.branch(info.name, end) for info, end in zip(proto.graph.output, ends, strict=True)]
@@ -277,51 +248,3 @@ def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str
     declared = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
     if len(declared) != len(shape) or any(size not in (0, own) for size, own in zip(declared, shape, strict=True)):
         notes.append(f"output {info.name}: the file declares shape {declared}, computed is {shape}")
-
-
-def operator_table(*rows: tuple[str, tuple[int, ...], Converter]) -> dict[tuple[str, str, int], Converter]:
-    """{(domain, operator, since version): converter} of the default domain; refuses duplicates."""
-    table: dict[tuple[str, str, int], Converter] = {}
-    for operator, versions, converter in rows:
-        for version in versions:
-            if ("", operator, version) in table:
-                raise ValueError(f"operator {operator} version {version} is in the table twice")
-            table["", operator, version] = converter
-    return table
-
-
-def _constant(graph: Builder, node: NodeProto, _inputs: Sequence[Value | None]) -> Value:
-    return graph.constant(node.output[0], tensors.constant_of(node))
-
-
-# "since versions": the opsets in which ONNX changed the operator, up to the newest that was checked
-OPERATORS = operator_table(
-    ("Add", (7, 13, 14), elementwise.add),
-    ("AveragePool", (7, 10, 11, 19, 22), linear.average_pool),
-    ("BatchNormalization", (7, 9, 14, 15), linear.batch_normalization),
-    ("Cast", (6, 9, 13, 19, 21, 23, 24, 25, 28), shapes.cast),
-    ("Concat", (4, 11, 13), shapes.concat),
-    ("Constant", (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), _constant),
-    ("Conv", (1, 11, 22), linear.conv),
-    ("Div", (7, 13, 14), elementwise.divide),
-    ("Dropout", (7, 10, 12, 13, 22), shapes.dropout),
-    ("Flatten", (1, 9, 11, 13, 21, 23, 24, 25), shapes.flatten),
-    ("Gemm", (7, 9, 11, 13), linear.gemm),
-    ("GlobalAveragePool", (1, 22), linear.global_average_pool),
-    ("Identity", (1, 13, 14, 16, 19, 21, 23, 24, 25), shapes.identity),
-    ("LeakyRelu", (6, 16), elementwise.leaky_relu),
-    ("MatMul", (1, 9, 13), linear.matmul),
-    ("Mul", (7, 13, 14), elementwise.multiply),
-    ("Neg", (6, 13), elementwise.negate),
-    ("Relu", (6, 13, 14), elementwise.relu),
-    ("Reshape", (5, 13, 14, 19, 21, 23, 24, 25), shapes.reshape),
-    ("Shape", (1, 13, 15, 19, 21, 23, 24, 25), shapes.shape_of),
-    ("Sigmoid", (6, 13), elementwise.sigmoid),
-    ("Softmax", (1, 11), elementwise.softmax_flattening),
-    ("Softmax", (13,), elementwise.softmax),
-    ("Squeeze", (1, 11, 13, 21, 23, 24, 25), shapes.squeeze),
-    ("Sub", (7, 13, 14), elementwise.subtract),
-    ("Tanh", (6, 13), elementwise.tanh),
-    ("Transpose", (1, 13, 21, 23, 24, 25), shapes.transpose),
-    ("Unsqueeze", (1, 11, 13, 21, 23, 24, 25), shapes.unsqueeze),
-)

@@ -94,7 +94,9 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
     if not isinstance(content, dict):
         raise _damaged("not a JSON object")
     if content.get("format") != FORMAT:
-        raise UnsupportedError(f"posterior format {content.get('format')!r} is not supported; this version reads {FORMAT}")
+        raise UnsupportedError(
+            f"posterior format {content.get('format')!r} is not supported; this version reads {FORMAT}"
+        )
     family = content.get("family")
     refuse_family(family if isinstance(family, str) else repr(family))
     params = content.get("params")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto
 
 from bnn_vnnlib.model import nodes
@@ -218,19 +219,24 @@ def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     y = graph.append(sums, x.element)
     size = np.array(float(height * width))
     if not attribute(node, "count_include_pad", 0) and any(pads):
-        size = np.multiply.outer(*(
-            _inside(x.shape[2 + axis], pads[axis], counts[axis], strides[axis], (height, width)[axis], dilations[axis])
-            for axis in (0, 1)
-        ))
+        size = np.multiply.outer(
+            *(
+                _inside(
+                    x.shape[2 + axis], pads[axis], counts[axis], strides[axis], (height, width)[axis], dilations[axis]
+                )
+                for axis in (0, 1)
+            )
+        )
     if not size.all():
         raise unsupported(node, "a window that lies in the padding entirely")
     return graph.scale(name, y, graph.derived(f"{node.output[0]}.share", reciprocal(Ball(size)), x.element))
 
 
-def _inside(length: int, before: int, count: int, stride: int, size: int, dilation: int) -> np.ndarray:
+def _inside(length: int, before: int, count: int, stride: int, size: int, dilation: int) -> NDArray[np.float64]:
     """How many entries of each window along one axis lie in the input."""
     rows = np.arange(count)[:, None] * stride - before + np.arange(size) * dilation
-    return ((rows >= 0) & (rows < length)).sum(1).astype(np.float64)
+    inside: NDArray[np.float64] = ((rows >= 0) & (rows < length)).sum(1).astype(np.float64)
+    return inside
 
 
 def global_average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:

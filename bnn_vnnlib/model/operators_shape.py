@@ -117,7 +117,7 @@ def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.append(nodes.Concat(label(node), positions, shape, axis), branches[0].element)
 
 
-def identity(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def identity(_graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """The value itself."""
     if not inputs or inputs[0] is None:
         raise inconsistent(node, "operand 0 is missing")

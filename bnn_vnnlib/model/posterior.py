@@ -141,7 +141,9 @@ def sample(
         case GaussianDiagonal(variances=variances):
             drawn = {}
             for name, variance in variances.items():
-                mean, deviation = (torch.tensor(a, dtype=torch.float64) for a in (network.tensors[name], np.sqrt(variance)))
+                mean, deviation = (
+                    torch.tensor(a, dtype=torch.float64) for a in (network.tensors[name], np.sqrt(variance))
+                )
                 noise = torch.randn((count, *mean.shape), dtype=torch.float64, generator=generator)
                 drawn[name] = mean + deviation * noise
             return drawn

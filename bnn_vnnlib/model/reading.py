@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model.files import read_proto, serialised
@@ -13,6 +14,7 @@ from bnn_vnnlib.model.importer import import_graph
 from bnn_vnnlib.model.network import Likelihood, Model
 from bnn_vnnlib.model.posterior import checked_likelihood, names_of, only
 from bnn_vnnlib.model.stored import stored_posterior
+from bnn_vnnlib.model.tensors import array_of, holders
 
 _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 
@@ -59,11 +61,20 @@ def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None,
 
 
 def _replayable(proto: ModelProto) -> tuple[bytes, tuple[str, ...]]:
-    """The graph for onnxruntime: a container version that is newer than the library is lowered."""
-    if proto.ir_version <= onnx.IR_VERSION:
-        return serialised(proto), ()
-    note = f"IR version {proto.ir_version} is newer than the installed onnx knows ({onnx.IR_VERSION}); read all the same"
-    lowered = ModelProto()
-    lowered.CopyFrom(proto)
-    lowered.ir_version = _REPLAYABLE_IR
-    return serialised(lowered), (note,)
+    """The graph for onnxruntime, made acceptable to it where the file is not, without changing what it computes."""
+    notes = []
+    own = ModelProto()
+    own.CopyFrom(proto)
+    if proto.ir_version > onnx.IR_VERSION:
+        newest = f"newer than the installed onnx knows ({onnx.IR_VERSION})"
+        notes.append(f"IR version {proto.ir_version} is {newest}; read all the same")
+        own.ir_version = _REPLAYABLE_IR
+    inputs = {info.name: info.type.tensor_type.elem_type for info in proto.graph.input}
+    weights = [tensor for tensor in holders(own).values() if tensor.data_type == TensorProto.FLOAT]
+    casts = any(node.op_type == "Cast" for node in proto.graph.node)
+    double = all(kind == TensorProto.DOUBLE for name, kind in inputs.items() if name not in holders(proto))
+    if weights and double and not casts:
+        notes.append("float32 weights with a float64 input, which ONNX does not allow: taken as float64, exactly")
+        for tensor in weights:
+            tensor.CopyFrom(numpy_helper.from_array(array_of(tensor).astype(np.float64), tensor.name))
+    return serialised(own), tuple(notes)

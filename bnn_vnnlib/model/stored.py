@@ -118,7 +118,9 @@ def _mean(weight: str, entry: dict[str, Any], tensors: dict[str, TensorProto]) -
         raise PosteriorError(f"{message}: simplify first, attach after")
     mean = array_of(tensors[weight])
     if mean.shape != _shape(weight, entry) or sha256(mean) != entry.get("sha256_mean"):
-        message = "the weight changed after its posterior was attached (fused, transposed, retrained), which is stale now"
+        message = (
+            "the weight changed after its posterior was attached (fused, transposed, retrained), which is stale now"
+        )
         raise PosteriorError(f"{message}; {_STALE}", node=weight)
     return mean
 

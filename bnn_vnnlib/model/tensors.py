@@ -42,9 +42,9 @@ def constant_of(node: NodeProto) -> NDArray[Any]:
         raise inconsistent(node, f"needs exactly one attribute, has {present}")
     (name,) = present
     value = raw_attribute(node, name)
-    if name == "value":
+    if name == "value" and isinstance(value, TensorProto):
         return array_of(value)
-    if name == "sparse_value":
+    if name == "sparse_value" and isinstance(value, SparseTensorProto):
         return dense_of(value)
     if name in _LISTS:
         return np.array(value, _LISTS[name])
