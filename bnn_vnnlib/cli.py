@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -145,7 +144,6 @@ def verify(
             seed=seed,
         )
         disarm()
-        result = replace(result, notes=tuple(dict.fromkeys((*prop.notes, *model.notes, *result.notes))))
         outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
 
