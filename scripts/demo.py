@@ -35,14 +35,13 @@ COLOURS = {Verdict.UNSAT: "green", Verdict.SAT: "red"}
 def main() -> None:
     """Verify the instances and print one table."""
     console = Console()
-    table = Table(title="bnn-vnnlib on benchmarks/digits", caption=LEGEND, caption_justify="left")
-    table.add_column("property", no_wrap=True)
-    for heading in ("verdict", "bounds on", "lower", "upper", "method", "s"):
-        table.add_column(heading)
+    headings = ("model\nproperty", "verdict", "bounds", "method", "s")
+    table = Table(*headings, title="benchmarks/digits", caption=LEGEND, caption_justify="left")
     for model, prop, timeout in track(list(instances()), "Verifying", console=console, transient=True):
         result = run(model, prop, timeout)
+        name = f"{model.stem}\n{prop.stem.removeprefix(model.stem).strip('_')}"
         verdict = f"[{COLOURS.get(result.verdict, 'yellow')}]{result.verdict}"
-        table.add_row(prop.stem, verdict, *bounds(result), result.method, f"{result.time_s:.1f}")
+        table.add_row(name, verdict, bounds(result), result.method, f"{result.time_s:.1f}")
     console.print(table)
 
 
@@ -60,15 +59,15 @@ def run(model: Path, prop: Path, timeout: float) -> Result:
     return verify(read_model(model), read_property(prop), timeout=timeout, started=time.monotonic())
 
 
-def bounds(result: Result) -> tuple[str, str, str]:
+def bounds(result: Result) -> str:
     """What is bounded under the query, and its bounds, rounded outward; the deterministic query has none."""
     if result.p_safe is not None:
         what, lower, upper = "P_safe", result.p_safe.lower, result.p_safe.upper
     elif result.decision is not None and len(result.decision.lower):
         what, lower, upper = "decision", float(result.decision.lower.min()), float(result.decision.upper.max())
     else:
-        return "-", "-", "-"
-    return what, digits(lower, down=True, places=4), digits(upper, down=False, places=4)
+        return "(mean network)"
+    return f"{what}\n{digits(lower, down=True, places=4)} .. {digits(upper, down=False, places=4)}"
 
 
 if __name__ == "__main__":
