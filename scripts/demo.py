@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +16,10 @@ from bnn_vnnlib import Result, Verdict, read_model, read_property, verify
 from bnn_vnnlib.display import digits
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
-# One of each kind: every posterior and query, and every verdict, the undecided one included.
-SHOWN = (
-    "digits_vi_mlp_robust_265_0.01",
-    "digits_vi_mlp_robust_265_0.03",
-    "digits_vi_mlp_deterministic_265_0.02",
-    "digits_vi_conv_robust_18_0.06",
-    "digits_vi_conv_robust_219_0.01",
-    "digits_ensemble_robust_265_0.06",
-    "digits_ensemble_decision_265_0.03",
-    "diabetes_vi_tanh_interval_36_0.05",
-)
+# Of each model: the first and the last of these kinds (small perturbations first; the last is made to fail) ...
+ENDS = ("robust", "interval")
+# ... and the first of these.
+FIRSTS = ("decision", "deterministic")
 LEGEND = (
     "unsat: proved to hold; sat: proved not to hold, with a witness; unknown: the bounds are valid but decide neither"
 )
@@ -39,19 +33,29 @@ def main() -> None:
     table = Table(*headings, title="benchmarks/digits", caption=LEGEND, caption_justify="left")
     for model, prop, timeout in track(list(instances()), "Verifying", console=console, transient=True):
         result = run(model, prop, timeout)
-        name = f"{model.stem}\n{prop.stem.removeprefix(model.stem).strip('_')}"
+        name = f"{model.stem}\n{short_name(model, prop)}"
         verdict = f"[{COLOURS.get(result.verdict, 'yellow')}]{result.verdict}"
         table.add_row(name, verdict, bounds(result), result.method, f"{result.time_s:.1f}")
     console.print(table)
 
 
 def instances() -> Iterator[tuple[Path, Path, float]]:
-    """Model, property and time limit of the instances to show, as instances.csv has them."""
+    """Model, property and time limit of the instances to show, from instances.csv."""
+    groups = defaultdict(list)
     with (BENCHMARK / "instances.csv").open(newline="") as stream:
-        rows = {Path(prop).stem: (model, prop, timeout) for model, prop, timeout in csv.reader(stream)}
-    for name in SHOWN:
-        model, prop, timeout = rows[name]
-        yield BENCHMARK / model, BENCHMARK / prop, float(timeout)
+        for model, prop, timeout in csv.reader(stream):
+            kind = short_name(Path(model), Path(prop)).partition("_")[0]
+            groups[model, kind].append((BENCHMARK / model, BENCHMARK / prop, float(timeout)))
+    for (_, kind), group in groups.items():
+        if kind in ENDS + FIRSTS:
+            yield group[0]
+        if kind in ENDS and len(group) > 1:
+            yield group[-1]
+
+
+def short_name(model: Path, prop: Path) -> str:
+    """A property's name without that of its model."""
+    return prop.stem.removeprefix(model.stem).strip("_")
 
 
 def run(model: Path, prop: Path, timeout: float) -> Result:
@@ -67,7 +71,7 @@ def bounds(result: Result) -> str:
         what, lower, upper = "decision", float(result.decision.lower.min()), float(result.decision.upper.max())
     else:
         return "(mean network)"
-    return f"{what}\n{digits(lower, down=True, places=4)} .. {digits(upper, down=False, places=4)}"
+    return f"{what}\n{digits(lower, down=True, places=3)} .. {digits(upper, down=False, places=3)}"
 
 
 if __name__ == "__main__":
