@@ -50,8 +50,9 @@ def reciprocal(a: Ball) -> Ball:
         mid = 1 / a.mid
         exact = (np.abs(np.frexp(a.mid)[0]) == 0.5) & np.isfinite(mid)
         smallest = np.abs(a.mid) - _rad(a) * _UP
-        # |1/x - 1/a| <= rad / (|a| smallest)
-        spread = np.where(smallest > 0, _rad(a) / (np.abs(a.mid) * smallest) * _UP, np.inf)
+        # |1/x - 1/a| <= rad / (|a| smallest), _TINY for a quotient that underflows
+        spread = np.where(smallest > 0, (_rad(a) / np.abs(a.mid) * _UP + _TINY) / smallest * _UP + _TINY, np.inf)
+        spread = np.where((_rad(a) > 0) | (a.mid == 0), spread, 0.0)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 
 
@@ -61,7 +62,7 @@ def square_root(a: Ball) -> Ball:
         mid = np.sqrt(a.mid)
         smallest = a.mid - _rad(a) * _UP
         # |sqrt x - sqrt a| <= rad / sqrt a for x >= 0
-        spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP, np.inf), 0.0)
+        spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP + _TINY, np.inf), 0.0)
     exact = ~_inexact_product(mid, mid, a.mid) & (mid * mid == a.mid)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 

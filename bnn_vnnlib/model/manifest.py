@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.model.posterior import checked_likelihood, refuse_family
 
@@ -105,10 +105,14 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
     probabilities = content.get("probabilities")
     if family == "samples" and not isinstance(probabilities, dict):
         raise _damaged("'probabilities' must be an object")
-    likelihood = content.get("likelihood")
-    if likelihood is not None and not isinstance(likelihood, str):
-        raise _damaged("'likelihood' must be a text")
-    return Manifest(str(family), checked_likelihood(likelihood), params, probabilities)
+    return Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities)
+
+
+def _likelihood(stored: Any) -> Likelihood | None:
+    try:
+        return checked_likelihood(stored)
+    except OptionError as error:
+        raise _damaged(error.message) from error
 
 
 def _damaged(what: str) -> PosteriorError:

@@ -189,11 +189,11 @@ def _archive(path: Path) -> dict[str, NDArray]:
     import zipfile
 
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
     except FileNotFoundError as error:
         raise PosteriorError("no such file", path=path) from error
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise PosteriorError("not a NumPy archive (.npz) of plain arrays", path=path) from error
 
 

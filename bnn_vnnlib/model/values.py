@@ -67,13 +67,17 @@ class Constant:
 
     def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Constant:
         """Apply a function that only moves (repeats, drops) entries, so that a posterior follows."""
+
+        def copied(array: NDArray[Any]) -> NDArray[Any]:
+            return np.array(move(array), order="C")  # a view would be strided, or not writable
+
         if self.param is None:
-            return replace(self, values=move(self.values))
+            return replace(self, values=copied(self.values))
         param = self.param
-        factor = param.factor if param.factor.ndim == 0 else move(np.broadcast_to(param.factor, self.shape))
-        slack = None if param.slack is None else move(param.slack)
-        moved = Param(param.source, move(param.index), factor, slack)
-        return replace(self, values=move(self.values), param=moved)
+        factor = param.factor if param.factor.ndim == 0 else copied(np.broadcast_to(param.factor, self.shape))
+        slack = None if param.slack is None else copied(param.slack)
+        moved = Param(param.source, copied(param.index), factor, slack)
+        return replace(self, values=copied(self.values), param=moved)
 
     def reshaped(self, *shape: int) -> Constant:
         """The same entries in another shape."""
