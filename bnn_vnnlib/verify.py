@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from bnn_vnnlib.robustness.problem import Problem
     from bnn_vnnlib.robustness.probabilistic import SafetyBounds
 
-RESTARTS = 16
-"""Starting points of an attack on one property."""
+RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
+"""Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
 
 
 def verify(
@@ -130,7 +131,9 @@ def _solve(setting: Setting, property: Property) -> Result:  # noqa: A002
     from bnn_vnnlib.robustness.problem import from_property
 
     problem = from_property(property, setting.device)
-    attack = Attack(restarts=RESTARTS, seed=setting.choices.seed, deadline=setting.deadline)
+    widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
+    pool = min(POOL, max(1, POOL_MEMORY // (RESTARTS * widest * len(problem))))
+    attack = Attack(restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline)
     match setting.query:
         case Query.PROBABILISTIC:
             return _probabilistic(setting, property, problem, attack)

@@ -22,12 +22,17 @@ MEMORY = 2**22
 """Activations of one chunk, in float64 elements, at most about."""
 
 
+LARGEST, SMALLEST = 0.5, 1e-4
+"""First and last step, as shares of the box; geometric in between."""
+
+
 @dataclass(frozen=True)
 class Attack:
-    """Settings: `steps` gradient steps from `restarts` starting points an item (the centre is the first)."""
+    """Settings: `steps` gradient steps from `restarts` starting points an item, the best of `pool` times as many."""
 
     steps: int = 30
     restarts: int = 4
+    pool: int = 1
     seed: int = 0
     deadline: Deadline = Deadline()
 
@@ -63,27 +68,49 @@ def _run(
     low, high = inner_box(problem)
     count = 1 if average else max((len(p) for p in params.values()), default=1)
     shape = (count, attack.restarts, *low.shape)
-    generator = torch.Generator(device=low.device).manual_seed(attack.seed)
-    x = low + (high - low) * torch.rand(shape, generator=generator, dtype=low.dtype, device=low.device)
-    x[:, 0] = (low + high) / 2
-    x = _project(x.clamp(low, high), low, high, problem.constraints)
+    x = _starts(network, problem, params, attack, transform, average, count)
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
+    shrink = (SMALLEST / LARGEST) ** (1 / max(attack.steps, 1))
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
-        value = violation(network, problem, params, x, transform, average)
+        value, target = _objective(network, problem, params, x, transform, average)
         better = value.detach() < best_value
         best = torch.where(better[..., None], x.detach(), best)
         best_value = torch.where(better, value.detach(), best_value)
         done = i >= attack.steps // 2 and bool((best_value.amin(1) < 0).all())
         if i == attack.steps or done or attack.deadline.passed:
             break
-        (gradient,) = torch.autograd.grad(value.sum(), x)
-        size = 0.5 * (1 - i / attack.steps) ** 2 + 0.01
-        x = (x.detach() - size * (high - low) * gradient.sign()).clamp(low, high)
+        (gradient,) = torch.autograd.grad(target.sum(), x)
+        x = (x.detach() - LARGEST * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
         x = _project(x, low, high, problem.constraints)
     restart = best_value.argmin(1, keepdim=True)
     chosen = best.gather(1, restart[..., None].expand(-1, -1, -1, best.shape[-1]))[:, 0]
     return chosen, best_value.gather(1, restart)[:, 0]
+
+
+def _starts(
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, average: bool, count: int
+) -> Tensor:
+    """(K, S, N, n): the centre, then the best of a pool of random points, every other of which is drawn to the corners.
+
+    Networks with dead units are flat over most of a large box: without the pool, gradients are zero at every start.
+    """
+    low, high = inner_box(problem)
+    generator = torch.Generator(device=low.device).manual_seed(attack.seed)
+    rounds = []
+    for _ in range(attack.pool):
+        share = torch.rand((count, attack.restarts, *low.shape), generator=generator, dtype=low.dtype, device=low.device)
+        share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
+        x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
+        with torch.no_grad():
+            value = violation(network, problem, params, x, transform, average) if attack.pool > 1 else x[..., 0]
+        rounds.append((x, value))
+    x, value = (torch.cat(parts, 1) for parts in zip(*rounds, strict=True))
+    if attack.pool > 1:
+        chosen = value.topk(attack.restarts, dim=1, largest=False).indices
+        x = x.gather(1, chosen[..., None].expand(-1, -1, -1, x.shape[-1]))
+    middle = _project(((low + high) / 2).clamp(low, high)[None], low, high, problem.constraints)
+    return torch.cat([middle.expand(count, 1, -1, -1), x[:, 1:]], 1)
 
 
 def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -97,6 +124,16 @@ def violation(
     network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool = False
 ) -> Tensor:
     """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation."""
+    return _objective(network, problem, params, x, transform, average)[0]
+
+
+def _objective(
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool
+) -> tuple[Tensor, Tensor]:
+    """The violation, and what to descend on: the sum of the rows that do not hold yet, of the nearest case.
+
+    The gradient of the maximum alone sees one row at a time and jumps between rows.
+    """
     count, restarts, items, size = x.shape
     flat = x.reshape(count, restarts * items, size)
     y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
@@ -110,7 +147,10 @@ def violation(
     index = rows.case.expand(value.shape)
     worst = value.new_full((*value.shape[:-1], problem.cases + 1), -torch.inf)
     worst = worst.scatter_reduce(-1, index, value, "amax")[..., :-1]
-    return torch.where(problem.exists, worst, torch.inf).amin(-1).clamp(-1e30, 1e30)
+    nearest, case = torch.where(problem.exists, worst, torch.inf).min(-1)
+    chosen = index == case[..., None]
+    target = torch.where(chosen, value.clamp(min=0), 0.0).sum(-1) + 0.1 * nearest.clamp(-1e30, 1e30)
+    return nearest.clamp(-1e30, 1e30), target
 
 
 def transformed(y: Tensor, transform: str) -> Tensor:

@@ -172,25 +172,40 @@ def expectation(
 
 def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionOutcome:
     """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
-    rows, n, device = problem.rows, len(problem), problem.lower.device
-    m = rows.outputs.shape[-1]
-    unit = torch.eye(m, dtype=torch.float64, device=device)[None]
-    lost = torch.full((n, rows.bound.shape[-1]), torch.inf, dtype=torch.float64, device=device)
-    low, high = -lost, lost
-    out_low, out_high = torch.full((n, m), -torch.inf, device=device, dtype=torch.float64), lost.new_full((n, m), torch.inf)
-    refuted = torch.zeros(n, dtype=torch.bool, device=device)
-    violated, point, complete = refuted.clone(), attack.inner_box(problem)[0], False
+    rows, n = problem.rows, len(problem)
+    r, m = rows.outputs.shape[1:]
+    lost = problem.lower.new_full((n, 2 * (r + m)), -torch.inf)
+    low, complete = lost, False
+    violated = torch.zeros(n, dtype=torch.bool, device=lost.device)
+    refuted, point = violated, attack.inner_box(problem)[0]
     try:
-        low = expect.lower(problem.lower, problem.upper, rows.outputs, rows.inputs)
-        out_low = expect.lower(problem.lower, problem.upper, unit)
-        out_high = expect.upper(problem.lower, problem.upper, unit)
-        refuted = _refuted(problem, low, out_low, out_high)
+        low = _everything(expect, problem)
+        refuted = _refuted(problem, *_split(low, r, m))
         violated, point = _violation(expect, problem, settings, refuted)
-        high = expect.upper(problem.lower, problem.upper, rows.outputs, rows.inputs)
         complete = True
     except OutOfTime:
         pass
-    return DecisionOutcome(low, high, *_clipped(expect, out_low, out_high), refuted, violated, point, complete)
+    row_low, row_high, out_low, out_high = _split(low, r, m)
+    return DecisionOutcome(row_low, row_high, *_clipped(expect, out_low, out_high), refuted, violated, point, complete)
+
+
+def _everything(expect: Expectation, problem: Problem) -> Tensor:
+    """Lower bounds of the rows, the negated rows, the outputs and the negated outputs, in one pass over the network."""
+    rows = problem.rows
+    unit = torch.eye(rows.outputs.shape[-1], dtype=torch.float64, device=problem.lower.device)
+    unit = unit.expand(len(rows.outputs), -1, -1)
+    outputs = torch.cat([rows.outputs, -rows.outputs, unit, -unit], 1)
+    inputs = rows.inputs
+    if inputs is not None:
+        none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
+        inputs = torch.cat([inputs, -inputs, none], 1)
+    return expect.lower(problem.lower, problem.upper, outputs, inputs)
+
+
+def _split(low: Tensor, r: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lower and upper bounds of the rows (N, r), then of the outputs (N, m)."""
+    row, negated_row, out, negated_out = low.split([r, r, m, m], -1)
+    return row, -negated_row, out, -negated_out
 
 
 def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,7 +213,7 @@ def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Te
     return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
 
 
-def _refuted(problem: Problem, low: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+def _refuted(problem: Problem, low: Tensor, _high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
     magnitude = torch.maximum(out_low.abs(), out_high.abs()).nan_to_num(torch.inf, torch.inf)
     found = RowBounds(low[None], None, magnitude.clamp(max=1e300)[None])
     return refuted_by(problem, found)[0].all(-1)
@@ -214,9 +229,14 @@ def _violation(expect: Expectation, problem: Problem, settings: Attack, refuted:
     network = expect.bounds.engine.network
     generator = torch.Generator().manual_seed(settings.seed)
     params = {k: v.to(point) for k, v in sample(network, expect.posterior, PREDICTIVE, generator).items()}
-    x = attack.run(network, part, params, replace(settings, restarts=2), expect.bounds.transform, average=True)[0][0]
+    x = attack.run(network, part, params, _smaller(settings), expect.bounds.transform, average=True)[0][0]
     violated[index], point[index] = violates(expect, part, x), x
     return violated, point
+
+
+def _smaller(settings: Attack) -> Attack:
+    """Every step of an attack on the predictive costs PREDICTIVE networks."""
+    return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
 
 
 def violates(expect: Expectation, problem: Problem, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ margin is searched in place of the boxes around samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -243,7 +243,8 @@ def by_samples(
     weights, probabilities = weight_sets.sample_weights(network, posterior, device)
     safe = problem.all_items(refuted_cases(bounds, weights, problem).all(-1))  # (S, I)
     params = {name: weights.centers[name] for name in posterior.samples}
-    points = attack.run(network, problem, params, settings, bounds.transform)[0]  # (S, N, n)
+    smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))  # S networks each
+    points = attack.run(network, problem, params, smaller, bounds.transform)[0]  # (S, N, n)
     usable = torch.stack([feasible(problem, x) for x in points])
     unsafe = _unsafe_items(bounds, weights, problem, points, usable)  # (S, N)
     per_instance = torch.zeros_like(safe, dtype=torch.int8).scatter_reduce(
