@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,48 @@ def test_missing_arguments_show_the_usage(script, args, echo_tool):
     done = call(script, *args, tool=echo_tool)
     assert done.returncode == 2
     assert f"usage: {script} v1 CATEGORY ONNX VNNLIB" in done.stderr
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """A copy of the scripts, so that installing leaves nothing in the checkout."""
+    shutil.copytree(SCRIPTS, tmp_path / "project" / "scripts", ignore=shutil.ignore_patterns(".venv"))
+    return tmp_path / "project" / "scripts"
+
+
+def test_install_makes_what_the_other_scripts_find(tmp_path, unpacked, instance):
+    # Stands for Python: a virtual environment is a folder with these two programs; the calls are written down.
+    log = tmp_path / "calls"
+    python = program(
+        tmp_path / "python",
+        f"""echo "$@" >>'{log}'
+if [[ "$1" == -m && "$2" == venv ]]; then
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/bnn-vnnlib"
+fi""",
+    )
+    environment = {**os.environ, "BNN_VNNLIB": "", "PYTHON": str(python), "PATH": "/usr/bin:/bin"}
+
+    def script(name: str, *args: object) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(unpacked / name), *map(str, args)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    args = ("v1", "c", instance / "model.onnx", instance / "holds.vnnlib")
+    assert "not installed" in script("prepare_instance.sh", *args).stderr
+    done = script("install_tool.sh", "v1")
+    assert done.returncode == 0, done.stderr
+    assert f"-m pip install --quiet {unpacked}/.." in log.read_text()
+    assert script("prepare_instance.sh", *args).returncode == 0
+    assert script("run_instance.sh", *args, tmp_path / "r.txt", "1.5").returncode == 0
+    assert f"--timeout 1.5 --results-file {tmp_path}/r.txt" in log.read_text().splitlines()[-1]
+
+
+def test_install_wants_a_recent_python(tmp_path, unpacked):
+    old = program(tmp_path / "python", "exit 1")
+    environment = {**os.environ, "PYTHON": str(old)}
+    command = ["bash", str(unpacked / "install_tool.sh"), "v1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Python 3.11 or later is needed" in done.stderr
 
 
 def test_the_scripts_reach_a_verdict(tmp_path, tool, instance):
