@@ -295,11 +295,14 @@ def test_inspect_names_what_is_not_supported(shared):
 
 
 def test_help_is_quick():
-    python("-m", "bnn_vnnlib", "--help")  # fills the byte code cache
-    started = time.perf_counter()
-    done = python("-m", "bnn_vnnlib", "--help")
-    assert time.perf_counter() - started < 0.5 * float(os.environ.get("BNN_VNNLIB_TEST_SLACK", "3"))
-    assert "verify" in done.stdout
+    def cpu_time() -> float:
+        before = os.times()
+        assert "verify" in python("-m", "bnn_vnnlib", "--help").stdout
+        after = os.times()
+        return after.children_user - before.children_user + after.children_system - before.children_system
+
+    # The processor's time, and the best of three: other tests run at the same time.
+    assert min(cpu_time() for _ in range(3)) < 0.5
 
 
 HEAVY = ("torch", "onnx", "onnxruntime", "scipy", "numpy")
