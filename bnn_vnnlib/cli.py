@@ -111,7 +111,7 @@ def verify(
         _check_positive("--timeout", timeout)
         _check_positive("--margin", margin)
         outlet = Outlet(results_file, json_file, seed, timeout, started)
-    with _guard(console, debug, outlet), _in_time(outlet) as disarm:
+    with _guard(console, debug, outlet), _in_time(console, outlet) as disarm:
         from bnn_vnnlib.instance import find_files
         from bnn_vnnlib.options import settle
         from bnn_vnnlib.vnnlib import match, read_property
@@ -189,15 +189,19 @@ def attach(
 
 
 @contextmanager
-def _in_time(outlet: Outlet) -> Iterator[Callable[[], None]]:
+def _in_time(console: Console, outlet: Outlet) -> Iterator[Callable[[], None]]:
     """Run the block under a backstop for the time limit; yields what disarms it. Errors disarm it as well."""
     if outlet.timeout is None:
         yield lambda: None
         return
     from bnn_vnnlib.backstop import Backstop
 
+    def last_words() -> None:
+        outlet.expire()
+        console.print("the time limit ended the run before there were any bounds", soft_wrap=True)
+
     grace = GRACE if outlet.timeout >= SHORT else SHORT_GRACE
-    backstop = Backstop(outlet.started + outlet.timeout + grace - time.monotonic(), outlet.expire)
+    backstop = Backstop(outlet.started + outlet.timeout + grace - time.monotonic(), last_words)
     try:
         yield backstop.disarm
     finally:

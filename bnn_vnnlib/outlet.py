@@ -51,7 +51,7 @@ class Outlet:
 
     def expire(self) -> None:
         """Write that the time limit ended the run before there was a result."""
-        self._leave(Verdict.TIMEOUT, "the time limit ended the run from outside; there are no bounds")
+        self._leave(Verdict.TIMEOUT, "the time limit ended the run before there were any bounds")
         _print(f"{spoken(Verdict.TIMEOUT, self.prop)}\n")
 
     def fail(self, reason: str) -> None:

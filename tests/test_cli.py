@@ -360,6 +360,7 @@ def test_a_run_that_overstays_its_limit_is_ended(tmp_path, new, identity_model):
     assert time.monotonic() - started < 20.0
     assert done.returncode == 0, done.stderr
     assert done.stdout == "timed-out\n"
+    assert "the time limit ended the run" in done.stderr
     assert results.read_text() == "timeout\n"
     assert json.loads((tmp_path / "r.txt.json").read_text())["verdict"] == "timeout"
 
