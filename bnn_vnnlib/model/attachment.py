@@ -59,10 +59,11 @@ def attach(
     for name, values in given.items():
         holder = tensors[name]
         mean = array_of(holder)
+        stored = _narrowed(name, values, mean.dtype)
         if not isinstance(posterior, GaussianDiagonal):
-            mean = _narrowed(name, weighted_mean(posterior, name), mean.dtype)
+            mean = _rounded(weighted_mean(stored, posterior.probabilities), mean.dtype)
             holder.CopyFrom(numpy_helper.from_array(mean, holder.name))
-        entry = _stored(proto, name, STORED[family], _narrowed(name, values, mean.dtype), embed)
+        entry = _stored(proto, name, STORED[family], stored, embed)
         content["params"][name] = entry | {"shape": list(mean.shape), "sha256_mean": sha256(mean)}
     if not isinstance(posterior, GaussianDiagonal):
         weights = np.asarray(posterior.probabilities, np.float64)
@@ -95,12 +96,16 @@ def _refuse_second(proto: ModelProto) -> None:
 def _narrowed(name: str, values: NDArray[Any], element: np.dtype[Any]) -> NDArray[Any]:
     """The values in the weight's type, provided that none overflows or vanishes in it."""
     given = np.asarray(values, np.float64)
-    with np.errstate(over="ignore", under="ignore"):
-        stored = given.astype(element)
+    stored = _rounded(given, element)
     if not np.isfinite(stored).all() or ((given != 0) & (stored == 0)).any():
         message = f"has values that {element} cannot hold (they overflow or become 0)"
         raise PosteriorError(f"{message}; store the network in float64", node=name)
     return stored
+
+
+def _rounded(values: NDArray[Any], element: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(values).astype(element)
 
 
 def _stored(proto: ModelProto, weight: str, what: str, array: NDArray[Any], embed: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Ball:
     rad: Floats | None = None
 
 
+@np.errstate(all="ignore")
 def add(a: Ball, b: Ball) -> Ball:
     """a + b."""
     mid = a.mid + b.mid
@@ -35,6 +36,7 @@ def add(a: Ball, b: Ball) -> Ball:
     return _ball(mid, np.abs(error) + _rad(a) + _rad(b))
 
 
+@np.errstate(all="ignore")
 def multiply(a: Ball, b: Ball) -> Ball:
     """a * b."""
     mid = a.mid * b.mid
@@ -44,25 +46,25 @@ def multiply(a: Ball, b: Ball) -> Ball:
     return _ball(mid, np.where((_rad(a) > 0) | (_rad(b) > 0), spread + 3 * _TINY, spread))
 
 
+@np.errstate(all="ignore")
 def reciprocal(a: Ball) -> Ball:
     """1 / a; not finite where the ball of `a` contains 0."""
-    with np.errstate(all="ignore"):
-        mid = 1 / a.mid
-        exact = (np.abs(np.frexp(a.mid)[0]) == 0.5) & np.isfinite(mid)
-        smallest = np.abs(a.mid) - _rad(a) * _UP
-        # |1/x - 1/a| <= rad / (|a| smallest), _TINY for a quotient that underflows
-        spread = np.where(smallest > 0, (_rad(a) / np.abs(a.mid) * _UP + _TINY) / smallest * _UP + _TINY, np.inf)
-        spread = np.where((_rad(a) > 0) | (a.mid == 0), spread, 0.0)
+    mid = 1 / a.mid
+    exact = (np.abs(np.frexp(a.mid)[0]) == 0.5) & np.isfinite(mid)
+    smallest = np.abs(a.mid) - _rad(a) * _UP
+    # |1/x - 1/a| <= rad / (|a| smallest), _TINY for a quotient that underflows
+    spread = np.where(smallest > 0, (_rad(a) / np.abs(a.mid) * _UP + _TINY) / smallest * _UP + _TINY, np.inf)
+    spread = np.where((_rad(a) > 0) | (a.mid == 0), spread, 0.0)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 
 
+@np.errstate(all="ignore")
 def square_root(a: Ball) -> Ball:
     """sqrt(a); not finite where `a` may be negative or is not clearly away from 0."""
-    with np.errstate(all="ignore"):
-        mid = np.sqrt(a.mid)
-        smallest = a.mid - _rad(a) * _UP
-        # |sqrt x - sqrt a| <= rad / sqrt a for x >= 0
-        spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP + _TINY, np.inf), 0.0)
+    mid = np.sqrt(a.mid)
+    smallest = a.mid - _rad(a) * _UP
+    # |sqrt x - sqrt a| <= rad / sqrt a for x >= 0
+    spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP + _TINY, np.inf), 0.0)
     exact = ~_inexact_product(mid, mid, a.mid) & (mid * mid == a.mid)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnn_vnnlib.model.network import Floats, GaussianDiagonal, Likelihood, Model, WeightSamples
+from bnn_vnnlib.model.posterior import weighted_mean
 from bnn_vnnlib.signature import Signature
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -83,8 +84,8 @@ def _deviations(model: Model) -> dict[str, Floats]:
         case GaussianDiagonal(variances=variances):
             return {name: np.sqrt(variance) for name, variance in variances.items()}
         case WeightSamples(samples=samples, probabilities=weights):
-            means = {name: np.tensordot(weights, values, 1) for name, values in samples.items()}
-            return {n: np.sqrt(np.tensordot(weights, (values - means[n]) ** 2, 1)) for n, values in samples.items()}
+            means = {name: weighted_mean(values, weights) for name, values in samples.items()}
+            return {n: np.sqrt(weighted_mean((values - means[n]) ** 2, weights)) for n, values in samples.items()}
         case None:
             return {}
 

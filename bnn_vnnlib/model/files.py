@@ -6,11 +6,11 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import ModelError
@@ -118,11 +118,25 @@ def _parse(data: bytes, path: Path) -> ModelProto:
         raise ModelError(f"not an ONNX model: {suspicion}", path=path)
     try:
         proto = onnx.load_model_from_string(data)
-    except DecodeError as error:
+        _check_texts(proto)
+    except (DecodeError, UnicodeDecodeError) as error:
         raise ModelError("not an ONNX model, or a truncated one: its bytes do not parse", path=path) from error
     if proto.ir_version == 0 or not proto.graph.output:
         raise ModelError("not an ONNX model: no IR version or no graph with outputs in it", path=path)
     return proto
+
+
+def _check_texts(message: Message) -> None:
+    """Raise if a name is not UTF-8: protobuf hands such a text out as bytes, or fails when it is first asked for."""
+    for field, value in message.ListFields():
+        parts = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+        if field.message_type is not None:
+            for part in parts:
+                _check_texts(part)
+        elif field.type == field.TYPE_STRING:
+            for part in parts:
+                if not isinstance(part, str):
+                    raise DecodeError(f"{field.name} {part!r} is not text")
 
 
 def _external_tensors(proto: ModelProto) -> Iterator[TensorProto]:

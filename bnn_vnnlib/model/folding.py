@@ -83,7 +83,10 @@ def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | N
     ]
     body = helper.make_graph([alone], "fold", inputs, [helper.make_value_info("y", TypeProto())])
     model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
-    return np.asarray(next(iter(ReferenceEvaluator(model).run(None, feeds))))
+    try:
+        return np.asarray(next(iter(ReferenceEvaluator(model).run(None, feeds))))
+    except Exception as error:  # the evaluator lets whatever happens inside it through
+        raise inconsistent(node, f"cannot be computed from its constants: {error}") from error
 
 
 def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:

@@ -209,6 +209,8 @@ def _finish(
     graph: Builder, proto: ModelProto, values: _FileValues, inputs: list[SignatureVariable], notes: list[str]
 ) -> Network:
     """Outputs, signature and the tensors that are used."""
+    if not all(info.name for info in proto.graph.output):
+        raise ModelError("an output of the graph has no name")
     ends = [values[info.name] for info in proto.graph.output]
     softmax_axis = None
     if any(isinstance(end, Softmaxed) for end in ends):

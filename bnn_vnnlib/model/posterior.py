@@ -64,9 +64,9 @@ def check_posterior(posterior: Posterior, shapes: Shapes) -> None:
         raise PosteriorError("the posterior names no tensor")
 
 
-def weighted_mean(posterior: WeightSamples, name: str) -> Floats:
-    """Mean of a tensor over the samples."""
-    mean: Floats = np.tensordot(posterior.probabilities, np.asarray(posterior.samples[name], np.float64), axes=1)
+def weighted_mean(samples: NDArray, probabilities: Floats) -> Floats:
+    """Mean (*shape) of samples (S, *shape)."""
+    mean: Floats = np.tensordot(probabilities, np.asarray(samples, np.float64), axes=1)
     return mean
 
 

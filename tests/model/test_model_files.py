@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ import torch
 from model_helpers import make_model, node, run_onnx, small_net
 from onnx import ModelProto, helper
 
-from bnn_vnnlib.errors import ModelError, UnsupportedError
-from bnn_vnnlib.model import read_model, replay
+from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
+from bnn_vnnlib.model import GaussianDiagonal, attach, build_network, read_model, replay
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto, write_model
 
@@ -90,6 +92,22 @@ def test_every_truncation_is_one_clear_error(net: Path) -> None:
         net.write_bytes(data[:size])
         with pytest.raises((ModelError, UnsupportedError)):
             read_model(net)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_changed_bytes_are_a_model_or_one_clear_error(tmp_path: Path, seed: int) -> None:
+    """Three random bytes are changed in a file with a posterior and every kind of folding."""
+    nodes = [node("Transpose", "W", "V"), node("Gemm", "x V b", "h", alpha=0.5), node("Relu", "h", "a"),
+             node("Reshape", "a s", "r"), node("Div", "r c", "y")]  # fmt: skip
+    weights = {"W": np.ones((2, 4)), "b": np.ones(2), "s": np.array([1, 2]), "c": np.array([3.0, 4.0])}
+    proto = attach(make_model(nodes, weights, element=np.float32), GaussianDiagonal({"W": np.ones((2, 4))}))
+    data = bytearray(proto.SerializeToString())
+    rng = np.random.default_rng(seed)
+    for place in rng.integers(len(data), size=3):
+        data[place] = rng.integers(256)
+    (tmp_path / "net.onnx").write_bytes(data)
+    with contextlib.suppress(InputError):
+        assert read_model(tmp_path / "net.onnx").network.signature.output_size > 0
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
@@ -189,7 +207,7 @@ def test_unusual_but_usable(name: str, tmp_path: Path) -> None:
     notes = [note for note in model.notes if "gives no shape" not in note]
     assert len(notes) == bool(remark)
     if remark:
-        assert any(__import__("re").search(remark, note) for note in notes)
+        assert any(re.search(remark, note) for note in notes)
     y = evaluate(model.network, torch.tensor(POINTS)).numpy()
     np.testing.assert_allclose(replay(model, POINTS), y, rtol=1e-5, atol=1e-6)
 
@@ -197,8 +215,6 @@ def test_unusual_but_usable(name: str, tmp_path: Path) -> None:
 def test_two_default_opsets_contradict_each_other() -> None:
     proto = small_net()
     proto.opset_import.append(helper.make_opsetid("ai.onnx", 11))
-    from bnn_vnnlib.model import build_network
-
     with pytest.raises(ModelError, match=r"\[11, 17\]"):
         build_network(proto)
 

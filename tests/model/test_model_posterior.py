@@ -156,7 +156,7 @@ def test_bad_posterior_is_refused_by_name(name: str) -> None:
 
 
 def test_negative_standard_deviation() -> None:
-    with pytest.raises(PosteriorError, match="W1.*negative"):
+    with pytest.raises(PosteriorError, match=r"W1.*negative"):
         from_standard_deviations({"W1": [-1.0]})
 
 
@@ -254,7 +254,7 @@ def test_by_name_needs_the_right_shape_and_sign() -> None:
     with pytest.raises(PosteriorError, match=r"W1.*\(4, 5\), expected \(5, 4\)"):
         model_from_proto(proto)
     proto.graph.initializer[-1].CopyFrom(numpy_helper.from_array(-np.ones((5, 4), np.float32), "W1_variance"))
-    with pytest.raises(PosteriorError, match="W1.*negative"):
+    with pytest.raises(PosteriorError, match=r"W1.*negative"):
         model_from_proto(proto)
 
 
@@ -279,7 +279,7 @@ def test_posterior_of_an_unused_weight_is_a_note() -> None:
 def test_a_posterior_in_an_impossible_place_is_refused() -> None:
     nodes = [node("BatchNormalization", "x g g m v")]
     proto = make_model(nodes, {"g": np.ones(4), "m": np.zeros(4), "v": np.ones(4)})
-    with pytest.raises(PosteriorError, match="running mean.*'m'"):
+    with pytest.raises(PosteriorError, match=r"running mean.*'m'"):
         model_from_proto(attach(proto, from_standard_deviations({"m": np.ones(4)})))
 
 
