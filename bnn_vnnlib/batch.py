@@ -139,11 +139,15 @@ def _problem(
 
 
 def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:
+    if len(properties) == 0:
+        raise OptionError("properties is empty: give one for all boxes, or one a box")
     for cases in properties:
         for a, b, strict in cases:
             a, b, strict = np.asarray(a), np.asarray(b), np.asarray(strict)
             if a.ndim != 2 or a.shape[1] != outputs or b.shape != (len(a),) or strict.shape != b.shape:
                 raise OptionError(f"a case must be arrays A (R, {outputs}), b (R,), strict (R,)")
+            if not (np.isfinite(a).all() and np.isfinite(b).all()):
+                raise OptionError("a property row holds NaN or infinite numbers")
 
 
 def _solve(setting: Setting, problem: Problem, restarts: int) -> dict[str, Any]:

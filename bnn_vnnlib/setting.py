@@ -144,11 +144,16 @@ def _transform(network: Network, query: Query, likelihood: Likelihood | None) ->
 
 
 def ends_in_sigmoid(network: Network) -> bool:
-    """The graph itself turns its logits into probabilities."""
-    from bnn_vnnlib.model.nodes import Activation
+    """The graph itself turns its logits into probabilities, which it may still move about."""
+    from bnn_vnnlib.model.nodes import Activation, Broadcast, Concat, Reshape, Transpose
 
-    ends = [network.nodes[position] for position in network.outputs]
-    return all(isinstance(node, Activation) and node.kind == "sigmoid" for node in ends)
+    def is_probability(position: int) -> bool:
+        node = network.nodes[position]
+        if isinstance(node, Reshape | Transpose | Broadcast | Concat):
+            return all(is_probability(source) for source in node.inputs)
+        return isinstance(node, Activation) and node.kind == "sigmoid"
+
+    return all(is_probability(position) for position in network.outputs)
 
 
 def _deadline(timeout: float | None, started: float | None) -> Deadline:

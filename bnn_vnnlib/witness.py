@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.model.network import GaussianDiagonal, Model
 from bnn_vnnlib.model.posterior import sample
@@ -18,7 +20,8 @@ from bnn_vnnlib.robustness import attack as attacks
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.decision import DecisionOutcome, Expectation, violates
-from bnn_vnnlib.robustness.probabilistic import SafetyBounds, point_box
+from bnn_vnnlib.robustness.outputs import OutputBounds
+from bnn_vnnlib.robustness.probabilistic import SafetyBounds, feasible, point_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import violated_cases
 from bnn_vnnlib.setting import Setting
@@ -52,38 +55,42 @@ def probabilistic_witness(
     if not _in_inputs(property, x):
         raise SoundnessError("the attacked point is not in the property's input set")
     again = _mass_at(setting, problem, found)
-    needed = 1 - setting.question.tau_unsafe
-    samples = found.violating is not None
-    if again <= needed and not samples:
+    enough = 1 - again < setting.question.tau_unsafe
+    if not enough and found.violating is None:
         raise SoundnessError("the bound at the attacked point could not be repeated")
     shows = f"P_w((X, f(X)) violates the property) >= {again:.6g}"
-    if again <= needed:
+    if not enough:
         shows += "; the bound on P_safe rests on a witness of its own for each violating sample"
     check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
     return Witness(x, _mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
 
 
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
-    """Lower bound on the mass of weights that violate a case at the point, computed anew on one item."""
+    """Lower bound on the mass of weights that violate a case at the point, computed anew on the items that hold it."""
     network, posterior = setting.bounds.engine.network, setting.posterior
-    item = _item_of(problem, found.point[0])
-    part = problem.items(item[None])
-    lower, upper = point_box(part, found.point)
+    bounds = _unhurried(setting.bounds)
+    part = _items_at(problem, found.point[0])
+    lower, upper = point_box(part, found.point.expand(len(part), -1))
     if isinstance(posterior, GaussianDiagonal):
         if setting.choices.boxes == "sampled":
             return float(found.point_mass[0])
         boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])
-        held = violated_cases(setting.bounds, boxes, part, lower, upper)[0, 0].any()
+        held = violated_cases(bounds, boxes, part, lower, upper).any()
         return float(found.point_mass[0]) if bool(held) else 0.0
     weights, probabilities = weight_sets.sample_weights(network, posterior, setting.device)
-    violated = violated_cases(setting.bounds, weights, part, lower, upper)[:, 0].any(-1)
+    violated = violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
     return max(0.0, float((probabilities * violated).sum()) - 1e-12)
 
 
-def _item_of(problem: Problem, x: Tensor) -> Tensor:
-    """The item that the point was attacked in (boxes may overlap: the first)."""
-    inside = ((problem.lower <= x) & (x <= problem.upper)).all(-1)
-    return inside.to(torch.int64).argmax()
+def _unhurried(bounds: OutputBounds) -> OutputBounds:
+    """Without the deadline: one point is checked in no time, and a verdict that was earned must not be lost."""
+    return replace(bounds, engine=replace(bounds.engine, deadline=Deadline()))
+
+
+def _items_at(problem: Problem, x: Tensor) -> Problem:
+    """The items whose input set holds the point: boxes may overlap, and each has cases of its own."""
+    inside = problem.items(torch.nonzero(((problem.lower <= x) & (x <= problem.upper)).all(-1))[:, 0])
+    return inside.items(torch.nonzero(feasible(inside, x.expand(len(inside), -1)))[:, 0])
 
 
 def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, float]:
@@ -91,8 +98,9 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
     network = setting.bounds.engine.network
     generator = torch.Generator().manual_seed(setting.choices.seed)
     params = sample(network, setting.posterior, ESTIMATE, generator)
-    part = problem.items(_item_of(problem, point[0])[None])
-    value = attacks.violation(network, part, params, point.expand(ESTIMATE, 1, 1, -1), setting.transform)
+    part = _items_at(problem, point[0])
+    x = point.expand(ESTIMATE, 1, len(part), -1)
+    value = attacks.violation(network, part, params, x, setting.transform).amin(-1)
     return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": ESTIMATE}
 
 
@@ -104,6 +112,7 @@ def decision_witness(
     point = outcome.point[item]
     x = point[0].cpu().numpy()
     part = problem.items(item)
+    expect = replace(expect, bounds=_unhurried(expect.bounds))
     if not _in_inputs(property, x) or not bool(violates(expect, part, point).all()):
         raise SoundnessError("the decision at the attacked point could not be bounded again")
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]

@@ -4,7 +4,8 @@
     || sum_j W_ij z_j || <= sum_j sqrt(mu_ij^2 + s_ij^2) || z_j ||                                  (Minkowski)
     || sum_j W_ij z_j || <= sum_j |mu_ij| || z_j || + sqrt(sum_j s_ij^2 || z_j ||^2)
 since the layer's weights are independent of z and of each other; the smaller of the two is taken. Both need every
-random tensor to enter at one node only; with tied weights there is no bound (infinity).
+random tensor to enter at one node only; with tied weights there is no bound (infinity). The second also needs every
+entry to be used once in that node: a weight that was tiled or gathered first is not independent of its own copy.
 Then |E[f 1_off]| <= || f || sqrt(P(off)) by Cauchy-Schwarz.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +66,7 @@ def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> T
     box = weights.param(node.weight)
     g = gamma(2 * maps.fan(node) + 16)
     norm = maps.apply(node, _root(box), z)
-    if box.spread is not None:
+    if box.spread is not None and np.unique(node.weight.index).size == node.weight.index.size:
         mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
         noise = torch.sqrt(maps.apply(node, box.spread**2, z**2) * (1 + g) + TINY)
         norm = torch.minimum(norm, mean + noise)

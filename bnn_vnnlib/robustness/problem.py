@@ -128,8 +128,8 @@ def from_property(property: Property, device: torch.device | str = "cpu") -> Pro
     item_of_row = item_of_case[property.rows.owner]
     order = np.argsort(item_of_row, kind="stable")
     row_slot = np.empty_like(order)
-    slots, height = _slots(item_of_row[order], len(used))
-    row_slot[order] = slots
+    slots, most = _slots(item_of_row[order], len(used))
+    row_slot[order], height = slots, max(1, most)  # no rows at all: padding, so that nothing is of size zero
 
     def padded(values: NDArray, fill: float, count: int, item: NDArray, slot: NDArray) -> Tensor:
         out = np.full((len(used), count, *values.shape[1:]), fill, dtype=values.dtype)
@@ -210,8 +210,8 @@ def from_cases(lower: Tensor, upper: Tensor, properties: Sequence[OutputCases], 
     """One instance a box; `properties` holds one output DNF for all boxes or one for each."""
     if len(properties) not in (1, len(lower)):
         raise OptionError(f"{len(properties)} properties for {len(lower)} boxes: give one for all, or one a box")
-    height = max(sum(len(b) for _, b, _ in cases) for cases in properties)
-    width = max(len(cases) for cases in properties)
+    height = max(1, *(sum(len(b) for _, b, _ in cases) for cases in properties))
+    width = max(1, *(len(cases) for cases in properties))
     count = len(properties)
     a = np.zeros((count, height, outputs))
     bound, strict = np.full((count, height), np.inf), np.zeros((count, height), dtype=bool)
@@ -223,8 +223,6 @@ def from_cases(lower: Tensor, upper: Tensor, properties: Sequence[OutputCases], 
             stop = start + len(b)
             a[i, start:stop], bound[i, start:stop], strict[i, start:stop] = part, b, s
             case[i, start:stop], exists[i, c], start = c, True, stop
-    if np.isnan(a).any() or np.isnan(bound).any():
-        raise OptionError("a property row holds NaN")
     device = lower.device
     padding = case == width
     origin = np.where(padding, -1, np.arange(height)[None])
