@@ -87,6 +87,10 @@ def test_instance_fits_its_model(row: list[str], models: dict[str, Model]) -> No
     assert match(prop, models[row[0]].network.signature).notes == ()
     assert f"{prop.version[0]}.{prop.version[1]}" == path.parent.name
     assert prop.num_cases > 0
+    lower, upper = prop.boxes.inner_lower, prop.boxes.inner_upper
+    fixed = lower[lower == upper]
+    assert (lower <= upper).all()  # some float64 lies inside, and a fixed input is a float32: witnesses can exist
+    assert (fixed == fixed.astype(np.float32)).all()
     assert 20 <= float(row[2]) <= 60
 
 
