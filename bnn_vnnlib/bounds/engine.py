@@ -6,7 +6,6 @@ A network is a graph of nodes, a method is a table of rules, and this module wal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +20,7 @@ from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Input
+from bnn_vnnlib.model.nodes import Activation, Conv, Input, Linear, Scale
 
 Method = Literal["interval", "linear"]
 
@@ -97,7 +96,7 @@ class Engine:
             if isinstance(node, Activation):
                 (source,) = node.inputs
                 if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
-                    ranges.values[source] = self._tightened(weights, ranges, box, source)
+                    ranges.values[source] = self._tightened(weights, ranges, box, source, node.kind)
                 z = ranges.values[source]
                 if self.method == "linear":
                     ranges.lines[position] = ACTIVATIONS[node.kind].lines(node.alpha, z.lower, z.upper)
@@ -106,29 +105,46 @@ class Engine:
             ranges.values[position], ranges.magnitudes[position] = result
         return ranges
 
-    def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int) -> Interval:
-        """Linear bounds of a node, met with its interval."""
-        shape = self.network.nodes[position].shape
-        bounds = [form.minimum(box).unflatten(2, (2, -1)) for form in self._unit_forms(weights, ranges, box, position)]
-        lower, upper = torch.cat(bounds, -1).unbind(2)
-        tight = Interval(lower.reshape(*lower.shape[:2], *shape), -upper.reshape(*upper.shape[:2], *shape))
-        return ranges.values[position].meet(tight)
+    def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int, kind: str) -> Interval:
+        """Linear bounds of an activation's input, met with its interval.
 
-    def _unit_forms(
-        self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int
-    ) -> Iterator[LinearForm]:  # fmt: skip
-        """Forms of e_i and -e_i over a node: at once if it is dense, else in chunks of elements."""
+        A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: of Relu and
+        LeakyRelu those with both signs; and none where a single map leads from the input here, because the interval
+        of one map loses no more than the product of both radii.
+        """
+        known, node = ranges.values[position], self.network.nodes[position]
         items, n = box.lower.shape[1:]
-        dense = linear.dense_units(self.network, weights, ranges, position, items, n)
-        if dense is not None:
-            yield dense
-            return
-        size = math.prod(self.network.nodes[position].shape)
-        step = max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))
-        for start in range(0, size, step):
+        form = linear.dense_units(self.network, weights, ranges, position, items, n)
+        if form is not None:
+            lower, upper = form.minimum(box).unflatten(2, (2, -1)).unbind(2)
+            return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
+        if self._maps_below(position) <= 1:
+            return known
+        matters = torch.ones(math.prod(node.shape), dtype=torch.bool, device=box.lower.device)
+        if kind in ("relu", "leaky_relu"):
+            matters = ((known.lower < 0) & (known.upper > 0)).flatten(2).flatten(0, 1).any(0)
+        index = matters.nonzero()[:, 0]
+        sides = [known.lower.flatten(2), known.upper.flatten(2)]
+        sides = [side.expand(max(weights.count, len(box.lower)), items, -1).clone() for side in sides]
+        for part in index.split(max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))):
             self.deadline.check()
-            part = range(start, min(start + step, size))
-            yield linear.units(self.network, weights, ranges, position, part, items, n)
+            bound = linear.units(self.network, weights, ranges, position, part, items, n).minimum(box)
+            lower, upper = bound.unflatten(2, (2, -1)).unbind(2)
+            sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower)
+            sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], -upper)
+        return Interval(*(side.reshape(*side.shape[:2], *node.shape) for side in sides))
+
+    def _maps_below(self, position: int) -> int:
+        """Weighted maps and activations between the input and a node, that node included."""
+        seen, stack, count = set(), [position], 0
+        while stack:
+            place = stack.pop()
+            if place not in seen:
+                seen.add(place)
+                node = self.network.nodes[place]
+                count += isinstance(node, Linear | Conv | Scale | Activation)
+                stack.extend(node.inputs)
+        return count
 
     def _rows(
         self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None, forms: bool

@@ -334,12 +334,12 @@ def walk_back(
 
 
 def units(
-    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, part: range, items: int, size: int
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int, size: int
 ) -> LinearForm:
-    """`walk_back` with the rows e_i, then -e_i, for the elements i of a node in `part`: R = 2 len(part)."""
+    """`walk_back` with the rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
     shape = network.nodes[position].shape
-    unit = weights.scale.new_zeros(len(part), math.prod(shape))
-    unit[torch.arange(len(part)), torch.arange(part.start, part.stop)] = 1.0
+    unit = weights.scale.new_zeros(len(index), math.prod(shape))
+    unit[torch.arange(len(index), device=index.device), index] = 1.0
     rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
     return walk_back(network, weights, ranges, {position: rows}, size)
 

@@ -70,15 +70,17 @@ def _run(
     shape = (count, attack.restarts, *low.shape)
     x = _starts(network, problem, params, attack, transform, average, count)
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
+    done = torch.zeros(count, len(problem), dtype=torch.bool, device=low.device)
     shrink = (SMALLEST / LARGEST) ** (1 / max(attack.steps, 1))
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
         value, target = _objective(network, problem, params, x, transform, average)
-        better = value.detach() < best_value
+        better = (value.detach() < best_value) & ~done[:, None]
         best = torch.where(better[..., None], x.detach(), best)
         best_value = torch.where(better, value.detach(), best_value)
-        done = i >= attack.steps // 2 and bool((best_value.amin(1) < 0).all())
-        if i == attack.steps or done or attack.deadline.passed:
+        if i >= attack.steps // 2:
+            done = best_value.amin(1) < 0  # frozen, so that an item does not depend on its neighbours
+        if i == attack.steps or bool(done.all()) or attack.deadline.passed:
             break
         (gradient,) = torch.autograd.grad(target.sum(), x)
         x = (x.detach() - LARGEST * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
@@ -99,7 +101,9 @@ def _starts(
     generator = torch.Generator(device=low.device).manual_seed(attack.seed)
     rounds = []
     for _ in range(attack.pool):
-        share = torch.rand((count, attack.restarts, *low.shape), generator=generator, dtype=low.dtype, device=low.device)
+        # the same shares for all items: what is found for one must not depend on its place among the others
+        shape = (count, attack.restarts, 1, low.shape[-1])
+        share = torch.rand(shape, generator=generator, dtype=low.dtype, device=low.device)
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
         x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
         with torch.no_grad():

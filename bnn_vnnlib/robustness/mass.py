@@ -44,7 +44,8 @@ def centred_mass(margin: Floats, weights: int) -> tuple[Floats, Floats]:
     below = special.erfc(argument * (1 + 8 * UNIT)) * (1 - SPECIAL)
     with np.errstate(divide="ignore"):
         low, high = weights * np.log1p(-above) * (1 + 16 * UNIT), weights * np.log1p(-below) * (1 - 16 * UNIT)
-    return np.maximum(np.exp(low) * (1 - 8 * UNIT), 0.0), np.minimum(np.exp(high) * (1 + 8 * UNIT), 1.0)
+    # masses below TINY are subnormal, where a relative error says nothing
+    return np.maximum(np.exp(low) * (1 - 8 * UNIT) - TINY, 0.0), np.minimum(np.exp(high) * (1 + 8 * UNIT) + TINY, 1.0)
 
 
 def margin_of(mass: Floats, weights: int) -> Floats:
@@ -143,7 +144,7 @@ def _box_mass(low: Floats, high: Floats) -> tuple[float, float]:
     with np.errstate(divide="ignore"):
         bounds = [np.log(np.clip(right - left + sign * error, 0.0, 1.0)).sum() for sign in (-1, 1)]
     low_sum, high_sum = bounds[0] * (1 + SPECIAL), bounds[1] * (1 - SPECIAL)
-    return float(np.exp(low_sum) * (1 - SPECIAL)), float(min(np.exp(high_sum) * (1 + SPECIAL), 1.0))
+    return float(max(np.exp(low_sum) * (1 - SPECIAL) - TINY, 0.0)), float(min(np.exp(high_sum) * (1 + SPECIAL) + TINY, 1.0))
 
 
 def _tables(inner: tuple[Floats, Floats], outer: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:

@@ -104,15 +104,16 @@ def by_centred_boxes(
     unsafe_margin, which = search.largest(unsafe, first=0.5, every=False)
     safe_margin, _ = search.largest(safe, first=first, every=True)
     return SafetyBounds(
-        *_checked(_mass(safe_margin, count), 1.0 - _mass(unsafe_margin, count)), points[which],
+        *_bounds(_mass(safe_margin, count), _mass(unsafe_margin, count)), points[which],
         _mass(unsafe_margin, count), safe_margin, unsafe_margin,
     )  # fmt: skip
 
 
-def _checked(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper side of 1 - mass, rounded up."""
-    one = upper.new_tensor(1.0)
-    return lower.clamp(0, 1), torch.minimum(torch.nextafter(upper, upper.new_tensor(torch.inf)), one)
+def _bounds(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
+    """From lower bounds on the safe and the unsafe mass; 1 - unsafe is exact from .5 on (Sterbenz), else rounded up."""
+    upper = 1.0 - unsafe
+    upper = torch.where(unsafe >= 0.5, upper, torch.nextafter(upper, upper.new_tensor(torch.inf)))
+    return safe.clamp(0, 1), upper.clamp(0, 1)
 
 
 def _mass(margin: Tensor, count: int) -> Tensor:
@@ -221,7 +222,7 @@ def by_scattered_boxes(
     unsafe = _unsafe_items(bounds, family.weights, problem, points, usable).mT  # (N, K)
     mass = family.union.union_lower(unsafe)
     best = _last(problem, torch.argsort(mass))
-    lower, upper = _checked(family.union.union_lower(safe), 1.0 - mass[best])
+    lower, upper = _bounds(family.union.union_lower(safe), mass[best])
     used = torch.full_like(lower, margin)
     return SafetyBounds(lower, upper, points[best], mass[best], used, used)
 
@@ -252,7 +253,7 @@ def by_samples(
     ).bool()  # fmt: skip
     proved, falsified = (_weight(probabilities, held) for held in (safe, per_instance))
     point, at_point = _common_point(bounds, weights, probabilities, problem, points, usable, unsafe)
-    lower, upper = _checked(proved, 1.0 - falsified)
+    lower, upper = _bounds(proved, falsified)
     nothing = torch.full_like(lower, torch.nan)
     return SafetyBounds(lower, upper, point, at_point, nothing, nothing, per_instance)
 
