@@ -124,8 +124,8 @@ def _problem(
         raise OptionError("give either labels or properties")
     if properties is not None:
         _check_cases(properties, classes)
-        boxes = (torch.tensor(side, device=setting.device) for side in (low, high))
-        return everything, from_cases(*boxes, properties, classes)
+        lower, upper = (torch.tensor(side, device=setting.device) for side in (low, high))
+        return everything, from_cases(lower, upper, properties, classes)
     label = np.asarray(labels)
     if label.shape != (len(low),) or label.dtype.kind not in "iu":
         raise OptionError(f"labels must be {len(low)} integers, found {label.dtype} of shape {label.shape}")
@@ -134,8 +134,9 @@ def _problem(
     if classes < 2:
         raise OptionError("labels need a model with at least two outputs")
     kept = everything[label >= 0]
-    boxes = (torch.tensor(side[kept], device=setting.device) for side in (low, high))
-    return kept, from_labels(*boxes, torch.tensor(label[kept], dtype=torch.int64, device=setting.device), classes)
+    lower, upper = (torch.tensor(side[kept], device=setting.device) for side in (low, high))
+    chosen = torch.tensor(label[kept], dtype=torch.int64, device=setting.device)
+    return kept, from_labels(lower, upper, chosen, classes)
 
 
 def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:

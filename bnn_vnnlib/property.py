@@ -132,7 +132,7 @@ class Property:
         return len(self.case_box)
 
 
-def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float = 0.0) -> bool:  # noqa: A002
+def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float = 0.0) -> bool:
     """Whether the input x (n,) lies in a box and satisfies its constraints, exactly.
 
     Method: float comparisons with the inner bounds, rational arithmetic for the constraints. Where no float64
@@ -145,7 +145,7 @@ def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float 
     return bool(inside[0]) and _hold(property.constraints, box, x, x[:0], tolerance)
 
 
-def violated_case(property: Property, x: Floats, y: Floats, *, tolerance: float = 0.0) -> int | None:  # noqa: A002
+def violated_case(property: Property, x: Floats, y: Floats, *, tolerance: float = 0.0) -> int | None:
     """Index of a case that holds at the input x (n,) and the output y (m,), or None: whether (x, y) is in V, exactly.
 
     Guarantee: as `input_feasible`; `tolerance` concerns the conditions on inputs alone, rows always hold exactly,

@@ -124,9 +124,7 @@ def settle_run(
     deadline = _deadline(timeout, started)
     engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
     device = torch.device(choices.device or "cpu")
-    return Setting(
-        model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device
-    )
+    return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
 
 
 def _transform(network: Network, query: Query, likelihood: Likelihood | None) -> Transform:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model.network import Likelihood, Model
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.decision import DecisionOutcome
-    from bnn_vnnlib.robustness.problem import Problem
     from bnn_vnnlib.robustness.probabilistic import SafetyBounds
+    from bnn_vnnlib.robustness.problem import Problem
 
 RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
 """Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
@@ -33,7 +33,7 @@ RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
 
 def verify(
     model: Model,
-    property: Property,  # noqa: A002
+    property: Property,
     *,
     query: Query | str | None = None,
     tau_safe: float | None = None,
@@ -86,7 +86,7 @@ def verify(
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
 
 
-def _check_size(model: Model, property: Property) -> None:  # noqa: A002
+def _check_size(model: Model, property: Property) -> None:
     have, want = model.network.signature, property.signature
     if (have.input_size, have.output_size) != (want.input_size, want.output_size):
         raise OptionError(
@@ -95,7 +95,7 @@ def _check_size(model: Model, property: Property) -> None:  # noqa: A002
         )
 
 
-def _refuse_constants(setting: Setting, property: Property) -> None:  # noqa: A002
+def _refuse_constants(setting: Setting, property: Property) -> None:
     """`Y_0 >= 1500` meant for a logit would silently be compared with a probability."""
     network = setting.model.network
     if setting.transform == "identity" or network.softmax_axis is not None or ends_in_sigmoid(network):
@@ -113,7 +113,7 @@ def _refuse_constants(setting: Setting, property: Property) -> None:  # noqa: A0
         )
 
 
-def _result(setting: Setting, verdict: Verdict, **fields) -> Result:
+def _result(setting: Setting, verdict: Verdict, **fields: Any) -> Result:
     question = setting.question
     return Result(verdict, setting.query, question.tau_safe, question.tau_unsafe, setting.method, 0.0, **fields)
 
@@ -126,7 +126,7 @@ def _empty(setting: Setting) -> Result:
     return _result(setting, Verdict.UNSAT, notes=(note,))
 
 
-def _solve(setting: Setting, property: Property) -> Result:  # noqa: A002
+def _solve(setting: Setting, property: Property) -> Result:
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.problem import from_property
 
@@ -148,7 +148,7 @@ def _open(setting: Setting) -> Verdict:
     return Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN
 
 
-def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
     from bnn_vnnlib.robustness.probabilistic import safety_bounds
     from bnn_vnnlib.witness import probabilistic_witness
 
@@ -181,7 +181,7 @@ def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
     return {"samples": len(found.violating), "violating_samples": violating}, ()
 
 
-def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
     from bnn_vnnlib.robustness import decision
     from bnn_vnnlib.witness import decision_witness
 
@@ -215,7 +215,7 @@ def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> D
     )  # fmt: skip
 
 
-def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:  # noqa: A002
+def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
     from bnn_vnnlib.model.network import WeightSamples
     from bnn_vnnlib.robustness.deterministic import refuted_items
     from bnn_vnnlib.witness import deterministic_witness

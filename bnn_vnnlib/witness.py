@@ -39,12 +39,15 @@ def _mean_output(model: Model, x: Floats) -> Floats:
     return Replayer(model)(x[None])[0]
 
 
-def _in_inputs(property: Property, x: Floats) -> bool:  # noqa: A002
+def _in_inputs(property: Property, x: Floats) -> bool:
     return any(input_feasible(property, x, box) for box in np.unique(property.case_box).tolist())
 
 
 def probabilistic_witness(
-    setting: Setting, property: Property, problem: Problem, found: SafetyBounds  # noqa: A002
+    setting: Setting,
+    property: Property,
+    problem: Problem,
+    found: SafetyBounds,
 ) -> Witness:
     """X in T, and P_w((X, f(X)) in V) bounded again.
 
@@ -105,7 +108,11 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
 
 
 def decision_witness(
-    setting: Setting, property: Property, problem: Problem, expect: Expectation, outcome: DecisionOutcome  # noqa: A002
+    setting: Setting,
+    property: Property,
+    problem: Problem,
+    expect: Expectation,
+    outcome: DecisionOutcome,
 ) -> Witness:
     """X in T, and D(X) bounded again."""
     item = outcome.violated.nonzero()[:1, 0]
@@ -124,7 +131,10 @@ def decision_witness(
 
 
 def deterministic_witness(
-    setting: Setting, property: Property, problem: Problem, attack: Attack  # noqa: A002
+    setting: Setting,
+    property: Property,
+    problem: Problem,
+    attack: Attack,
 ) -> Witness | None:
     """Attack the network and replay: X in T, Y = what onnxruntime computes, (X, Y) in V by exact comparison."""
     network = setting.bounds.engine.network
@@ -142,7 +152,7 @@ def deterministic_witness(
     return None
 
 
-def _storable(model: Model, x: Floats, property: Property, boxes: NDArray[np.int64]) -> Floats:  # noqa: A002
+def _storable(model: Model, x: Floats, property: Property, boxes: NDArray[np.int64]) -> Floats:
     """Round to the model's own input type without leaving the inner box, where the type has a value inside."""
     kinds = {variable.element_type for variable in model.network.signature.inputs}
     if kinds != {"float32"}:

@@ -72,9 +72,10 @@ class Kink:
         gaps = torch.stack([at_lower - chord * lower, at_upper - chord * upper])
         outward = 4 * UNIT * (lower.abs() + upper.abs()) * max(1.0, alpha)
         offset = gaps.amax(0) + outward if alpha <= 1 else gaps.amin(0) - outward
-        tangent = torch.where(upper >= -lower, 1.0, alpha).to(lower)
+        one, below = lower.new_tensor(1.0), lower.new_tensor(alpha)  # bare numbers would become float32
+        tangent = torch.where(upper >= -lower, one, below)
         fixed = (lower >= 0) | (upper <= 0)
-        sign = torch.where(lower >= 0, 1.0, alpha).to(lower)
+        sign = torch.where(lower >= 0, one, below)
         zero = torch.zeros_like(lower)
         chord, offset = torch.where(fixed, sign, chord), torch.where(fixed, zero, offset)
         tangent = torch.where(fixed, sign, tangent)

@@ -56,8 +56,14 @@ class Engine:
     deadline: Deadline = Deadline()
 
     def rows(
-        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
-        *, forms: bool = False,
+        self,
+        weights: WeightBoxes,
+        lower: Tensor,
+        upper: Tensor,
+        outputs: Tensor,
+        inputs: Tensor | None = None,
+        *,
+        forms: bool = False,
     ) -> RowBounds:
         """Lower bounds on C y + G x for all x of each item's box and all weights of each box.
 
@@ -120,18 +126,20 @@ class Engine:
             return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
         if self._maps_below(position) <= 1:
             return known
-        matters = torch.ones(math.prod(node.shape), dtype=torch.bool, device=box.lower.device)
-        if kind in ("relu", "leaky_relu"):
-            matters = ((known.lower < 0) & (known.upper > 0)).flatten(2).flatten(0, 1).any(0)
-        index = matters.nonzero()[:, 0]
-        sides = [known.lower.flatten(2), known.upper.flatten(2)]
-        sides = [side.expand(max(weights.count, len(box.lower)), items, -1).clone() for side in sides]
+        k = max(weights.count, len(box.lower))
+        sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
+        kinked = kind in ("relu", "leaky_relu")
+        matters = (sides[0] < 0) & (sides[1] > 0) if kinked else torch.ones_like(sides[0], dtype=torch.bool)
+        index = matters.any(0).any(0).nonzero()[:, 0]
+        if len(index) == 0:
+            return known
         for part in index.split(max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))):
             self.deadline.check()
             bound = linear.units(self.network, weights, ranges, position, part, items, n).minimum(box)
             lower, upper = bound.unflatten(2, (2, -1)).unbind(2)
-            sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower)
-            sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], -upper)
+            own = matters[:, :, part]  # what matters to a neighbour only would make bounds depend on the batch
+            sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower.where(own, -torch.inf))
+            sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], (-upper).where(own, torch.inf))
         return Interval(*(side.reshape(*side.shape[:2], *node.shape) for side in sides))
 
     def _maps_below(self, position: int) -> int:
@@ -152,7 +160,7 @@ class Engine:
         ranges = self.ranges(weights, box)
         k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
         seeds = self._seeds(outputs.expand(k, items, -1, -1))
-        sizes = [ranges.values[position].magnitude.flatten(2) for position in self.network.outputs]
+        sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
         # either method can be the better one on a row, and the folded intervals cost next to nothing
         tables = (linear.LINEAR, linear.INTERVAL) if self.method == "linear" else (linear.INTERVAL,)
@@ -183,7 +191,7 @@ class Engine:
         return seeds
 
     def _chunk(self, boxes: int, rows: int) -> int:
-        """Items per chunk: the largest tensors hold rows (of the property, or of a layer being tightened) x elements."""
+        """Items per chunk: the largest tensors hold rows (of the property, or of a tightened layer) x elements."""
         nodes = self.network.nodes
         need = rows * self._widest
         if self.method == "linear":
@@ -201,6 +209,11 @@ class Engine:
     def _widest(self) -> int:
         """Elements of the largest node."""
         return max(self._sizes)
+
+
+def _flat(z: Tensor) -> Tensor:
+    """(K, M, *shape) -> (K, M, elements); unlike flatten(2) also for a shape without axes."""
+    return z.reshape(*z.shape[:2], -1)
 
 
 def _items(rows: Tensor, part: slice) -> Tensor:

@@ -121,7 +121,8 @@ def constant(node: Constant, weights: WeightBoxes) -> Result:
     """A tensor of the file."""
     box, rank = weights.param(node.value), len(node.shape)
     center, radius = center_of(box, rank), radius_of(box, weights.scale, rank)
-    result = Interval(down(center - radius), up(center + radius)) if box.slack is not None else Interval(center, center)
+    exact = not isinstance(radius, Tensor)
+    result = Interval(center, center) if exact else Interval(down(center - radius), up(center + radius))
     return result, result.magnitude
 
 
@@ -176,7 +177,10 @@ def inputs(node: Input, box: Interval) -> Interval:
     """The part of the flattened input box (1, M, n) that enters here."""
     size = int(torch.Size(node.shape).numel())
     return Interval(
-        *(side[..., node.start : node.start + size].reshape(*side.shape[:2], *node.shape) for side in (box.lower, box.upper))
+        *(
+            side[..., node.start : node.start + size].reshape(*side.shape[:2], *node.shape)
+            for side in (box.lower, box.upper)
+        )
     )
 
 

@@ -287,8 +287,8 @@ def _concat(walk: _Walk, node: Concat, position: int, a: Tensor) -> None:
 def _enclosed(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
     """Stop at the activation: the minimum over its enclosure."""
     value = walk.ranges.values[position]
-    box = Interval(value.lower.flatten(2), value.upper.flatten(2))
-    walk.gain(LinearForm(a.flatten(3), a.new_zeros(())).minimum(box), walk.error.new_zeros(()))
+    box = Interval(*(side.reshape(*side.shape[:2], -1) for side in (value.lower, value.upper)))
+    walk.gain(LinearForm(a.reshape(*a.shape[:3], -1), a.new_zeros(())).minimum(box), walk.error.new_zeros(()))
 
 
 Rules = Mapping[type[Node], Callable[..., None]]
@@ -313,7 +313,11 @@ INTERVAL: Rules = {**LINEAR, Activation: _enclosed}
 
 
 def walk_back(
-    network: Network, weights: WeightBoxes, ranges: Ranges, seeds: Mapping[int, Tensor], size: int,
+    network: Network,
+    weights: WeightBoxes,
+    ranges: Ranges,
+    seeds: Mapping[int, Tensor],
+    size: int,
     rules: Rules = LINEAR,
 ) -> LinearForm:
     """Lower-bound rows over nodes as linear functions of the input.

@@ -105,8 +105,14 @@ def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tup
     unread = [
         size + before + after - ((out - 1) * stride + dilation * (k - 1) + 1)
         for size, before, after, out, stride, dilation, k in zip(
-            (height, width), (top, left), (bottom, right), a.shape[-2:], node.strides, node.dilations,
-            weight.shape[-2:], strict=True,
+            (height, width),
+            (top, left),
+            (bottom, right),
+            a.shape[-2:],
+            node.strides,
+            node.dilations,
+            weight.shape[-2:],
+            strict=True,
         )
     ]
     z = F.conv_transpose2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)

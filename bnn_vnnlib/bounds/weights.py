@@ -76,7 +76,7 @@ class WeightBoxes:
         factor = torch.as_tensor(param.factor, dtype=torch.float64, device=device)
 
         def entries(tensor: Tensor) -> Tensor:
-            return tensor.flatten(1)[:, index].reshape(len(tensor), *param.shape)
+            return tensor.reshape(len(tensor), -1)[:, index].reshape(len(tensor), *param.shape)
 
         center = entries(self.centers[param.source]) * factor
         slack = None if param.slack is None else torch.as_tensor(param.slack, device=device)[None]

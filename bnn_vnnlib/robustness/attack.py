@@ -38,7 +38,12 @@ class Attack:
 
 
 def run(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str = "identity", average: bool = False
+    network: Network,
+    problem: Problem,
+    params: Params,
+    attack: Attack,
+    transform: str = "identity",
+    average: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The most violating point found for every item and every set of weights.
 

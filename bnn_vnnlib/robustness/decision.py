@@ -24,7 +24,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack, weight_sets
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.mass import CentredUnion, layered_lower
+from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, layered_lower
 from bnn_vnnlib.robustness.moments import output_norms
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.probabilistic import feasible, point_box
@@ -67,7 +67,7 @@ class Expectation:
         if inputs is not None:
             floor = floor + over_box(inputs, lower, upper)[0]
             floor = floor - 2 * UNIT * floor.abs()
-        return layered_lower(value, self.family.union, floor)
+        return layered_lower(value, self.family.union.union_lower, floor)
 
     def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Upper bounds (N, R), by the lower bounds of the negated rows."""
@@ -83,13 +83,11 @@ class Expectation:
         total = (share * value).sum(0) - 2 * gamma(2 * len(probabilities)) * size - TINY
         return total.nan_to_num(-torch.inf)
 
-    def _unbounded(
-        self, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
-    ) -> Tensor:
+    def _unbounded(self, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         """E[row] >= E[row 1_U] - ||row|| sqrt(P(off)), U a union of boxes; best over the nested choices of U."""
         if self.family is None:
             raise ValueError("a Gaussian posterior needs boxes")
-        network, union, weights = self.bounds.engine.network, self.family.union, self.family.weights
+        network, union = self.bounds.engine.network, self.family.union
         norm = self._row_norm(network, lower, upper, outputs, inputs)
         count = value.shape[-1]
         choices = range(1, count + 1) if isinstance(union, CentredUnion) else (count,)
@@ -115,29 +113,19 @@ def _product(rows: Tensor, values: Tensor) -> Tensor:
     return torch.where(rows > 0, rows * values[:, None], 0.0).sum(-1)
 
 
-def _on_union(value: Tensor, used: int, count: int, union, norm: Tensor) -> Tensor:
+def _on_union(value: Tensor, used: int, count: int, union: BoxUnion, norm: Tensor) -> Tensor:
     """The bound from the first `used` of `count` boxes."""
     member = torch.arange(count, device=value.device) < used
     inside, most = union.union_lower(member), union.union_upper(member)
+
+    def mass(chosen: Tensor) -> Tensor:
+        return union.union_lower(torch.nn.functional.pad(chosen, (0, count - used)))
+
     anchor = value.amin(-1)
-    part = _Prefix(union, count)
-    gain = layered_lower(value, part, anchor) - anchor
+    gain = layered_lower(value, mass, anchor) - anchor
     base = torch.where(anchor >= 0, anchor * inside, anchor * most)
     tail = norm * torch.sqrt(1 - inside) if float(inside) < 1 else torch.zeros_like(norm)
-    size = gain.abs() + 2 * anchor.abs() + tail.abs()
-    return gain + base - tail - 16 * UNIT * size
-
-
-@dataclass(frozen=True, eq=False)
-class _Prefix:
-    """The union over the first boxes of a family, addressed by shorter masks."""
-
-    union: object
-    count: int
-
-    def union_lower(self, member: Tensor) -> Tensor:
-        """member (.., used) -> (..)."""
-        return self.union.union_lower(torch.nn.functional.pad(member, (0, self.count - member.shape[-1])))
+    return gain + base - tail - 16 * UNIT * (gain.abs() + 2 * anchor.abs() + tail.abs())
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ or an upper bound as its name says.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,8 +77,8 @@ class CentredUnion:
 class ScatteredUnion:
     """K boxes that may overlap.
 
-    lower, upper (2**K,) bound the union of each subset, by its bit mask (K <= EXACT_UNION); otherwise `single` (K,)
-    and `pair` (K, K) hold bounds on the masses (lower) and on the pairwise intersections (upper).
+    table_lower, table_upper (2**K,) bound the union of each subset, by its bit mask (K <= EXACT_UNION, else None);
+    single_lower, single_upper (K,) bound the masses, pair_upper (K, K) the pairwise intersections (0 if unused).
     """
 
     table_lower: Tensor | None
@@ -85,6 +86,15 @@ class ScatteredUnion:
     single_lower: Tensor
     single_upper: Tensor
     pair_upper: Tensor
+
+    def to(self, device: torch.device | str) -> ScatteredUnion:
+        """The same on another device."""
+
+        def moved(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table.to(device)
+
+        singles = (self.single_lower.to(device), self.single_upper.to(device))
+        return ScatteredUnion(moved(self.table_lower), moved(self.table_upper), *singles, self.pair_upper.to(device))
 
     def union_lower(self, member: Tensor) -> Tensor:
         """member (.., K) -> (..): lower bound on the mass of the union."""
@@ -104,6 +114,9 @@ class ScatteredUnion:
 
 BoxUnion = CentredUnion | ScatteredUnion
 
+Mass = Callable[[Tensor], Tensor]
+"""Lower bound on the mass of a union: member (.., K) -> (..)."""
+
 
 def _mask(member: Tensor) -> Tensor:
     bits = 2 ** torch.arange(member.shape[-1], device=member.device)
@@ -120,17 +133,17 @@ def scattered_union(centers: Floats, margin: float) -> ScatteredUnion:
     low, high = centers - margin, centers + margin
     slack = 8 * UNIT * (np.abs(centers) + margin)
     inner, outer = (low + slack, high - slack), (low - slack, high + slack)
-    single = np.array([[_box_mass(a[k], b[k])[side] for k in range(count)] for side, (a, b) in enumerate((inner, outer))])
-    if count <= EXACT_UNION:
-        tables = _tables(inner, outer, count)
-        pairs = np.zeros((count, count))
-    else:
-        tables = (None, None)
-        pairs = _pairs(outer, count)
-    lower, upper = (None if table is None else torch.as_tensor(table) for table in tables)
-    return ScatteredUnion(
-        lower, upper, torch.as_tensor(single[0]), torch.as_tensor(single[1]), torch.as_tensor(pairs)
+    single = np.array(
+        [[_box_mass(a[k], b[k])[side] for k in range(count)] for side, (a, b) in enumerate((inner, outer))]
     )
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+    pairs = np.zeros((count, count))
+    if count <= EXACT_UNION:
+        lower, upper = (torch.as_tensor(table) for table in _tables(inner, outer, count))
+    else:
+        pairs = _pairs(outer, count)
+    return ScatteredUnion(lower, upper, torch.as_tensor(single[0]), torch.as_tensor(single[1]), torch.as_tensor(pairs))
 
 
 def _box_mass(low: Floats, high: Floats) -> tuple[float, float]:
@@ -144,7 +157,9 @@ def _box_mass(low: Floats, high: Floats) -> tuple[float, float]:
     with np.errstate(divide="ignore"):
         bounds = [np.log(np.clip(right - left + sign * error, 0.0, 1.0)).sum() for sign in (-1, 1)]
     low_sum, high_sum = bounds[0] * (1 + SPECIAL), bounds[1] * (1 - SPECIAL)
-    return float(max(np.exp(low_sum) * (1 - SPECIAL) - TINY, 0.0)), float(min(np.exp(high_sum) * (1 + SPECIAL) + TINY, 1.0))
+    return float(max(np.exp(low_sum) * (1 - SPECIAL) - TINY, 0.0)), float(
+        min(np.exp(high_sum) * (1 + SPECIAL) + TINY, 1.0)
+    )
 
 
 def _tables(inner: tuple[Floats, Floats], outer: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
@@ -177,7 +192,7 @@ def _pairs(outer: tuple[Floats, Floats], count: int) -> Floats:
     return pairs
 
 
-def layered_lower(value: Tensor, union: BoxUnion, floor: Tensor | float) -> Tensor:
+def layered_lower(value: Tensor, mass: Mass, floor: Tensor | float) -> Tensor:
     """Lower bound on E[s] from s >= value_k on box k and s >= floor everywhere; value (.., K) -> (..).
 
     With the values in descending order and U_i the union of the first i boxes,
@@ -190,6 +205,8 @@ def layered_lower(value: Tensor, union: BoxUnion, floor: Tensor | float) -> Tens
     steps = value - torch.cat([value[..., 1:], floor[..., None].expand_as(value[..., :1])], -1)
     rank = order.argsort(-1)
     count = value.shape[-1]
-    prefix = rank[..., None, :] <= torch.arange(count, device=value.device)[:, None]  # (.., i, k): k among the first i + 1
-    total = (steps * union.union_lower(prefix)).sum(-1)
+    prefix = (
+        rank[..., None, :] <= torch.arange(count, device=value.device)[:, None]
+    )  # (.., i, k): k among the first i + 1
+    total = (steps * mass(prefix)).sum(-1)
     return floor + total - 8 * count * UNIT * (total.abs() + floor.abs() + value.abs().amax(-1))

@@ -132,16 +132,14 @@ def _unsafe_items(
 
 @dataclass(frozen=True, eq=False)
 class _MarginSearch:
-    """Bisection for the largest certified margin of each instance; each probe is itself a proof, so any order is sound."""
+    """Bisection for the largest certified margin of each instance; each probe is a proof, so any order is sound."""
 
     problem: Problem
     count: int
     margin: float | None
     deadline: Deadline
 
-    def largest(
-        self, holds: Callable[[Tensor, Tensor], Tensor], *, first: float, every: bool
-    ) -> tuple[Tensor, Tensor]:
+    def largest(self, holds: Callable[[Tensor, Tensor], Tensor], *, first: float, every: bool) -> tuple[Tensor, Tensor]:
         """Margins (I,), nan where nothing was certified, and one certified item (I,) of each instance.
 
         holds(items, scale (1, len(items))) -> certified; `every`: an instance needs all of its items, else one.
@@ -236,9 +234,7 @@ def _last(problem: Problem, order: Tensor) -> Tensor:
     return order[top]
 
 
-def by_samples(
-    bounds: OutputBounds, posterior: WeightSamples, problem: Problem, settings: Attack
-) -> SafetyBounds:
+def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem, settings: Attack) -> SafetyBounds:
     """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
     network, device = bounds.engine.network, problem.lower.device
     weights, probabilities = weight_sets.sample_weights(network, posterior, device)
@@ -291,4 +287,3 @@ def safety_bounds(
             bounds, posterior, problem, settings, number=number, margin=2.5 if margin is None else margin
         )
     return by_centred_boxes(bounds, posterior, problem, settings, deadline, margin=margin, first=first)
-

@@ -103,15 +103,16 @@ class Problem:
 
     def any_row(self, holds: Tensor) -> Tensor:
         """(.., N, R) -> (.., N, C): some row of the case."""
-        return self._by_case(holds, torch.zeros, "amax")
+        return self._by_case(holds, 0, "amax")
 
     def all_rows(self, holds: Tensor) -> Tensor:
         """(.., N, R) -> (.., N, C): all rows of the case (true for a case without rows)."""
-        return self._by_case(holds, torch.ones, "amin")
+        return self._by_case(holds, 1, "amin")
 
-    def _by_case(self, holds: Tensor, start, reduce: str) -> Tensor:
+    def _by_case(self, holds: Tensor, start: int, reduce: str) -> Tensor:
         case = self.rows.case.expand(holds.shape)
-        out = start(*holds.shape[:-1], self.cases + 1, dtype=torch.int8, device=holds.device)
+        shape = (*holds.shape[:-1], self.cases + 1)
+        out = torch.full(shape, start, dtype=torch.int8, device=holds.device)
         return out.scatter_reduce(-1, case, holds.to(torch.int8), reduce)[..., :-1].bool()
 
     def all_items(self, holds: Tensor) -> Tensor:
@@ -141,14 +142,13 @@ def from_property(property: Property, device: torch.device | str = "cpu") -> Pro
 
     rows = property.rows
     exists = padded(np.ones(len(item_of_case), dtype=bool), False, width, item_of_case, case_slot)
-    boxes = [
-        torch.as_tensor(side[used], device=device)
-        for side in (
-            property.boxes.lower, property.boxes.upper, property.boxes.inner_lower, property.boxes.inner_upper,
-        )
-    ]  # fmt: skip
+
+    def of_boxes(values: NDArray) -> Tensor:
+        return torch.as_tensor(values[used], device=device)
+
+    boxes = property.boxes
     return Problem(
-        *boxes,
+        of_boxes(boxes.lower), of_boxes(boxes.upper), of_boxes(boxes.inner_lower), of_boxes(boxes.inner_upper),
         Rows(
             of_rows(rows.outputs, 0.0), None if rows.inputs is None else of_rows(rows.inputs, 0.0),
             of_rows(rows.bound, np.inf), of_rows(rows.inner_bound, -np.inf), of_rows(rows.strict, False),
@@ -226,7 +226,9 @@ def from_cases(lower: Tensor, upper: Tensor, properties: Sequence[OutputCases], 
     device = lower.device
     padding = case == width
     origin = np.where(padding, -1, np.arange(height)[None])
-    tensors = [torch.as_tensor(v, device=device) for v in (a, bound, np.where(padding, -np.inf, bound), strict, case, origin)]
+    tensors = [
+        torch.as_tensor(v, device=device) for v in (a, bound, np.where(padding, -np.inf, bound), strict, case, origin)
+    ]
     rows = Rows(tensors[0], None, *tensors[1:])
     return _independent(lower, upper, rows, torch.as_tensor(exists, device=device))
 

@@ -44,8 +44,10 @@ def _or_combined(problem: Problem, found: RowBounds, done: Tensor, combine: bool
     return done | _combined(problem, found, done) if combine and not bool(done.all()) else done
 
 
-def violated_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
-    """(K, N, C): cases all rows of which hold for all x in [lower, upper] (a point, usually) and all weights of the box.
+def violated_cases(
+    bounds: OutputBounds, weights: WeightBoxes, problem: Problem, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """(K, N, C): cases all rows of which hold for all x in [lower, upper] (usually a point) and weights of the box.
 
     lower, upper : (N, n) or (K, N, n). Whether the point lies in the item is for the caller to know.
     """

@@ -51,7 +51,9 @@ def random_count(network: Network, posterior: GaussianDiagonal) -> int:
 
 def mean_weights(network: Network, device: Device = "cpu") -> WeightBoxes:
     """One box: the mean network itself."""
-    centers = {name: torch.tensor(value, dtype=torch.float64, device=device)[None] for name, value in network.tensors.items()}
+    centers = {
+        name: torch.tensor(value, dtype=torch.float64, device=device)[None] for name, value in network.tensors.items()
+    }
     return WeightBoxes(centers, {}, torch.zeros(1, 1, dtype=torch.float64, device=device))
 
 
@@ -94,9 +96,8 @@ def scattered_family(
         standardised.append((drawn[:, random] - mean[random]) / deviation[random])
     z = np.concatenate(standardised, axis=1) if standardised else np.zeros((count, 0))
     union = scattered_union(z, margin)
-    on_device = type(union)(*(None if t is None else t.to(device) for t in vars(union).values()))
     scale = torch.full((count, 1), float(margin), dtype=torch.float64, device=device)
-    return BoxFamily(WeightBoxes(centers, boxes.spreads, scale), on_device)
+    return BoxFamily(WeightBoxes(centers, boxes.spreads, scale), union.to(device))
 
 
 def sample_weights(network: Network, posterior: WeightSamples, device: Device = "cpu") -> tuple[WeightBoxes, Tensor]:

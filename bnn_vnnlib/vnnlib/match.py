@@ -12,7 +12,7 @@ from bnn_vnnlib.signature import Signature, Variable
 _FLOATS = ("float32", "float64")
 
 
-def match(property: Property, signature: Signature, path: str | Path | None = None) -> Property:  # noqa: A002
+def match(property: Property, signature: Signature, path: str | Path | None = None) -> Property:
     """The property, if it fits a model; with a note where a shape is written differently.
 
     Parameters

@@ -43,7 +43,9 @@ def main(corpus: Path, timeout: float = 30.0) -> None:
         truth = published[net.name, prop.name]
         counts[truth, verdict.verdict.value] += 1
         if {truth, verdict.verdict.value} == {"sat", "unsat"}:
-            console.print(f"[bold red]CONTRADICTION[/] {net.name} {prop.name}: {verdict.verdict.value}, published {truth}")
+            console.print(
+                f"[bold red]CONTRADICTION[/] {net.name} {prop.name}: {verdict.verdict.value}, published {truth}"
+            )
     console.print(f"{len(pairs)} instances in {time.perf_counter() - begun:.1f} s; (published, ours): {dict(counts)}")
 
 

@@ -29,6 +29,7 @@ from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.setting import Method
 
 RADIUS = 0.025
 
@@ -39,7 +40,7 @@ def main(
     count: int = 53_792,
     confirm: int = 200,
     query: str = "probabilistic",
-    method: str = "auto",
+    method: Method = "auto",
     margin: Annotated[float | None, typer.Option(help="A fixed margin in sd.")] = None,
 ) -> None:
     """Print counts, seconds and peak memory."""
@@ -59,7 +60,9 @@ def main(
     console.print(f"{len(inputs)} boxes, {query}, {result.method}: {result.seconds:.1f} s, peak {peak:.0f} MB")
     console.print(dict(zip(words.tolist(), counts.tolist(), strict=True)))
     if query == "probabilistic":
-        console.print(f"P_safe lower >= .98: {(result.lower >= 0.98).sum()}; upper < .05: {(result.upper < 0.05).sum()}")
+        console.print(
+            f"P_safe lower >= .98: {(result.lower >= 0.98).sum()}; upper < .05: {(result.upper < 0.05).sum()}"
+        )
         if confirm:
             _confirm(console, model, inputs, labels, result, confirm)
     else:
@@ -69,7 +72,9 @@ def main(
 def _confirm(
     console: Console, model: Model, inputs: np.ndarray, labels: np.ndarray, result: BatchResult, count: int
 ) -> None:
-    """Sampled networks attacked by PGD never contradict a bound: the safe share below is an upper estimate of P_safe."""
+    """Attack sampled networks by PGD: the share that stays unbroken is an upper estimate of P_safe."""
+    if model.posterior is None:
+        raise typer.BadParameter("the model carries no posterior")
     draws = np.random.default_rng(0)
     for name, chosen in (("safe", result.lower >= 0.98), ("unsafe", result.upper < 0.05)):
         index = draws.choice(np.flatnonzero(chosen), min(count, int(chosen.sum())), replace=False)
