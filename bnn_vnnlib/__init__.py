@@ -5,12 +5,12 @@ The public names are loaded when they are first used, so that `import bnn_vnnlib
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bnn_vnnlib.batch import BatchResult as BatchResult
+    from bnn_vnnlib.batch import verify_batch as verify_batch
     from bnn_vnnlib.errors import BnnVnnlibError as BnnVnnlibError
     from bnn_vnnlib.errors import InputError as InputError
     from bnn_vnnlib.errors import ModelError as ModelError
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.result import Result as Result
     from bnn_vnnlib.result import Verdict as Verdict
     from bnn_vnnlib.result import Witness as Witness
-    from bnn_vnnlib.verify import verify as verify
-    from bnn_vnnlib.verify import verify_batch as verify_batch
+    from bnn_vnnlib.street import verify as verify
     from bnn_vnnlib.vnnlib import read_property as read_property
 
 __version__ = "0.1.0"
@@ -51,7 +50,8 @@ _HOMES = {
     "bnn_vnnlib.model": ("Model", "attach", "read_model"),
     "bnn_vnnlib.property": ("Property",),
     "bnn_vnnlib.result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
-    "bnn_vnnlib.verify": ("verify", "verify_batch"),
+    "bnn_vnnlib.batch": ("BatchResult", "verify_batch"),
+    "bnn_vnnlib.street": ("verify",),
     "bnn_vnnlib.vnnlib": ("read_property",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -71,13 +71,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME_OF})
 
-
-class _Package(ModuleType):
-    """Importing the submodule `verify` must not hide the public function of the same name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

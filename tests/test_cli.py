@@ -343,11 +343,6 @@ def test_every_public_name_is_there():
         bnn_vnnlib.nothing  # noqa: B018
 
 
-def test_the_function_verify_is_not_hidden_by_its_module():
-    done = python("-c", "import bnn_vnnlib.verify; from bnn_vnnlib import verify; print(callable(verify))")
-    assert done.stdout == "True\n", done.stderr
-
-
 # The time limit
 
 

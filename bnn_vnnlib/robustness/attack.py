@@ -114,6 +114,8 @@ def _starts(
         with torch.no_grad():
             value = violation(network, problem, params, x, transform, average) if attack.pool > 1 else x[..., 0]
         rounds.append((x, value))
+        if attack.deadline.passed:
+            break
     x, value = (torch.cat(parts, 1) for parts in zip(*rounds, strict=True))
     if attack.pool > 1:
         chosen = value.topk(attack.restarts, dim=1, largest=False).indices

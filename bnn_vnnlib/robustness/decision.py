@@ -203,7 +203,7 @@ def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Te
 
 def _refuted(problem: Problem, low: Tensor, _high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
     magnitude = torch.maximum(out_low.abs(), out_high.abs()).nan_to_num(torch.inf, torch.inf)
-    found = RowBounds(low[None], None, magnitude.clamp(max=1e300)[None])
+    found = RowBounds(low[None], None, magnitude[None])
     return refuted_by(problem, found)[0].all(-1)
 
 

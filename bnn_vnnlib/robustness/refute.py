@@ -162,7 +162,18 @@ def _over_forms(problem: Problem, found: RowBounds, box: Tensor, item: Tensor, m
 
 
 def _infeasible(system: _System) -> Tensor:
-    """(T,) proved infeasible, by multipliers from a linear program that are then checked with rounding."""
+    """(T,) proved infeasible, by multipliers from a linear program that are then checked with rounding.
+
+    Systems with infinite numbers (an output without any bound) are left open: no solver takes them.
+    """
+    finite = torch.stack([torch.isfinite(part.flatten(1)).all(-1) for part in vars(system).values()]).all(0)
+    out = torch.zeros_like(finite)
+    if bool(finite.any()):
+        out[finite] = _solved(_System(*(part[finite] for part in vars(system).values())))
+    return out
+
+
+def _solved(system: _System) -> Tensor:
     blocks, rows, size = system.slope.shape
     step = max(1, LP_SIZE // (rows + 2 * size))
     multipliers = [_multipliers(system, slice(start, start + step)) for start in range(0, blocks, step)]

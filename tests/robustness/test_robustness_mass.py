@@ -150,7 +150,7 @@ def test_layers_give_the_expectation_of_a_step_function(family, floor, exact_uni
         patch.setattr(mass, "EXACT_UNION", 10 if exact_union else 0)
         union = scattered_union(centers, margin)
     floors = torch.full((3,), floor, dtype=torch.float64)
-    found = layered_lower(torch.tensor(values), union, floors).numpy()
+    found = layered_lower(torch.tensor(values), union.union_lower, floors).numpy()
     truth = np.array([cells.expectation(row, floor) for row in values])
     assert (found <= truth + 1e-12).all()
     assert (found >= floor - 1e-9).all()
@@ -161,7 +161,7 @@ def test_layers_give_the_expectation_of_a_step_function(family, floor, exact_uni
 def test_layers_ignore_what_is_not_known():
     union = scattered_union(np.zeros((2, 1)), 1.0)
     value = torch.tensor([torch.nan, -torch.inf], dtype=torch.float64)
-    assert float(layered_lower(value, union, torch.tensor(-1.0, dtype=torch.float64))) == pytest.approx(-1, abs=1e-9)
+    assert float(layered_lower(value, union.union_lower, torch.tensor(-1.0, dtype=torch.float64))) == pytest.approx(-1, abs=1e-9)
 
 
 def test_an_empty_union_has_no_mass():

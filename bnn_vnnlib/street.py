@@ -1,4 +1,4 @@
-"""The street itself: a model and a property in, a result out."""
+"""The street itself: a model and a property in, a result out (`bnn_vnnlib.verify`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.batch import verify_batch as verify_batch
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
