@@ -1,0 +1,124 @@
+"""The network in exact arithmetic: slow, simple, and independent of the engine's own maps.
+
+Numbers are `fractions.Fraction`, or mpmath's where the network has smooth activations (300 bits: exact enough to judge
+a float64 bound).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.model import nodes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import Param
+
+Exact = NDArray[Any]
+BITS = 300
+
+
+def fractions(values: Any) -> Exact:
+    """An array of float64 as exact fractions."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.array([Fraction(float(v)) for v in array.ravel()], dtype=object).reshape(array.shape)
+
+
+def evaluate(
+    network: Network, x: Exact, sources: Mapping[str, Exact], slack: Callable[[Param], Exact] | None = None
+) -> Exact:
+    """Outputs, flattened and joined, at a flat input and source tensors of exact numbers.
+
+    slack : error to add to a parameter, for those that have any
+    """
+
+    def value(param: Param) -> Exact:
+        factor = np.broadcast_to(param.factor, param.shape)
+        entries = np.asarray(np.asarray(sources[param.source], dtype=object).ravel()[param.index] * fractions(factor), dtype=object)
+        return entries if slack is None or param.slack is None else entries + slack(param)
+
+    with mpmath.workprec(BITS):
+        values: list[Exact] = []
+        for node in network.nodes:
+            # arithmetic on arrays without axes returns bare numbers
+            values.append(np.asarray(_node(node, [values[i] for i in node.inputs], x, value), dtype=object))
+            if values[-1].shape != node.shape:
+                raise ValueError(f"node {node.name}: shape {values[-1].shape}, declared {node.shape}")
+        return np.concatenate([values[i].ravel() for i in network.outputs])
+
+
+def _node(node: nodes.Node, xs: list[Exact], x: Exact, value: Callable[[Param], Exact]) -> Exact:
+    match node:
+        case nodes.Input():
+            return x[node.start : node.start + math.prod(node.shape)].reshape(node.shape)
+        case nodes.Constant():
+            return value(node.value)
+        case nodes.Linear():
+            return np.moveaxis(np.tensordot(value(node.weight), xs[0], axes=(1, node.axis)), 0, node.axis)
+        case nodes.Conv():
+            return _convolve(node, value(node.weight), xs[0])
+        case nodes.Scale():
+            return xs[0] * value(node.weight)
+        case nodes.Shift():
+            return xs[0] + value(node.bias)
+        case nodes.Activation():
+            return elementwise(node.kind, node.alpha, xs[0])
+        case nodes.Sum():
+            return np.sum([sign * z for sign, z in zip(node.signs, xs, strict=True)], axis=0)
+        case nodes.Reshape():
+            return xs[0].reshape(node.shape)
+        case nodes.Transpose():
+            return xs[0].transpose(node.perm)
+        case nodes.Broadcast():
+            return np.broadcast_to(xs[0], node.shape)
+        case nodes.Concat():
+            return np.concatenate(xs, node.axis)
+    raise TypeError(type(node))
+
+
+def at_most(left: Any, right: Any) -> bool:
+    """left <= right, for exact numbers of either kind."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left <= right
+    with mpmath.workprec(BITS):
+        return bool(_mpf(left) <= _mpf(right))
+
+
+def _mpf(z: Any) -> Any:
+    return mpmath.mpf(z.numerator) / z.denominator if isinstance(z, Fraction) else z
+
+
+def elementwise(kind: str, alpha: float, z: Exact) -> Exact:
+    """An activation of exact numbers."""
+    return np.array([scalar(kind, alpha, v) for v in z.ravel()], dtype=object).reshape(z.shape)
+
+
+def scalar(kind: str, alpha: float, z: Any) -> Any:
+    """An activation of one exact number."""
+    if kind in ("relu", "leaky_relu"):
+        return z if z >= 0 else z * Fraction(alpha)
+    z = _mpf(z)
+    if kind == "tanh":
+        return mpmath.tanh(z)
+    return 1 / (1 + mpmath.exp(-z))
+
+
+def _convolve(node: nodes.Conv, weight: Exact, x: Exact) -> Exact:
+    top, left, bottom, right = node.pads
+    batch, channels, height, width = x.shape
+    padded = np.full((batch, channels, height + top + bottom, width + left + right), Fraction(0), dtype=object)
+    padded[:, :, top : top + height, left : left + width] = x
+    out_channels, depth, kh, kw = weight.shape
+    y = np.empty(node.shape, dtype=object)
+    for b, o, i, j in itertools.product(*map(range, node.shape)):
+        first = o // (out_channels // node.groups) * depth
+        rows = slice(i * node.strides[0], i * node.strides[0] + node.dilations[0] * (kh - 1) + 1, node.dilations[0])
+        columns = slice(j * node.strides[1], j * node.strides[1] + node.dilations[1] * (kw - 1) + 1, node.dilations[1])
+        y[b, o, i, j] = (padded[b, first : first + depth, rows, columns] * weight[o]).sum()
+    return y
