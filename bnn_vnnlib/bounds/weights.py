@@ -54,12 +54,6 @@ class WeightBoxes:
         """The boxes of some items (columns of `scale`)."""
         return self if self.scale.shape[1] == 1 else self.scaled(self.scale[:, rows])
 
-    def boxes(self, rows: slice) -> WeightBoxes:
-        """Some of the K boxes."""
-        centers = {name: c if len(c) == 1 else c[rows] for name, c in self.centers.items()}
-        scale = self.scale if len(self.scale) == 1 else self.scale[rows]
-        return WeightBoxes(centers, self.spreads, scale)
-
     def param(self, param: Param) -> ParamBox:
         """Gather a node's parameter from its source.
 

@@ -168,7 +168,7 @@ def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionO
     refuted, point = violated, attack.inner_box(problem)[0]
     try:
         low = _everything(expect, problem)
-        refuted = _refuted(problem, *_split(low, r, m))
+        refuted = _refuted(expect, problem, *_split(low, r, m))
         violated, point = _violation(expect, problem, settings, refuted)
         complete = True
     except OutOfTime:
@@ -201,10 +201,12 @@ def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Te
     return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
 
 
-def _refuted(problem: Problem, low: Tensor, _high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+def _refuted(
+    expect: Expectation, problem: Problem, low: Tensor, _high: Tensor, out_low: Tensor, out_high: Tensor
+) -> Tensor:
     magnitude = torch.maximum(out_low.abs(), out_high.abs()).nan_to_num(torch.inf, torch.inf)
     found = RowBounds(low[None], None, magnitude[None])
-    return refuted_by(problem, found)[0].all(-1)
+    return refuted_by(problem, found, expect.bounds.engine.deadline)[0].all(-1)
 
 
 def _violation(expect: Expectation, problem: Problem, settings: Attack, refuted: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
 
@@ -31,17 +32,18 @@ def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) 
     false = torch.where(rows.strict, found.lower >= rows.bound, found.lower > rows.bound)
     if bounds.transform == "softmax":
         false = false | _false_before_softmax(bounds, weights, problem, problem.lower, problem.upper, 1.0)
-    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, combine)
+    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, combine, bounds.engine.deadline)
 
 
-def refuted_by(problem: Problem, found: RowBounds) -> Tensor:
+def refuted_by(problem: Problem, found: RowBounds, deadline: Deadline) -> Tensor:
     """`refuted_cases` from known lower bounds (K, N, R) of the rows."""
     false = torch.where(problem.rows.strict, found.lower >= problem.rows.bound, found.lower > problem.rows.bound)
-    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, _worth_combining(problem))
+    done = problem.any_row(false) | ~problem.exists
+    return _or_combined(problem, found, done, _worth_combining(problem), deadline)
 
 
-def _or_combined(problem: Problem, found: RowBounds, done: Tensor, combine: bool) -> Tensor:
-    return done | _combined(problem, found, done) if combine and not bool(done.all()) else done
+def _or_combined(problem: Problem, found: RowBounds, done: Tensor, combine: bool, deadline: Deadline) -> Tensor:
+    return done | _combined(problem, found, done, deadline) if combine and not bool(done.all()) else done
 
 
 def violated_cases(
@@ -100,7 +102,7 @@ class _System:
     upper: Tensor
 
 
-def _combined(problem: Problem, found: RowBounds, done: Tensor) -> Tensor:
+def _combined(problem: Problem, found: RowBounds, done: Tensor, deadline: Deadline) -> Tensor:
     """Farkas: multipliers >= 0 under which the sum of the rows exceeds the sum of their bounds on the whole box."""
     box, item, case = torch.nonzero(~done, as_tuple=True)
     mask = problem.rows.case.expand(len(problem), -1)[item] == case[:, None]
@@ -110,7 +112,7 @@ def _combined(problem: Problem, found: RowBounds, done: Tensor) -> Tensor:
         left = torch.nonzero(~result)[:, 0]
         if len(left):
             system = build(problem, found, box[left], item[left], mask[left])
-            result[left] = _infeasible(system)
+            result[left] = _infeasible(system, deadline)
     out = done.clone()
     out[box, item, case] = result
     return out & ~done
@@ -161,7 +163,7 @@ def _over_forms(problem: Problem, found: RowBounds, box: Tensor, item: Tensor, m
     return _with_constraints(problem, item, 0, _System(slope, bound, problem.lower[item], problem.upper[item]))
 
 
-def _infeasible(system: _System) -> Tensor:
+def _infeasible(system: _System, deadline: Deadline) -> Tensor:
     """(T,) proved infeasible, by multipliers from a linear program that are then checked with rounding.
 
     Systems with infinite numbers (an output without any bound) are left open: no solver takes them.
@@ -169,14 +171,17 @@ def _infeasible(system: _System) -> Tensor:
     finite = torch.stack([torch.isfinite(part.flatten(1)).all(-1) for part in vars(system).values()]).all(0)
     out = torch.zeros_like(finite)
     if bool(finite.any()):
-        out[finite] = _solved(_System(*(part[finite] for part in vars(system).values())))
+        out[finite] = _solved(_System(*(part[finite] for part in vars(system).values())), deadline)
     return out
 
 
-def _solved(system: _System) -> Tensor:
+def _solved(system: _System, deadline: Deadline) -> Tensor:
     blocks, rows, size = system.slope.shape
     step = max(1, LP_SIZE // (rows + 2 * size))
-    multipliers = [_multipliers(system, slice(start, start + step)) for start in range(0, blocks, step)]
+    multipliers = []
+    for start in range(0, blocks, step):
+        deadline.check()
+        multipliers.append(_multipliers(system, slice(start, start + step)))
     lam = torch.as_tensor(np.concatenate(multipliers), device=system.slope.device)
     return _check(system, lam)
 
