@@ -70,7 +70,7 @@ class Kink:
         at_upper = torch.where(upper < 0, alpha * upper, upper)
         chord = _chord(lower, upper, at_lower, at_upper)
         gaps = torch.stack([at_lower - chord * lower, at_upper - chord * upper])
-        outward = 4 * UNIT * (lower.abs() + upper.abs()) * max(1.0, alpha)
+        outward = (4 * UNIT * (lower.abs() + upper.abs()) + TINY) * max(1.0, alpha)
         offset = gaps.amax(0) + outward if alpha <= 1 else gaps.amin(0) - outward
         one, below = lower.new_tensor(1.0), lower.new_tensor(alpha)  # bare numbers would become float32
         tangent = torch.where(upper >= -lower, one, below)

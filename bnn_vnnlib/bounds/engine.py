@@ -169,8 +169,8 @@ class Engine:
         return RowBounds(torch.stack(bounds).amax(0), found[0] if forms else None, magnitude)
 
     def _form(
-        self, weights: WeightBoxes, ranges: Ranges, box: Interval, seeds: dict[int, Tensor], inputs: Tensor | None,
-        rules: Rules,
+        self, weights: WeightBoxes, ranges: Ranges, box: Interval, seeds: list[tuple[int, Tensor]],
+        inputs: Tensor | None, rules: Rules,
     ) -> LinearForm:  # fmt: skip
         form = linear.walk_back(self.network, weights, ranges, seeds, box.lower.shape[-1], rules)
         if inputs is None:
@@ -179,16 +179,14 @@ class Engine:
         paid = UNIT * (slope.abs() * box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
         return LinearForm(slope, form.offset - paid - 2 * UNIT * form.offset.abs())
 
-    def _seeds(self, outputs: Tensor) -> dict[int, Tensor]:
-        """Split the columns of C by output node; an output listed twice gets the sum (exact: refused otherwise)."""
-        seeds: dict[int, Tensor] = {}
-        start = 0
-        for position in self.network.outputs:
-            shape = self.network.nodes[position].shape
-            part = outputs[..., start : start + math.prod(shape)].reshape(*outputs.shape[:3], *shape)
-            start += math.prod(shape)
-            seeds[position] = seeds[position] + part if position in seeds else part
-        return seeds
+    def _seeds(self, outputs: Tensor) -> list[tuple[int, Tensor]]:
+        """Split the columns of C by output; a node may be listed twice."""
+        shapes = [self.network.nodes[position].shape for position in self.network.outputs]
+        parts = outputs.split([math.prod(shape) for shape in shapes], -1)
+        return [
+            (position, part.reshape(*part.shape[:3], *shape))
+            for position, part, shape in zip(self.network.outputs, parts, shapes, strict=True)
+        ]
 
     def _chunk(self, boxes: int, rows: int) -> int:
         """Items per chunk: the largest tensors hold rows (of the property, or of a tightened layer) x elements."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, UNIT
+from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT
 
 
 def softmax_lower(coefficients: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -51,4 +51,4 @@ def sigmoid_lower(coefficients: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     end = torch.where(coefficients >= 0, torch.sigmoid(lower), torch.sigmoid(upper))
     value = (coefficients * end).sum(-1)
     size = coefficients.abs().sum(-1)
-    return (value - size * (ELEMENTARY + 4 * coefficients.shape[-1] * UNIT)).nan_to_num(-torch.inf)
+    return (value - size * (ELEMENTARY + 4 * coefficients.shape[-1] * UNIT) - TINY).nan_to_num(-torch.inf)

@@ -95,12 +95,14 @@ def radius_of(box: ParamBox, scale: Tensor, rank: int) -> Tensor | float:
     def aligned(tensor: Tensor) -> Tensor:
         return tensor.reshape(1, 1, *(1,) * (rank - tensor.ndim + 1), *tensor.shape[1:])
 
-    total: Tensor | float = 0.0
+    if box.spread is None and box.slack is None:
+        return 0.0
+    total = scale.new_zeros(())
     if box.spread is not None:
         total = _items(scale, rank) * aligned(box.spread)
     if box.slack is not None:
         total = total + aligned(box.slack)
-    return total * (1 + 4 * UNIT)
+    return total * (1 + 4 * UNIT) + TINY
 
 
 def center_of(box: ParamBox, rank: int) -> Tensor:

@@ -12,7 +12,8 @@ takes its minimum over an interval at an end point.
 
 Rounding: any coefficients A' are valid as long as the difference to the exact ones is paid for, and that difference,
 of at most gamma times |A| |W| |z|, is bounded by gamma |A| . magnitude with the magnitudes of the interval pass. The
-walk carries the sum of these payments in `error`.
+walk carries the sum of these payments in `error`. A coefficient may also underflow, by at most TINY, and is paid for
+as TINY |z| (`underflow`).
 Reference: Wicker et al., Adversarial Robustness Certification for BNNs (McCormick bounds, here replaced by the chord);
 Zhang et al., CROWN, NeurIPS 2018 (backward walk).
 """
@@ -20,7 +21,7 @@ Zhang et al., CROWN, NeurIPS 2018 (backward walk).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -101,6 +102,11 @@ class _Walk:
             self.error = self.error + UNIT * _dot(a.abs(), self.ranges.values[position].magnitude)
         self.pending[position] = a
 
+    def underflow(self, position: int) -> None:
+        """Pay for the products that make a node's coefficients: each may be off by TINY, whatever the node's value."""
+        magnitude = self.ranges.values[position].magnitude
+        self.error = self.error + (TINY * magnitude).reshape(*magnitude.shape[:2], 1, -1).sum(-1)
+
     def gain(self, value: Tensor, error: Tensor) -> None:
         """Add to the constant; `error` bounds the error of `value`."""
         self.constant = self.constant + value
@@ -147,6 +153,7 @@ def _carry(walk: _Walk, source: int, carried: Tensor, noise: Tensor | None, erro
         slope, offset = _chord_of_absolute(walk.ranges.values[source])
         carried = carried - noise * slope[:, :, None]
         walk.gain(-_dot(noise, offset), error)
+    walk.underflow(source)
     walk.give(source, carried)
 
 
@@ -197,7 +204,7 @@ def _chord_of_absolute(z: Interval) -> tuple[Tensor, Tensor]:
     slope = torch.where(width > 0, (upper.abs() - lower.abs()) / width, torch.zeros_like(width)).nan_to_num(0.0)
     slope = slope.clamp(-1, 1)
     offset = torch.maximum(lower.abs() - slope * lower, upper.abs() - slope * upper)
-    offset = offset + 4 * UNIT * (lower.abs() + upper.abs())
+    offset = offset + (4 * UNIT * (lower.abs() + upper.abs()) + TINY)
     slope = torch.where(lower >= 0, 1.0, torch.where(upper <= 0, -1.0, slope))
     return slope, torch.where((lower >= 0) | (upper <= 0), torch.zeros_like(offset), offset)
 
@@ -246,6 +253,7 @@ def _activation(walk: _Walk, node: Activation, position: int, a: Tensor) -> None
     widest = torch.maximum(lines.lower_intercept.abs(), lines.upper_intercept.abs())
     size = widest + steepest * walk.ranges.values[source].magnitude
     walk.gain(value, 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), size) + TINY)
+    walk.underflow(source)
     walk.give(source, carried)
 
 
@@ -316,7 +324,7 @@ def walk_back(
     network: Network,
     weights: WeightBoxes,
     ranges: Ranges,
-    seeds: Mapping[int, Tensor],
+    seeds: Sequence[tuple[int, Tensor]],
     size: int,
     rules: Rules = LINEAR,
 ) -> LinearForm:
@@ -325,16 +333,16 @@ def walk_back(
     Parameters
     ----------
     ranges : of the forward pass over the same weights and input boxes
-    seeds : position -> coefficients (K, M, R, *shape) of the rows over that node
+    seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
     size : n, the number of scalar inputs
     rules : the method
     """
-    lead = next(iter(seeds.values()))
+    lead = seeds[0][1]
     zero = lead.new_zeros(lead.shape[:3])
     walk = _Walk(network, weights, ranges, {}, zero, zero)
-    for position, a in seeds.items():
+    for position, a in seeds:
         walk.give(position, a)
-    return _finish(walk, max(seeds), size, rules)
+    return _finish(walk, max(walk.pending), size, rules)
 
 
 def units(
@@ -345,7 +353,7 @@ def units(
     unit = weights.scale.new_zeros(len(index), math.prod(shape))
     unit[torch.arange(len(index), device=index.device), index] = 1.0
     rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
-    return walk_back(network, weights, ranges, {position: rows}, size)
+    return walk_back(network, weights, ranges, [(position, rows)], size)
 
 
 def dense_units(

@@ -39,7 +39,7 @@ class WeightBoxes:
     centers: Mapping[str, Tensor]
     spreads: Mapping[str, Tensor]
     scale: Tensor
-    _cache: dict[int, ParamBox] = field(default_factory=dict, repr=False)
+    _cache: dict[Param, ParamBox] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -60,9 +60,9 @@ class WeightBoxes:
         The factor times an entry is rounded once unless the factor is a sign; that rounding goes into the slack,
         and the spread is rounded up.
         """
-        if id(param) not in self._cache:
-            self._cache[id(param)] = self._gather(param)
-        return self._cache[id(param)]
+        if param not in self._cache:
+            self._cache[param] = self._gather(param)
+        return self._cache[param]
 
     def _gather(self, param: Param) -> ParamBox:
         device = self.scale.device

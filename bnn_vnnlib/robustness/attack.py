@@ -134,7 +134,10 @@ def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
 def violation(
     network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool = False
 ) -> Tensor:
-    """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation."""
+    """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation.
+
+    More than 0 where x misses a constraint of its item.
+    """
     return _objective(network, problem, params, x, transform, average)[0]
 
 
@@ -161,7 +164,11 @@ def _objective(
     nearest, case = torch.where(problem.exists, worst, torch.inf).min(-1)
     chosen = index == case[..., None]
     target = torch.where(chosen, value.clamp(min=0), 0.0).sum(-1) + 0.1 * nearest.clamp(-1e30, 1e30)
-    return nearest.clamp(-1e30, 1e30), target
+    nearest = nearest.clamp(-1e30, 1e30)
+    if problem.constraints is not None:  # a point outside violates nothing: it ranks behind those inside
+        outside = (_excess(x.detach(), problem.constraints) > 0).any(-1)
+        nearest = torch.where(outside, nearest.clamp(min=0) + 1.0, nearest)
+    return nearest, target
 
 
 def transformed(y: Tensor, transform: str) -> Tensor:
@@ -181,12 +188,19 @@ def _project(x: Tensor, low: Tensor, high: Tensor, constraints: Constraints | No
         return x
     with torch.no_grad():
         norm = (constraints.inputs**2).sum(-1).clamp(min=1e-300)
-        for _ in range(rounds):
-            excess = (x[..., None, :] * constraints.inputs).sum(-1) - constraints.inner_bound
-            excess = excess.clamp(min=0)
+        size = (torch.maximum(low.abs(), high.abs())[:, None] * constraints.inputs.abs()).sum(-1)
+        for i in range(rounds):
+            excess = _excess(x, constraints)
             if not bool((excess > 0).any()):
                 break
+            # beyond the face by more than the rounding to float32; not to the end, since an equality has no inside
+            further = 1e-6 * size if i < rounds // 2 else 0.0
             active = (excess > 0).sum(-1, keepdim=True).clamp(min=1)
-            move = ((excess / norm)[..., None] * constraints.inputs).sum(-2) / active
-            x = (x - 1.2 * move).clamp(low, high)
+            step = torch.where(excess > 0, 1.2 * excess + further, 0.0) / norm
+            x = (x - (step[..., None] * constraints.inputs).sum(-2) / active).clamp(low, high)
     return x
+
+
+def _excess(x: Tensor, constraints: Constraints) -> Tensor:
+    """(.., N, Q): by how much each constraint on the inputs is missed, as far as float64 can tell."""
+    return ((x[..., None, :] * constraints.inputs).sum(-1) - constraints.inner_bound).clamp(min=0)

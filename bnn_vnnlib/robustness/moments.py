@@ -53,7 +53,8 @@ def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: T
             values.append(interval.inputs(node, interval.Interval(largest, largest)).upper)
         else:
             values.append(_RULES[type(node)](node, weights, *(values[source] for source in node.inputs)))
-    return torch.cat([values[position].flatten(2) for position in network.outputs], -1)[0]
+    flat = [values[position].reshape(*values[position].shape[:2], -1) for position in network.outputs]
+    return torch.cat(flat, -1)[0]
 
 
 def _root(box: ParamBox) -> Tensor:

@@ -11,29 +11,24 @@ margin is searched in place of the boxes around samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.robustness import attack, weight_sets
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.mass import centred_mass, margin_of
+from bnn_vnnlib.robustness.margins import MarginSearch, mass_at
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Constraints, Problem
 from bnn_vnnlib.robustness.refute import refuted_cases, violated_cases
 
-MASSES = (0.01, 0.03, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
-"""Masses of the centred boxes that are tried before the margin is refined between two of them."""
-
-REFINEMENTS = 5
-"""Bisections of the margin between the last certified and the first failed one."""
+ROUNDED_ZERO = 1e-9
+"""Violations found by the attack in plain floating point count up to this; the bounds decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,20 +50,24 @@ class SafetyBounds:
 
 
 def feasible(problem: Problem, x: Tensor) -> Tensor:
-    """(N,): x (N, n) satisfies the item's constraints exactly (rational arithmetic); the boxes hold by construction."""
+    """(N,): x (N, n) satisfies the item's constraints exactly (rational arithmetic); the boxes hold by construction.
+
+    Where x stands for a real point between two floats (see `point_box`), all of what is between must satisfy them.
+    """
     extra = problem.constraints
     if extra is None:
         return torch.ones(len(problem), dtype=torch.bool, device=x.device)
-    answers = [_satisfies(extra, i, x[i]) for i in range(len(x))]
+    lower, upper = point_box(problem, x)
+    answers = [_satisfies(extra, i, lower[i], upper[i]) for i in range(len(x))]
     return torch.tensor(answers, device=x.device)
 
 
-def _satisfies(extra: Constraints, item: int, x: Tensor) -> bool:
-    values = [Fraction(v) for v in x.tolist()]
+def _satisfies(extra: Constraints, item: int, lower: Tensor, upper: Tensor) -> bool:
+    ends = [(Fraction(low), Fraction(high)) for low, high in zip(lower.tolist(), upper.tolist(), strict=True)]
     for g, bound, strict in zip(
         extra.inputs[item].tolist(), extra.inner_bound[item].tolist(), extra.strict[item].tolist(), strict=True
     ):
-        left = sum((Fraction(a) * v for a, v in zip(g, values, strict=True) if a), Fraction(0))
+        left = sum((Fraction(a) * end[a > 0] for a, end in zip(g, ends, strict=True) if a), Fraction(0))
         if left > Fraction(bound) or (strict and left == Fraction(bound)):
             return False
     return True
@@ -91,7 +90,7 @@ def by_centred_boxes(
     network = bounds.engine.network
     count = weight_sets.random_count(network, posterior)
     boxes = weight_sets.centred(network, posterior, problem.lower.device)
-    points = attack.run(network, problem, {}, settings, bounds.transform)[0][0]
+    points, values = (found[0] for found in attack.run(network, problem, {}, settings, bounds.transform))
     usable = feasible(problem, points)
 
     def unsafe(index: Tensor, scale: Tensor) -> Tensor:
@@ -100,13 +99,15 @@ def by_centred_boxes(
     def safe(index: Tensor, scale: Tensor) -> Tensor:
         return refuted_cases(bounds, boxes.scaled(scale), problem.items(index))[0].all(-1)
 
-    search = _MarginSearch(problem, count, margin, deadline)
-    unsafe_margin, which = search.largest(unsafe, first=0.5, every=False)
-    safe_margin, _ = search.largest(safe, first=first, every=True)
-    return SafetyBounds(
-        *_bounds(_mass(safe_margin, count), _mass(unsafe_margin, count)), points[which],
-        _mass(unsafe_margin, count), safe_margin, unsafe_margin,
-    )  # fmt: skip
+    # Every centred box holds the mean network: where that is safe at the point, no box is unsafe there, and once
+    # one box is unsafe none is safe. So most instances need one search only.
+    search = MarginSearch(problem, count, margin, deadline)
+    hopeful = problem.any_item(usable & (values <= ROUNDED_ZERO))
+    unsafe_margin, which = search.largest(unsafe, hopeful, first=0.5, every=False)
+    safe_margin, _ = search.largest(safe, unsafe_margin.isnan(), first=first, every=True)
+    unsafe_mass = mass_at(unsafe_margin, count)
+    lower, upper = _bounds(mass_at(safe_margin, count), unsafe_mass)
+    return SafetyBounds(lower, upper, points[which], unsafe_mass, safe_margin, unsafe_margin)
 
 
 def _bounds(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,96 +117,12 @@ def _bounds(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
     return safe.clamp(0, 1), upper.clamp(0, 1)
 
 
-def _mass(margin: Tensor, count: int) -> Tensor:
-    """Lower bound on the mass; 0 where no margin was certified (nan)."""
-    lower, _ = centred_mass(margin.nan_to_num(0.0).cpu().numpy(), count)
-    return torch.where(margin.isnan(), 0.0, torch.as_tensor(lower, device=margin.device))
-
-
 def _unsafe_items(
     bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor, usable: Tensor
 ) -> Tensor:
     """(K, N): the point is in T and violates a case for all weights of the box."""
     lower, upper = point_box(problem, points)
     return violated_cases(bounds, weights, problem, lower, upper).any(-1) & usable
-
-
-@dataclass(frozen=True, eq=False)
-class _MarginSearch:
-    """Bisection for the largest certified margin of each instance; each probe is a proof, so any order is sound."""
-
-    problem: Problem
-    count: int
-    margin: float | None
-    deadline: Deadline
-
-    def largest(self, holds: Callable[[Tensor, Tensor], Tensor], *, first: float, every: bool) -> tuple[Tensor, Tensor]:
-        """Margins (I,), nan where nothing was certified, and one certified item (I,) of each instance.
-
-        holds(items, scale (1, len(items))) -> certified; `every`: an instance needs all of its items, else one.
-        """
-        problem = self.problem
-        device, instances = problem.lower.device, problem.instances
-        margins = self._grid(device)
-        last = len(margins)
-        low = torch.full((instances,), -1, dtype=torch.int64, device=device)
-        high = torch.full_like(low, last)
-        item = torch.zeros_like(low).scatter(0, problem.instance, torch.arange(len(problem), device=device))
-        start = int(np.searchsorted(MASSES, first)) if last > 1 else 0
-        probe = torch.full_like(low, min(start, last - 1))
-        while bool((high - low > 1).any()) and not self.deadline.passed:
-            active = high - low > 1
-            try:
-                good, item = self._probe(holds, margins[probe], active, item, every)
-            except OutOfTime:
-                break
-            low, high = torch.where(active & good, probe, low), torch.where(active & ~good, probe, high)
-            probe = ((low + high) // 2).clamp(0, last - 1)
-        best = torch.where(low >= 0, margins[low.clamp(min=0)], torch.nan)
-        if last > 1:
-            best, item = self._refine(holds, margins, low, best, item, every)
-        return best, item
-
-    def _refine(
-        self, holds: Callable[[Tensor, Tensor], Tensor], margins: Tensor, low: Tensor, best: Tensor, item: Tensor,
-        every: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Bisect between the grid's neighbours, where the mass is not known to be 1 already."""
-        top = margins[(low + 1).clamp(max=len(margins) - 1)]
-        active = (low < len(margins) - 1) & (_mass(best, self.count) < 1 - 1e-6)
-        floor = best.nan_to_num(0.0)
-        for _ in range(REFINEMENTS):
-            if self.deadline.passed or not bool(active.any()):
-                break
-            middle = (floor + top) / 2
-            try:
-                good, item = self._probe(holds, middle, active, item, every)
-            except OutOfTime:
-                break
-            good = good & active
-            best, floor = torch.where(good, middle, best), torch.where(good, middle, floor)
-            top = torch.where(good, top, middle)
-        return best, item
-
-    def _grid(self, device: torch.device) -> Tensor:
-        if self.margin is not None:
-            return torch.tensor([self.margin], dtype=torch.float64, device=device)
-        if self.count == 0:
-            return torch.zeros(1, dtype=torch.float64, device=device)
-        return torch.as_tensor(margin_of(np.array(MASSES), self.count) * (1 + 1e-9), device=device)
-
-    def _probe(
-        self, holds: Callable[[Tensor, Tensor], Tensor], margin: Tensor, active: Tensor, item: Tensor, every: bool
-    ) -> tuple[Tensor, Tensor]:
-        """(I,) certified at these margins, and the certified items."""
-        problem = self.problem
-        index = torch.nonzero(active[problem.instance])[:, 0]
-        owner = problem.instance[index]
-        good = holds(index, margin[owner][None])
-        total = torch.zeros_like(active, dtype=torch.int64).scatter_add(0, owner, good.to(torch.int64))
-        needed = torch.zeros_like(total).scatter_add(0, owner, torch.ones_like(owner))
-        certified = (total == needed) if every else (total > 0)
-        return certified & active, item.scatter(0, owner[good], index[good])
 
 
 def by_scattered_boxes(
@@ -244,9 +161,7 @@ def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem,
     points = attack.run(network, problem, params, smaller, bounds.transform)[0]  # (S, N, n)
     usable = torch.stack([feasible(problem, x) for x in points])
     unsafe = _unsafe_items(bounds, weights, problem, points, usable)  # (S, N)
-    per_instance = torch.zeros_like(safe, dtype=torch.int8).scatter_reduce(
-        1, problem.instance.expand(unsafe.shape), unsafe.to(torch.int8), "amax"
-    ).bool()  # fmt: skip
+    per_instance = problem.any_item(unsafe)
     proved, falsified = (_weight(probabilities, held) for held in (safe, per_instance))
     point, at_point = _common_point(bounds, weights, probabilities, problem, points, usable, unsafe)
     lower, upper = _bounds(proved, falsified)

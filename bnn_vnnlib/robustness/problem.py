@@ -117,9 +117,15 @@ class Problem:
 
     def all_items(self, holds: Tensor) -> Tensor:
         """(.., N) -> (.., I): all items of the instance."""
-        out = torch.ones(*holds.shape[:-1], self.instances, dtype=torch.int8, device=holds.device)
-        index = self.instance.expand(holds.shape)
-        return out.scatter_reduce(-1, index, holds.to(torch.int8), "amin").bool()
+        return self._by_instance(holds, 1, "amin")
+
+    def any_item(self, holds: Tensor) -> Tensor:
+        """(.., N) -> (.., I): some item of the instance."""
+        return self._by_instance(holds, 0, "amax")
+
+    def _by_instance(self, holds: Tensor, start: int, reduce: str) -> Tensor:
+        out = torch.full((*holds.shape[:-1], self.instances), start, dtype=torch.int8, device=holds.device)
+        return out.scatter_reduce(-1, self.instance.expand(holds.shape), holds.to(torch.int8), reduce).bool()
 
 
 def from_property(property: Property, device: torch.device | str = "cpu") -> Problem:
