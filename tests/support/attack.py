@@ -71,9 +71,7 @@ class Falsifier:
         scale = self.weights.scale[min(k, len(self.weights.scale) - 1), min(item, self.weights.scale.shape[1] - 1)]
         centers = {name: c[min(k, len(c) - 1)] for name, c in self.weights.centers.items()}
         radii = {name: scale * self.weights.spreads.get(name, torch.zeros_like(c)) for name, c in centers.items()}
-        ts = {
-            name: torch.as_tensor(rng.integers(-4, 5, size=(STARTS, *c.shape)) / 4.0) for name, c in centers.items()
-        }
+        ts = {name: torch.as_tensor(rng.integers(-4, 5, size=(STARTS, *c.shape)) / 4.0) for name, c in centers.items()}
         x = low + torch.as_tensor(rng.random((STARTS, 1, len(low)))) * (high - low)
         x = torch.minimum(torch.maximum(x, low), high)
         points, values, outputs = [], [], []

@@ -39,8 +39,9 @@ def evaluate(
     """
 
     def value(param: Param) -> Exact:
-        factor = np.broadcast_to(param.factor, param.shape)
-        entries = np.asarray(np.asarray(sources[param.source], dtype=object).ravel()[param.index] * fractions(factor), dtype=object)
+        source = np.asarray(sources[param.source], dtype=object).ravel()
+        factor = fractions(np.broadcast_to(param.factor, param.shape))
+        entries = np.asarray(source[param.index] * factor, dtype=object)
         return entries if slack is None or param.slack is None else entries + slack(param)
 
     with mpmath.workprec(BITS):
