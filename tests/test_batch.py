@@ -34,13 +34,18 @@ def test_nothing_depends_on_the_order_or_the_size_of_the_batch(net, query, famil
     whole = verify_batch(net, low, high, labels, query=query, restarts=3)
     order = np.random.default_rng(1).permutation(30)
     shuffled = verify_batch(net, low[order], high[order], labels[order], query=query, restarts=3)
-    parts = [verify_batch(net, low[i : i + 7], high[i : i + 7], labels[i : i + 7], query=query, restarts=3) for i in range(0, 30, 7)]
+    parts = [
+        verify_batch(net, low[i : i + 7], high[i : i + 7], labels[i : i + 7], query=query, restarts=3)
+        for i in range(0, 30, 7)
+    ]
     for name in ("lower", "upper", "points", "row_lower", "row_upper"):
         full = getattr(whole, name)
         if full is None:
             continue
         np.testing.assert_allclose(getattr(shuffled, name), full[order], atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(np.concatenate([getattr(part, name) for part in parts]), full, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            np.concatenate([getattr(part, name) for part in parts]), full, atol=1e-6, err_msg=name
+        )
     assert (shuffled.verdicts == whole.verdicts[order]).all()
     assert (np.concatenate([part.verdicts for part in parts]) == whole.verdicts).all()
     assert len(set(whole.verdicts)) > 1  # the question is not an empty one
@@ -53,7 +58,9 @@ def test_the_attack_is_the_same_for_every_neighbourhood():
     labels = outputs(net, low + 0.25).argmax(-1)
     whole = verify_batch(net, low, low + 0.5, labels, restarts=3, method="interval", query="deterministic")
     for i in (0, 17, 59):
-        alone = verify_batch(net, low[[i]], low[[i]] + 0.5, labels[[i]], restarts=3, method="interval", query="deterministic")
+        alone = verify_batch(
+            net, low[[i]], low[[i]] + 0.5, labels[[i]], restarts=3, method="interval", query="deterministic"
+        )
         np.testing.assert_allclose(alone.points[0], whole.points[i], atol=1e-12)
 
 

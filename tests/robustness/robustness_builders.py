@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -101,7 +102,7 @@ def random_model(seed: int, widths: Sequence[int], *, spread: float = 0.1, **set
     """A random dense network with standard deviations of about `spread` times 1 / sqrt(fan in)."""
     rng = np.random.default_rng(seed)
     layers, variances = [], []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers.append((rng.normal(size=(after, before)) / np.sqrt(before), 0.3 * rng.normal(size=after)))
         sd = spread * rng.uniform(0.2, 1.0, size=(after, before)) / np.sqrt(before)
         variances.append((sd**2, (0.3 * spread * rng.uniform(0.2, 1.0, size=after)) ** 2))
@@ -112,7 +113,7 @@ def random_samples(seed: int, widths: Sequence[int], count: int, *, spread: floa
     """A random dense network whose posterior is a few weighted samples around it."""
     rng = np.random.default_rng(seed)
     layers, drawn = [], []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         w, b = rng.normal(size=(after, before)) / np.sqrt(before), 0.3 * rng.normal(size=after)
         layers.append((w, b))
         drawn.append((
@@ -196,8 +197,13 @@ def outputs(net: Model, x: ArrayLike, params: dict[str, torch.Tensor] | None = N
     return evaluate(net.network, torch.as_tensor(np.asarray(x, np.float64)), params).numpy()
 
 
-def from_nodes(nodes: Sequence[Any], weights: dict[str, np.ndarray], shape: Sequence[int], variances: dict[str, ArrayLike],
-               likelihood: Any = None) -> Model:  # fmt: skip
+def from_nodes(
+    nodes: Sequence[Any],
+    weights: dict[str, np.ndarray],
+    shape: Sequence[int],
+    variances: dict[str, ArrayLike],
+    likelihood: Any = None,
+) -> Model:
     """A float64 network x -> y from ONNX nodes, with a Gaussian posterior."""
     holders = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
     inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, list(shape))]

@@ -1,4 +1,4 @@
-"""Networks small enough that P_safe and D are known: linear ones in closed form, one- and two-weight ones by quadrature."""
+"""Networks so small that P_safe and D are known: linear ones in closed form, others by quadrature over weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy import special, stats
 from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness import decision, weight_sets
 from bnn_vnnlib.robustness.moments import output_norms
 
 ROUNDING = 1e-9
@@ -47,10 +47,14 @@ def test_one_row_of_a_linear_network_at_a_point(seed, size, boxes, method):
 @pytest.mark.parametrize("method", ["interval", "linear"])
 def test_one_weight_is_decided_as_well_as_one_symmetric_box_can(distance, method):
     """V: w <= -distance. The largest safe box at the mean has the mass of |w| < distance."""
-    lower, upper = p_safe(model([([[0.0]], [0.0])], [([[1.0]], None)]), [1.0], [1.0], rows([[1.0]], [-distance]), method=method)
+    lower, upper = p_safe(
+        model([([[0.0]], [0.0])], [([[1.0]], None)]), [1.0], [1.0], rows([[1.0]], [-distance]), method=method
+    )
     assert 1 - 2 * stats.norm.sf(distance) - 0.02 <= lower <= stats.norm.cdf(distance)
     assert upper == 1.0
-    lower, upper = p_safe(model([([[0.0]], [0.0])], [([[1.0]], None)]), [1.0], [1.0], rows([[1.0]], [distance]), method=method)
+    lower, upper = p_safe(
+        model([([[0.0]], [0.0])], [([[1.0]], None)]), [1.0], [1.0], rows([[1.0]], [distance]), method=method
+    )
     assert lower == 0.0
     assert stats.norm.sf(distance) <= upper <= 2 * stats.norm.sf(distance) + 0.02
 
@@ -278,3 +282,22 @@ def test_a_copied_weight_in_p_safe_and_in_the_decision(spread):
         assert found.lower[0, 0] <= truth <= found.upper[0, 0]
     lower, upper = p_safe(net, [1.0, 1.0], [1.0, 1.0], rows([[-1.0]], [-1.0]))
     assert lower <= stats.norm.cdf(0.5 / spread) <= upper
+
+
+class Uncertain:
+    """A union of which no more is known than that its mass lies in [.2, .9]."""
+
+    def union_lower(self, member: torch.Tensor) -> torch.Tensor:
+        return 0.2 * member.any(-1).double()
+
+    def union_upper(self, member: torch.Tensor) -> torch.Tensor:
+        return 0.9 * member.any(-1).double()
+
+
+@pytest.mark.parametrize(("value", "least"), [(-1.0, -0.9), (1.0, 0.2)])
+def test_a_value_counts_with_the_mass_that_hurts(value, least):
+    """The row has this value on the union and vanishes off it: E = value times the mass, whatever that is."""
+    values, norm = torch.full((1, 1, 3), value, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    found = decision._on_union(values, 3, 3, Uncertain(), norm)
+    assert float(found) <= least
+    assert float(found) == pytest.approx(least, abs=1e-12)

@@ -89,7 +89,9 @@ def between(a: float, b: float) -> float:
     return float(stats.norm.cdf(b) - stats.norm.cdf(a)) if a <= 0 else float(stats.norm.sf(a) - stats.norm.sf(b))
 
 
-families = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.2, 0.7, 1.5, 2.5, 6.0]))
+families = st.tuples(
+    st.integers(1, 6), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.2, 0.7, 1.5, 2.5, 6.0])
+)
 
 
 def drawn(count: int, size: int, seed: int) -> np.ndarray:
@@ -161,7 +163,9 @@ def test_layers_give_the_expectation_of_a_step_function(family, floor, exact_uni
 def test_layers_ignore_what_is_not_known():
     union = scattered_union(np.zeros((2, 1)), 1.0)
     value = torch.tensor([torch.nan, -torch.inf], dtype=torch.float64)
-    assert float(layered_lower(value, union.union_lower, torch.tensor(-1.0, dtype=torch.float64))) == pytest.approx(-1, abs=1e-9)
+    assert float(layered_lower(value, union.union_lower, torch.tensor(-1.0, dtype=torch.float64))) == pytest.approx(
+        -1, abs=1e-9
+    )
 
 
 def test_an_empty_union_has_no_mass():

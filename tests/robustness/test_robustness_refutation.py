@@ -141,7 +141,9 @@ def test_multipliers_are_checked_and_not_believed(monkeypatch):
 
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        refute, "_multipliers", lambda system, part: rng.exponential(size=system.bound[part].shape) * 10.0 ** rng.integers(-9, 9)
+        refute,
+        "_multipliers",
+        lambda system, part: rng.exponential(size=system.bound[part].shape) * 10.0 ** rng.integers(-9, 9),
     )
     for _ in range(50):
         a = dyadic(rng, (4, SIZE))

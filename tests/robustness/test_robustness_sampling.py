@@ -83,7 +83,12 @@ def test_p_safe_is_never_contradicted(seed, widths, activation, spread, radius, 
     assert not contradicts_mass(1 - found.upper[0], violations_at(net, question, found.points[0], seed, transform))
 
 
-@given(st.integers(0, 10**6), kinds, st.sampled_from([0.02, 0.2, 1.0]), st.sampled_from(["categorical", "bernoulli", "gaussian"]))
+@given(
+    st.integers(0, 10**6),
+    kinds,
+    st.sampled_from([0.02, 0.2, 1.0]),
+    st.sampled_from(["categorical", "bernoulli", "gaussian"]),
+)
 @settings(max_examples=25, deadline=None)
 def test_decisions_are_never_contradicted(seed, activation, spread, likelihood):
     rng = np.random.default_rng(seed)
@@ -95,7 +100,9 @@ def test_decisions_are_never_contradicted(seed, activation, spread, likelihood):
     params = sample(net.network, net.posterior, 2000, torch.Generator().manual_seed(seed))
     x = low + (high - low) * rng.random((8, 2)).round(1)
     y = outputs(net, x, params)
-    link = {"categorical": lambda v: special.softmax(v, -1), "bernoulli": special.expit, "gaussian": np.asarray}[likelihood]
+    link = {"categorical": lambda v: special.softmax(v, -1), "bernoulli": special.expit, "gaussian": np.asarray}[
+        likelihood
+    ]
     y = np.concatenate([link(y), (link(y) @ a)[..., None]], -1)
     slack = 7 * y.std(0) / np.sqrt(len(y)) + 1e-9
     below = np.append(found.lower[0], found.row_lower[0])

@@ -42,7 +42,12 @@ def everything(union, count: int) -> tuple[float, float]:
 def test_a_mass_is_that_of_the_box_that_was_certified(margin):
     claimed, truth = 1 - 2 * stats.norm.sf(4), stats.norm.cdf(2)  # certify +-2 sd, integrate +-4 sd
     found = verify_batch(
-        normal(2, 1), [[1.0]], [[1.0]], properties=[[rows([[1.0]], [0.0], [True])]], margin=margin, query="probabilistic"
+        normal(2, 1),
+        [[1.0]],
+        [[1.0]],
+        properties=[[rows([[1.0]], [0.0], [True])]],
+        margin=margin,
+        query="probabilistic",
     )
     assert found.lower[0] <= truth < claimed
     if margin is None:
@@ -87,7 +92,9 @@ def test_d_the_intersections_are_those_of_the_right_boxes(union_method):
 def test_e_what_no_box_covers_may_take_the_largest_value():
     claimed = 0.8125
     union = CentredUnion(torch.tensor([0.25], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64))
-    upper = -layered_lower(torch.tensor([-1.0], dtype=torch.float64), union.union_lower, torch.tensor(-1.0, dtype=torch.float64))
+    upper = -layered_lower(
+        torch.tensor([-1.0], dtype=torch.float64), union.union_lower, torch.tensor(-1.0, dtype=torch.float64)
+    )
     assert float(upper) >= 1.0 > claimed
 
 
@@ -166,3 +173,18 @@ def test_h_for_weight_samples(which):
     found = verify(net, symmetric_cases(net)[which], query="probabilistic")
     assert found.p_safe.lower == pytest.approx(0.5, abs=1e-12)  # each case alone: .75
     assert found.p_safe.upper == pytest.approx(0.5, abs=1e-12)
+
+
+@pytest.mark.parametrize("boxes", ["mean", "sampled"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_h_the_harder_case_counts(boxes, swapped):
+    """Violations w >= 1.5 and w <= -.5: a box that is safe for one of them only is not safe."""
+    net = normal(0, 1)
+    truth = stats.norm.cdf(1.5) - stats.norm.cdf(-0.5)
+    cases = [(0, [([-1], None, -1.5, False)]), (0, [([1], None, -0.5, False)])]
+    for prop in (
+        properties(net, [(1, 1)], cases[:: -1 if swapped else 1]),
+        properties(net, [(1, 1), (1, 1)], [(k, rows_) for k, (_, rows_) in enumerate(cases[:: -1 if swapped else 1])]),
+    ):
+        found = verify(net, prop, boxes=boxes, query="probabilistic")
+        assert found.p_safe.lower <= truth <= found.p_safe.upper
