@@ -12,6 +12,7 @@ Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neur
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.model.posterior import sample
@@ -30,10 +32,12 @@ from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.probabilistic import feasible, point_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import refuted_by
-from bnn_vnnlib.robustness.weight_sets import BoxFamily
 
 MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
 """Masses of the nested boxes."""
+
+MEMORY = 2**22
+"""Numbers (boxes x items x rows x outputs) of one chunk, at most about."""
 
 PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
@@ -41,23 +45,39 @@ PREDICTIVE = 32
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """E_w of rows over the transformed outputs, bounded below by weight boxes or by weight samples."""
+    """E_w of rows over the transformed outputs, bounded below by weight boxes or by weight samples.
+
+    weights : K boxes, or K samples; mass : of the unions of the boxes, or the samples' probabilities (K,)
+    """
 
     bounds: OutputBounds
     posterior: GaussianDiagonal | WeightSamples
-    family: BoxFamily | None = None
+    weights: WeightBoxes
+    mass: BoxUnion | Tensor
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
-        if isinstance(self.posterior, WeightSamples):
-            return self._over_samples(self.posterior, lower, upper, outputs, inputs)
-        if self.family is None:
-            raise ValueError("a Gaussian posterior needs boxes")
-        value = self.bounds.rows(self.family.weights, lower, upper, outputs, inputs).lower
-        value = value.expand(self.family.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)
+        size = self.weights.count * outputs.shape[1] * outputs.shape[2]
+        step = max(1, MEMORY // size)
+
+        def part(start: int) -> Tensor:
+            some = slice(start, start + step)
+            return self._lower(lower[some], upper[some], _some(outputs, some), _some(inputs, some))
+
+        return torch.cat([part(start) for start in range(0, len(lower), step)])
+
+    def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Upper bounds (N, R), by the lower bounds of the negated rows."""
+        return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
+
+    def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
+        value = self.bounds.rows(self.weights, lower, upper, outputs, inputs).lower
+        if isinstance(self.mass, Tensor):
+            return _weighted_sum(self.mass, value)
+        value = value.expand(self.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)
         match self.bounds.transform:
             case "identity":
-                return self._unbounded(value, lower, upper, outputs, inputs)
+                return self._unbounded(self.mass, value, lower, upper, outputs, inputs)
             case "softmax":
                 floor = outputs.amin(-1)
             case "sigmoid":
@@ -67,27 +87,13 @@ class Expectation:
         if inputs is not None:
             floor = floor + over_box(inputs, lower, upper)[0]
             floor = floor - 2 * UNIT * floor.abs()
-        return layered_lower(value, self.family.union.union_lower, floor)
+        return layered_lower(value, self.mass.union_lower, floor)
 
-    def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """Upper bounds (N, R), by the lower bounds of the negated rows."""
-        return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
-
-    def _over_samples(
-        self, posterior: WeightSamples, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    def _unbounded(
+        self, union: BoxUnion, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
     ) -> Tensor:
-        weights, probabilities = weight_sets.sample_weights(self.bounds.engine.network, posterior, lower.device)
-        value = self.bounds.rows(weights, lower, upper, outputs, inputs).lower
-        share = probabilities[:, None, None]
-        size = (share * value.abs()).sum(0)
-        total = (share * value).sum(0) - 2 * gamma(2 * len(probabilities)) * size - TINY
-        return total.nan_to_num(-torch.inf)
-
-    def _unbounded(self, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         """E[row] >= E[row 1_U] - ||row|| sqrt(P(off)), U a union of boxes; best over the nested choices of U."""
-        if self.family is None:
-            raise ValueError("a Gaussian posterior needs boxes")
-        network, union = self.bounds.engine.network, self.family.union
+        network = self.bounds.engine.network
         norm = self._row_norm(network, lower, upper, outputs, inputs)
         count = value.shape[-1]
         choices = range(1, count + 1) if isinstance(union, CentredUnion) else (count,)
@@ -106,6 +112,17 @@ class Expectation:
         if inputs is not None:
             total = total + _product(inputs.abs(), torch.maximum(lower.abs(), upper.abs()))
         return total * (1 + gamma(outputs.shape[-1] + lower.shape[-1])) + TINY
+
+
+def _some(rows: Tensor | None, part: slice) -> Any:
+    return rows if rows is None or len(rows) == 1 else rows[part]
+
+
+def _weighted_sum(share: Tensor, value: Tensor) -> Tensor:
+    """sum_k p_k value_k, rounded down: (K,) and (K, N, R) -> (N, R)."""
+    share = share[:, None, None]
+    error = 2 * gamma(2 * len(share)) * (share * value.abs()).sum(0) + TINY
+    return ((share * value).sum(0) - error).nan_to_num(-torch.inf)
 
 
 def _product(rows: Tensor, values: Tensor) -> Tensor:
@@ -147,15 +164,15 @@ def expectation(
     margin: float | None, seed: int,
 ) -> Expectation:  # fmt: skip
     """Prepare the boxes of a Gaussian posterior; samples need none."""
-    if isinstance(posterior, WeightSamples):
-        return Expectation(bounds, posterior)
     network = bounds.engine.network
+    if isinstance(posterior, WeightSamples):
+        return Expectation(bounds, posterior, *weight_sets.sample_weights(network, posterior, device))
     if boxes == "sampled":
         width = 2.5 if margin is None else margin
         family = weight_sets.scattered_family(network, posterior, number, width, seed, device)
     else:
         family = weight_sets.centred_family(network, posterior, MASSES, device, margin=margin)
-    return Expectation(bounds, posterior, family)
+    return Expectation(bounds, posterior, family.weights, family.union)
 
 
 def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionOutcome:
