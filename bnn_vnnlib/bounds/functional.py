@@ -40,7 +40,8 @@ def softmax_lower(coefficients: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     scale = coefficients.abs().amax(-1)
     mass = vertices(1.0)
     # a vertex whose mass is near underflow cannot be computed: fall back to the smallest coefficient there
-    value = torch.where(mass > 1e-280, vertices(c) / mass, c[..., :1])
+    # products c e that underflow are off by TINY together
+    value = torch.where(mass > 1e-280, (vertices(c) - TINY) / mass, c[..., :1])
     lowest = value.amin(-1) - 2 * scale * (900 + 4 * m) * UNIT
     floor = coefficients.amin(-1)
     return torch.maximum(lowest.nan_to_num(-torch.inf), floor.expand_as(lowest))

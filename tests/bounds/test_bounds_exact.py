@@ -14,9 +14,11 @@ from support import exact
 from support.networks import Builder, dense_network, point_weights
 
 from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.model.nodes import Linear, Param
 
 METHODS: tuple[Literal["interval", "linear"], ...] = ("interval", "linear")
 SIZES = [
@@ -38,6 +40,9 @@ def judge(network: Network, weights: WeightBoxes, x: tuple[Any, Any], C: Any, G:
     lower, upper = (tensor(side)[None] for side in x)
     C, G = tensor(C)[None], tensor(G)[None]
     found = [Engine(network, method).rows(weights, lower, upper, C, G, forms=True) for method in METHODS]
+    box = Interval(lower[None], upper[None])
+    ranges = [Engine(network, method).ranges(weights, box) for method in METHODS]
+    everything = Network(network.signature, network.nodes, tuple(range(len(network.nodes))), network.tensors)
     scale = Fraction(weights.scale[0, 0].item())
     for _ in range(8):
         point = exact.fractions(np.where(rng.random(lower.shape[1]) < 0.5, lower[0], upper[0]))
@@ -47,7 +52,10 @@ def judge(network: Network, weights: WeightBoxes, x: tuple[Any, Any], C: Any, G:
             if name in weights.spreads:
                 signs = exact.fractions(rng.choice([-1.0, 1.0], size=center.shape[1:]))
                 sources[name] = sources[name] + signs * scale * exact.fractions(weights.spreads[name])
-        y = exact.evaluate(network, point, sources)
+        hidden = exact.evaluate(everything, point, sources)
+        for enclosures in ranges:
+            check_ranges(network, enclosures, sources, hidden)
+        y = hidden[len(hidden) - C.shape[2] :]
         for row in range(C.shape[1]):
             value = exact.fractions(C[0, row]) @ y + exact.fractions(G[0, row]) @ point
             for bounds in found:
@@ -59,6 +67,21 @@ def judge(network: Network, weights: WeightBoxes, x: tuple[Any, Any], C: Any, G:
                     assert exact.fractions(slope) @ point + Fraction(offset) <= value
         for output, size in zip(y, found[0].magnitude[0, 0].tolist(), strict=True):
             assert not np.isfinite(size) or abs(output) <= Fraction(size)
+
+
+def check_ranges(network: Network, ranges: Ranges, sources: dict[str, Any], values: exact.Exact) -> None:
+    """Every node is in its enclosure, and magnitudes are at least the sum of the absolute products."""
+    ends = np.cumsum([int(np.prod(node.shape)) for node in network.nodes])
+    parts = [part.reshape(node.shape) for part, node in zip(np.split(values, ends[:-1]), network.nodes, strict=True)]
+    for position, (node, part) in enumerate(zip(network.nodes, parts, strict=True)):
+        z = ranges.values[position]
+        for value, low, high in zip(part.ravel(), z.lower.flatten().tolist(), z.upper.flatten().tolist(), strict=True):
+            assert not low > value, (node.name, low, float(value))  # an undefined end claims nothing
+            assert not high < value, (node.name, high, float(value))
+        if isinstance(node, Linear):
+            products = np.abs(sources[node.weight.source]) @ np.abs(parts[node.inputs[0]].ravel())
+            for size, total in zip(ranges.magnitudes[position].flatten().tolist(), products, strict=True):
+                assert not size < total, (node.name, size, float(total))
 
 
 @st.composite
@@ -102,15 +125,18 @@ def test_cancellation(problem: tuple[Any, ...], seed: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_cancelled_sum(method: Literal["interval", "linear"]) -> None:
     """1e16 + 1 - 1e16 in each order of summation: enclosed, and no wider than the rounding of 1e16."""
-    for order in ([1e16, 1.0, -1e16], [1.0, 1e16, -1e16], [1e16, -1e16, 1.0]):
+    for order in ([1e16, 1.0, -1e16], [1.0, 1e16, -1e16], [1e16, -1e16, 1.0], [1e16 + 2, 0.3, -1e16]):
         b = Builder()
         b.linear(b.input(1, 3), np.array([order]))
         network = b.network()
         ones = torch.ones(1, 3, dtype=torch.float64)
         rows = tensor([[[1.0], [-1.0]]])
         low, high = Engine(network, method).rows(point_weights(network), ones, ones, rows).lower[0, 0].tolist()
-        assert low <= 1.0 <= -high
+        exactly = sum(map(Fraction, order))
+        assert low <= exactly <= -high
         assert -high - low < 1e3
+        z = Engine(network, method).ranges(point_weights(network), Interval(ones[None], ones[None])).values[1]
+        assert z.lower.item() <= exactly <= z.upper.item()
 
 
 def test_coefficients_that_underflow() -> None:
