@@ -123,7 +123,7 @@ def test_time_may_be_up_at_any_moment(monkeypatch, query, family):
     total = clock.looks
     assert total > 0
     assert full.verdict == "sat"
-    for allowed in range(0, total + 1, max(1, total // 20)):
+    for allowed in range(0, total + 1, max(1, total // 12)):
         clock.looks, clock.allowed = 0, allowed
         found = verify(net, prop, query=query, timeout=1000, tau_unsafe=0.9)
         assert found.verdict in ("timeout", full.verdict)
@@ -209,7 +209,7 @@ def test_probabilities_are_not_squashed_twice(end):
     assert found.decision.lower[0] <= 0.5 <= found.decision.upper[0]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_softmax_at_the_end_changes_no_comparison_of_classes(seed):
     """Probabilistic and deterministic: Y_i - Y_j against 0 is decided on the logits, whatever the scale of the row."""
     logits = random_model(seed, [2, 5, 3], spread=0.1)
@@ -248,7 +248,7 @@ def test_constants_against_a_softmax_by_its_functional():
 
 
 @pytest.mark.parametrize("element", [np.float32, np.float64])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_deterministic_witness_replays_in_onnxruntime(seed, element):
     net = random_model(seed, [3, 6, 2], spread=0.1, element=element)
     low, high = np.full(3, -0.3), np.full(3, 0.7)
@@ -383,7 +383,7 @@ def test_rows_over_inputs_alone_and_over_both(query):
 def test_verdicts_of_a_grid_of_questions_never_contradict_the_truth():
     """One weight, one input: P_safe and D are known, for both directions, thresholds and methods."""
     net = line(0.2, likelihood="gaussian")
-    for bound, tau, method in itertools.product(np.linspace(0.2, 1.0, 5), (0.5, 0.9), ("interval", "auto")):
+    for bound, tau, method in itertools.product(np.linspace(0.2, 1.0, 5), (0.9,), ("interval", "auto")):
         prop = at_one(net, float(bound), 0.5, 1.0)  # y >= .5 w: violated where min(.5 w, w) <= bound
         truth = stats.norm.sf(2 * bound, 1, 0.2)
         found = verify(net, prop, tau_safe=tau, method=method)

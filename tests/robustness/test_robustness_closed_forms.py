@@ -29,7 +29,7 @@ seeds = st.integers(0, 10**6)
 
 
 @given(seeds, st.integers(1, 4), st.sampled_from(["mean", "sampled"]), st.sampled_from(["interval", "linear"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_one_row_of_a_linear_network_at_a_point(seed, size, boxes, method):
     rng = np.random.default_rng(seed)
     w, b, x = rng.normal(size=(1, size)), rng.normal(size=1), rng.normal(size=size)
@@ -60,7 +60,7 @@ def test_one_weight_is_decided_as_well_as_one_symmetric_box_can(distance, method
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_line_over_an_interval(seed):
     """y = w x + b over [l, u], V: y >= c: safe where the line is below c at both ends, an interval of w."""
     rng = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def test_a_line_over_an_interval(seed):
 
 
 @given(seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_two_rows_of_a_linear_network_at_a_point(seed):
     """V: both outputs <= 0, weights independent between the rows: the probabilities multiply."""
     rng = np.random.default_rng(seed)
@@ -153,7 +153,7 @@ def bent(activation: str, rng: np.random.Generator, two: bool, **settings_):
 
 
 @given(seeds, st.sampled_from(["relu", "tanh", "sigmoid"]), st.booleans(), st.sampled_from(["mean", "sampled"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_p_safe_of_one_and_two_weights_by_quadrature(seed, activation, two, boxes):
     rng = np.random.default_rng(seed)
     net, output = bent(activation, rng, two)
@@ -170,7 +170,7 @@ def test_p_safe_of_one_and_two_weights_by_quadrature(seed, activation, two, boxe
 
 
 @given(seeds, st.sampled_from(["relu", "tanh", "sigmoid"]), st.booleans(), st.sampled_from(["gaussian", "bernoulli"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_decision_of_one_and_two_weights_by_quadrature(seed, activation, two, likelihood):
     rng = np.random.default_rng(seed)
     net, output = bent(activation, rng, two, likelihood=likelihood)
@@ -188,7 +188,7 @@ def test_the_decision_of_one_and_two_weights_by_quadrature(seed, activation, two
 
 
 @given(seeds, st.sampled_from(["logits", "Softmax"]), st.sampled_from(["mean", "sampled"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_decision_of_a_softmax_by_quadrature(seed, kind, boxes):
     """Three classes, two random weights: f = (w1 x, w2 x, 1); constants and differences of probabilities."""
     rng = np.random.default_rng(seed)

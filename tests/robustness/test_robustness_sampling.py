@@ -66,7 +66,7 @@ kinds = st.sampled_from(["relu", "tanh", "sigmoid", "leaky_relu"])
     st.integers(0, 10**6), shapes, kinds, st.sampled_from([0.02, 0.1, 0.5]), st.sampled_from([0.0, 0.05, 0.4]),
     st.sampled_from([[], ["Softmax"]]), st.sampled_from(["mean", "sampled"]),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_p_safe_is_never_contradicted(seed, widths, activation, spread, radius, end, boxes):
     rng = np.random.default_rng(seed)
     if widths[-1] == 1:
@@ -89,7 +89,7 @@ def test_p_safe_is_never_contradicted(seed, widths, activation, spread, radius, 
     st.sampled_from([0.02, 0.2, 1.0]),
     st.sampled_from(["categorical", "bernoulli", "gaussian"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_decisions_are_never_contradicted(seed, activation, spread, likelihood):
     rng = np.random.default_rng(seed)
     net = random_model(seed, [2, 5, 4, 3], spread=spread, activation=activation, likelihood=likelihood)
@@ -112,7 +112,7 @@ def test_decisions_are_never_contradicted(seed, activation, spread, likelihood):
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 0.5]), st.sampled_from([0.0, 0.2, 1.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_samples_of_piecewise_linear_networks_are_enumerated(seed, spread, radius):
     """One input and one hidden ReLU layer: every sample is extreme at an end or at a kink, so all is known."""
     rng = np.random.default_rng(seed)
@@ -163,7 +163,7 @@ def test_samples_on_a_grid_of_inputs(seed, activation):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_mixed_rows_and_constraints_are_never_contradicted(seed):
     rng = np.random.default_rng(seed)
     net = random_model(seed, [2, 4, 2], spread=0.15)
