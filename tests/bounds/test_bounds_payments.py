@@ -1,0 +1,128 @@
+"""Each rounding on its own: one node, numbers with 53 random bits, and forms that may not be off by one unit.
+
+With a single node no other payment can hide one that is missing.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from support import exact
+from support.networks import Builder, point_weights
+from support.zoo import PIECES, bare
+
+from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import LinearForm
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import Network
+
+ROWS = 60
+
+
+def tensor(values: object) -> torch.Tensor:
+    """float64."""
+    return torch.as_tensor(np.asarray(values, dtype=np.float64))
+
+
+def check_forms(network: Network, x: np.ndarray, C: np.ndarray, G: np.ndarray | None = None) -> None:
+    """At a point, with exact weights, every form is below its row."""
+    sides, rows = tensor(x)[None], tensor(C)[None]
+    inputs = None if G is None else tensor(G)[None]
+    form = Engine(network).rows(point_weights(network), sides, sides, rows, inputs, forms=True).form
+    point = exact.fractions(x)
+    y = exact.evaluate(network, point, {name: exact.fractions(t) for name, t in network.tensors.items()})
+    for row in range(len(C)):
+        value = exact.fractions(C[row]) @ y
+        if G is not None:
+            value = value + exact.fractions(G[row]) @ point
+        below = exact.fractions(form.slope[0, 0, row]) @ point + Fraction(form.offset[0, 0, row].item())
+        assert exact.at_most(below, value), (row, float(value - below))
+
+
+@pytest.mark.parametrize("name", [name for name in PIECES if "slack" not in name])
+def test_forms_of_one_node(name: str) -> None:
+    network = bare(name)
+    rng = np.random.default_rng(sum(map(ord, name)))
+    for sign in (1.0, -1.0, 0.0):
+        x = rng.normal(size=network.signature.input_size)
+        x = sign * np.abs(x) if sign else x
+        check_forms(network, x, rng.normal(size=(ROWS, network.signature.output_size)))
+
+
+def test_sum_of_coefficients() -> None:
+    """Where two paths meet, the coefficients are added; nothing else is rounded here."""
+    b = Builder()
+    x = b.input(1, 2)
+    network = b.network(b.reshape(x, 2), x)
+    rng = np.random.default_rng(0)
+    check_forms(network, rng.normal(size=2) * 100, rng.normal(size=(ROWS, 4)))
+
+
+def test_coefficients_over_inputs() -> None:
+    b = Builder()
+    b.input(1, 2)
+    rng = np.random.default_rng(1)
+    check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 2)), rng.normal(size=(ROWS, 2)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_minimum_of_a_form(n: int) -> None:
+    """A dot product that cancels, on points and on boxes, and an offset that cancels it."""
+    rng = np.random.default_rng(n)
+    slope = rng.normal(size=(ROWS, n)) * 10.0 ** rng.uniform(-8, 8, size=(ROWS, n))
+    lower = rng.normal(size=n)
+    for width in (0.0, 1e-17, 1.0):
+        upper = np.maximum(lower, lower + width * rng.random(n))
+        ends = np.where(slope > 0, lower, upper)
+        truth = [exact.fractions(row) @ exact.fractions(end) for row, end in zip(slope, ends, strict=True)]
+        offset = np.array([-float(value) for value in truth])
+        for moved in (np.zeros(ROWS), offset):
+            form = LinearForm(tensor(slope)[None, None], tensor(moved)[None, None])
+            low = form.minimum(Interval(tensor(lower)[None, None], tensor(upper)[None, None]))[0, 0]
+            for row in range(ROWS):
+                assert Fraction(low[row].item()) <= truth[row] + Fraction(moved[row])
+
+
+@pytest.mark.parametrize("start", ["rows", "units"])
+@pytest.mark.parametrize("kind", ["linear", "shift", "scale"])
+def test_radii(kind: str, start: str) -> None:
+    """Center minus radius is rounded; x > 0, so that the chord is exact and the worst weight is known."""
+    rng = np.random.default_rng(3)
+    n = 30
+    b = Builder()
+    x = b.input(1, n)
+    if kind == "linear":
+        b.linear(x, rng.normal(size=(n, n)))
+    else:
+        x = b.linear(x, np.eye(n)) if kind == "shift" else x
+        getattr(b, kind)(x, rng.normal(size=(1, n)))
+    network = b.network()
+    name = max(network.tensors)
+    centers = {key: tensor(t)[None] for key, t in network.tensors.items()}
+    spread = rng.random(network.tensors[name].shape)
+    scale = 0.3
+    weights = WeightBoxes(centers, {name: tensor(spread)}, tensor([[scale]]))
+    point = rng.random(n) + 0.5
+    box = Interval(tensor(point)[None, None], tensor(point)[None, None])
+    position = len(network.nodes) - 1
+    rows = np.concatenate([np.eye(n), -np.eye(n)])
+    if start == "units":
+        form = linear.dense_units(network, weights, Engine(network).ranges(weights, box), position, 1, n)
+        if kind == "scale":
+            assert form is None
+            return
+    else:
+        form = Engine(network).rows(weights, box.lower[0], box.upper[0], tensor(rows)[None], forms=True).form
+    signs = np.repeat([[-1.0], [1.0]], n, 0)
+    for i in range(2 * n):
+        sources = {key: exact.fractions(t) for key, t in network.tensors.items()}
+        sources[name] = sources[name] + Fraction(scale) * Fraction(signs[i, 0]) * exact.fractions(spread)
+        value = exact.fractions(rows[i]) @ exact.evaluate(network, exact.fractions(point), sources)
+        below = exact.fractions(form.slope[0, 0, i]) @ exact.fractions(point) + Fraction(form.offset[0, 0, i].item())
+        assert below <= value, (i, float(value - below))
+        assert value - below < 1e-10
