@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -41,6 +42,8 @@ class Choices:
             raise OptionError("the number of boxes goes with boxes around samples: add --boxes sampled")
         if self.num_boxes is not None and self.num_boxes < 1:
             raise OptionError(f"the number of boxes must be positive, not {self.num_boxes}")
+        if self.seed < 0:
+            raise OptionError(f"the seed must not be negative, found {self.seed}")
         if self.margin is not None and not 0 < self.margin < float("inf"):
             raise OptionError(f"the margin must be a positive number of standard deviations, not {self.margin}")
 
@@ -104,6 +107,8 @@ def settle_run(
     from bnn_vnnlib.model.network import WeightSamples
     from bnn_vnnlib.robustness.outputs import OutputBounds
 
+    if timeout is not None and math.isnan(timeout):
+        raise OptionError("the time limit is not a number")
     query = question.query or (Query.DETERMINISTIC if model.posterior is None else Query.PROBABILISTIC)
     if query is not Query.DETERMINISTIC and model.posterior is None:
         raise OptionError(

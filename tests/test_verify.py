@@ -135,6 +135,24 @@ def test_time_may_be_up_at_any_moment(monkeypatch, query, family):
             assert (found.decision.upper >= full.decision.lower).all()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("timeout", float("nan")),
+        ("seed", -1),
+        ("margin", -1.0),
+        ("num_boxes", 3),
+        ("method", "guess"),
+        ("boxes", "big"),
+    ],
+)
+def test_options_that_mean_nothing(option, value):
+    net = random_model(0, [1, 3, 1], spread=0.1)
+    prop = properties(net, [([0.0], [1.0])], [(0, [([1.0], None, -100.0, False)])])
+    with pytest.raises(OptionError):
+        verify(net, prop, **{option: value})
+
+
 @pytest.mark.parametrize("timeout", [0.0, 1e-9, -1.0])
 @pytest.mark.parametrize("query", ["probabilistic", "decision"])
 def test_no_time_at_all(timeout, query):
