@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from robustness.robustness_builders import model, outputs, random_model, random_samples, rows
 from scipy import stats
 
 from bnn_vnnlib import BnnVnnlibError, OptionError, verify_batch
+from robustness.robustness_builders import model, outputs, random_model, random_samples, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from robustness.robustness_builders import model, outputs, properties, random_model, random_samples
 from scipy import special, stats
 
 from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify
@@ -18,6 +17,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.property import Boxes, Property, input_feasible, violated_case
+from robustness.robustness_builders import model, outputs, properties, random_model, random_samples
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 QUERIES = ["probabilistic", "decision", "deterministic"]

@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import exact
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Lines
+from support import exact
 
 KINDS = [
     ("relu", 0.0), ("leaky_relu", 0.0), ("leaky_relu", 0.1), ("leaky_relu", 0.01), ("leaky_relu", 1.0),

@@ -9,16 +9,16 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from support import exact
-from support.attack import Falsifier
-from support.networks import point_weights, random_boxes, random_inputs, random_rows
-from support.zoo import GRAPHS, PIECES, bare
 
 from bnn_vnnlib.bounds import engine, maps
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.nodes import Conv, Linear, Scale
+from support import exact
+from support.attack import Falsifier
+from support.networks import point_weights, random_boxes, random_inputs, random_rows
+from support.zoo import GRAPHS, PIECES, bare
 
 METHODS: tuple[Literal["interval", "linear"], ...] = ("interval", "linear")
 WEIGHTED = [name for name in PIECES if name.startswith(("linear", "conv", "scale"))]

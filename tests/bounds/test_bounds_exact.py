@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import exact
-from support.networks import Builder, dense_network, point_weights
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
@@ -19,6 +17,8 @@ from bnn_vnnlib.bounds.linear import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Linear, Param
+from support import exact
+from support.networks import Builder, dense_network, point_weights
 
 METHODS: tuple[Literal["interval", "linear"], ...] = ("interval", "linear")
 SIZES = [

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import exact
 
 from bnn_vnnlib.bounds.functional import sigmoid_lower, softmax_lower
+from support import exact
 
 
 def tensor(values: Any) -> torch.Tensor:

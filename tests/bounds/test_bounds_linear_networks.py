@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from support import exact
-from support.networks import Builder, random_boxes, random_inputs, random_rows
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Network
+from support import exact
+from support.networks import Builder, random_boxes, random_inputs, random_rows
 
 METHODS: tuple[Literal["interval", "linear"], ...] = ("interval", "linear")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.networks import dense_network, random_boxes, random_inputs, random_rows
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import Engine
@@ -20,6 +19,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation, Linear, Shift
+from support.networks import dense_network, random_boxes, random_inputs, random_rows
 
 
 def product_planes(

@@ -10,9 +10,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support import exact
-from support.networks import Builder, point_weights
-from support.zoo import PIECES, bare
 
 from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.engine import Engine
@@ -20,6 +17,9 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
+from support import exact
+from support.networks import Builder, point_weights
+from support.zoo import PIECES, bare
 
 ROWS = 60
 

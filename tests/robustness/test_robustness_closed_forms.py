@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from robustness.robustness_builders import from_nodes, model, random_model, rows
 from scipy import special, stats
 
 from bnn_vnnlib.batch import BatchResult, verify_batch
@@ -16,6 +15,7 @@ from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import decision, weight_sets
 from bnn_vnnlib.robustness.moments import output_norms
+from robustness.robustness_builders import from_nodes, model, random_model, rows
 
 ROUNDING = 1e-9
 

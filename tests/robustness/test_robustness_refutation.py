@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from robustness.robustness_builders import bounds_of, model, problem, properties, random_model, rows
 from scipy.optimize import linprog
 
 from bnn_vnnlib.batch import verify_batch
@@ -16,6 +15,7 @@ from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.problem import from_property
 from bnn_vnnlib.robustness.refute import refuted_cases
 from bnn_vnnlib.street import verify
+from robustness.robustness_builders import bounds_of, model, problem, properties, random_model, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
 SIZE = 3

@@ -7,6 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special, stats
+
+from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.robustness import attack
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.problem import from_property
+from bnn_vnnlib.street import verify
 from robustness.robustness_builders import (
     outputs,
     problem,
@@ -16,14 +24,6 @@ from robustness.robustness_builders import (
     rows,
     sampled_violations,
 )
-from scipy import special, stats
-
-from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_property
-from bnn_vnnlib.street import verify
 
 LEVEL = 1e-9
 SAMPLES = 300

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from onnx import helper
-from robustness.robustness_builders import expectation, from_nodes, model, outputs, properties, rows
 from scipy import stats
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.robustness import mass
 from bnn_vnnlib.robustness.mass import CentredUnion, layered_lower, scattered_union
 from bnn_vnnlib.street import verify
+from robustness.robustness_builders import expectation, from_nodes, model, outputs, properties, rows
 
 ROUNDING = 1e-9
 

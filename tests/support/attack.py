@@ -9,7 +9,6 @@ from typing import Any
 import mpmath
 import numpy as np
 import torch
-from support import exact
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
@@ -17,6 +16,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
+from support import exact
 
 STARTS, STEPS = 8, 3
 

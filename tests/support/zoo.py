@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from support.networks import Builder
 
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
+from support.networks import Builder
 
 Piece = Callable[[Builder, int], int]
 """Adds the nodes under test behind a node and returns the last one."""
