@@ -70,6 +70,20 @@ def test_coefficients_over_inputs() -> None:
     check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 2)), rng.normal(size=(ROWS, 2)))
 
 
+def test_sum_over_copies() -> None:
+    b = Builder()
+    b.broadcast(b.input(1, 2), 7, 2)
+    rng = np.random.default_rng(2)
+    check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 14)))
+
+
+def test_minimum_that_vanishes_beside_the_offset() -> None:
+    """1 - 1e-17 is 1 in float64."""
+    form = LinearForm(tensor([[[[-1e-17]]]]), tensor([[[1.0]]]))
+    one = tensor([[[1.0]]])
+    assert Fraction(form.minimum(Interval(one, one)).item()) <= 1 - Fraction(1e-17)
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
 def test_minimum_of_a_form(n: int) -> None:
     """A dot product that cancels, on points and on boxes, and an offset that cancels it."""
@@ -90,23 +104,24 @@ def test_minimum_of_a_form(n: int) -> None:
 
 @pytest.mark.parametrize("start", ["rows", "units"])
 @pytest.mark.parametrize("kind", ["linear", "shift", "scale"])
-def test_radii(kind: str, start: str) -> None:
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+@pytest.mark.parametrize("slack", [False, True])
+def test_radii(kind: str, start: str, size: float, slack: bool) -> None:
     """Center minus radius is rounded; x > 0, so that the chord is exact and the worst weight is known."""
     rng = np.random.default_rng(3)
     n = 30
     b = Builder()
     x = b.input(1, n)
-    if kind == "linear":
-        b.linear(x, rng.normal(size=(n, n)))
-    else:
-        x = b.linear(x, np.eye(n)) if kind == "shift" else x
-        getattr(b, kind)(x, rng.normal(size=(1, n)))
+    if kind == "shift":
+        x = b.linear(x, np.eye(n))
+    shape = (n, n) if kind == "linear" else (1, n)
+    radius = size * rng.random(shape)
+    param = b.param(rng.normal(size=shape), slack=radius if slack else None)
+    getattr(b, kind)(x, param)
     network = b.network()
-    name = max(network.tensors)
     centers = {key: tensor(t)[None] for key, t in network.tensors.items()}
-    spread = rng.random(network.tensors[name].shape)
-    scale = 0.3
-    weights = WeightBoxes(centers, {name: tensor(spread)}, tensor([[scale]]))
+    scale = 1.0 if slack else 0.3
+    weights = WeightBoxes(centers, {} if slack else {param.source: tensor(radius)}, tensor([[scale]]))
     point = rng.random(n) + 0.5
     box = Interval(tensor(point)[None, None], tensor(point)[None, None])
     position = len(network.nodes) - 1
@@ -121,8 +136,24 @@ def test_radii(kind: str, start: str) -> None:
     signs = np.repeat([[-1.0], [1.0]], n, 0)
     for i in range(2 * n):
         sources = {key: exact.fractions(t) for key, t in network.tensors.items()}
-        sources[name] = sources[name] + Fraction(scale) * Fraction(signs[i, 0]) * exact.fractions(spread)
+        worst = Fraction(scale) * Fraction(signs[i, 0]) * exact.fractions(radius)
+        sources[param.source] = sources[param.source] + worst
         value = exact.fractions(rows[i]) @ exact.evaluate(network, exact.fractions(point), sources)
         below = exact.fractions(form.slope[0, 0, i]) @ exact.fractions(point) + Fraction(form.offset[0, 0, i].item())
         assert below <= value, (i, float(value - below))
         assert value - below < 1e-10
+
+
+def test_factor_of_a_constant() -> None:
+    """factor * entry is rounded when it is gathered; the enclosure of the constant holds the exact product."""
+    b = Builder()
+    b.input(1, 1)
+    values = np.random.default_rng(4).normal(size=ROWS)
+    b.constant(values, factor=1 / 3)
+    network = b.network()
+    one = tensor([[[1.0]]])
+    for method in ("interval", "linear"):
+        z = Engine(network, method).ranges(point_weights(network), Interval(one, one)).values[1]
+        for i, value in enumerate(values):
+            truth = Fraction(value) * Fraction(1 / 3)
+            assert Fraction(z.lower[0, 0, i].item()) <= truth <= Fraction(z.upper[0, 0, i].item())
