@@ -176,8 +176,8 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
     choices, question = setting.choices, setting.question
     try:
         found = safety_bounds(
-            setting.bounds, setting.posterior, problem, attack, setting.deadline, boxes=choices.boxes,
-            number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
+            setting.bounds, setting.posterior, problem, attack, setting.deadline, means=setting.means,
+            boxes=choices.boxes, number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
         )  # fmt: skip
     except OutOfTime:
         count = len(problem)

@@ -86,7 +86,9 @@ def verify(
     outputs: Annotated[
         Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")
     ] = "auto",
-    method: Annotated[Literal["auto", "interval", "linear"], typer.Option(help="How networks are bounded.")] = "auto",
+    method: Annotated[
+        Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")
+    ] = "auto",
     boxes: Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")] = "mean",
     num_boxes: Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")] = None,
     margin: Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")] = None,

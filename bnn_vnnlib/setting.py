@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import OptionError, UnsupportedError
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
     from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
+    from bnn_vnnlib.robustness.probabilistic import Means
 
-Method = Literal["auto", "interval", "linear"]
+Method = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
 
 
@@ -34,8 +35,10 @@ class Choices:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in ("auto", "interval", "linear"):
-            raise OptionError(f"unknown method {self.method!r}; expected auto, interval or linear")
+        if self.method not in get_args(Method):
+            raise OptionError(f"unknown method {self.method!r}; expected one of {', '.join(get_args(Method))}")
+        if self.method == "tails" and (self.boxes != "mean" or self.margin is not None):
+            raise OptionError("method tails uses no boxes of weights: leave out --boxes and --margin")
         if self.boxes not in ("mean", "sampled"):
             raise OptionError(f"unknown boxes {self.boxes!r}; expected mean or sampled")
         if self.num_boxes is not None and self.boxes == "mean":
@@ -86,8 +89,18 @@ class Setting:
             return name
         if type(self.posterior).__name__ == "WeightSamples":
             return f"{name}, weight samples"
-        kind = "centred boxes" if self.choices.boxes == "mean" else "boxes around samples"
-        return f"{name}, {kind}"
+        if self.choices.boxes == "sampled":
+            return f"{name}, boxes around samples"
+        if self.query is Query.PROBABILISTIC and self.means != "boxes":
+            return "tails" if self.means == "tails" else f"{name}, tails and centred boxes"
+        return f"{name}, centred boxes"
+
+    @property
+    def means(self) -> Means:
+        """How P_safe of a Gaussian posterior is bounded; a given margin asks for boxes."""
+        if self.choices.method == "tails":
+            return "tails"
+        return "both" if self.choices.method == "auto" and self.choices.margin is None else "boxes"
 
 
 def settle_run(
@@ -118,6 +131,8 @@ def settle_run(
         )
     if choices.boxes == "sampled" and isinstance(model.posterior, WeightSamples) and query is not Query.DETERMINISTIC:
         raise UnsupportedError("boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)")
+    if choices.method == "tails" and (query is not Query.PROBABILISTIC or isinstance(model.posterior, WeightSamples)):
+        raise UnsupportedError("method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet")
     known = likelihood or model.likelihood
     if query is Query.DECISION and known is None:
         raise OptionError(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model.network import Likelihood, Model
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.decision import DecisionOutcome
-    from bnn_vnnlib.robustness.probabilistic import SafetyBounds
     from bnn_vnnlib.robustness.problem import Problem
+    from bnn_vnnlib.robustness.safety import SafetyBounds
 
 RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
 """Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
@@ -58,7 +58,8 @@ def verify(
     tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment, else .95
     likelihood : overrides the model's
     outputs : "probabilities" says that under `decision` constants are compared with probabilities on purpose
-    method : "interval", "linear", or "auto" (the best of them)
+    method : "interval" or "linear" bounds on boxes of weights, "tails" of the rows (probabilistic only), or "auto":
+        linear bounds, and for P_safe the better of tails and boxes
     boxes : "mean": boxes at the posterior mean, margin searched; "sampled": around sampled weights
     num_boxes, margin : number of sampled boxes; margin in standard deviations (None: searched, or 2.5 if sampled)
     timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
@@ -154,8 +155,8 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     choices, question = setting.choices, setting.question
     try:
         found = safety_bounds(
-            setting.bounds, setting.posterior, problem, attack, setting.deadline, boxes=choices.boxes,
-            number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
+            setting.bounds, setting.posterior, problem, attack, setting.deadline, means=setting.means,
+            boxes=choices.boxes, number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
         )  # fmt: skip
     except OutOfTime:
         return _result(setting, Verdict.TIMEOUT, p_safe=Bounds(0.0, 1.0))
@@ -173,6 +174,8 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
 def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
     if found.violating is None:
         return {
+            "lower_by": "tails" if found.by_tails[0, 0] else "boxes",
+            "upper_by": "tails" if found.by_tails[1, 0] else "boxes",
             "safe_margin_sd": float(found.safe_margin[0]),
             "unsafe_margin_sd": float(found.unsafe_margin[0]),
         }, ()

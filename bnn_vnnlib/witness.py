@@ -21,9 +21,10 @@ from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.decision import DecisionOutcome, Expectation, violates
 from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.probabilistic import SafetyBounds, feasible, point_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import violated_cases
+from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, point_box
+from bnn_vnnlib.robustness.tails import TailBounds
 from bnn_vnnlib.setting import Setting
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     if isinstance(posterior, GaussianDiagonal):
         if setting.choices.boxes == "sampled":
             return float(found.point_mass[0])
+        if bool(found.by_tails[1, 0]):
+            tails = TailBounds(network, posterior, setting.device, Deadline())
+            return float(tails.unsafe(part, lower, upper).max())
         boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])
         held = violated_cases(bounds, boxes, part, lower, upper).any()
         return float(found.point_mass[0]) if bool(held) else 0.0

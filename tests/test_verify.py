@@ -69,7 +69,7 @@ def test_thresholds_decide_the_verdict():
     prop = at_one(net, 0.8)  # P_safe = .977
     assert stats.norm.cdf(2) == pytest.approx(0.977, abs=1e-3)
     for tau, word in ((0.9, "unsat"), (0.95, "unsat"), (0.975, "unknown"), (0.99, "unknown")):
-        assert verify(net, prop, tau_safe=tau, tau_unsafe=min(tau, 0.5)).verdict == word
+        assert verify(net, prop, method="linear", tau_safe=tau, tau_unsafe=min(tau, 0.5)).verdict == word
     prop = at_one(net, 1.2)  # P_safe = .023
     for tau, word in ((0.9, "sat"), (0.1, "sat"), (0.02, "unknown"), (0.0, "unknown")):
         assert verify(net, prop, tau_safe=0.95, tau_unsafe=tau).verdict == word

@@ -85,7 +85,7 @@ class LinearForm:
 
 
 @dataclass(eq=False)
-class _Walk:
+class Walk:
     """The state of one walk: coefficients still to be taken to the input, and what has been paid."""
 
     network: Network
@@ -99,7 +99,7 @@ class _Walk:
         """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""
         if position in self.pending:
             a = self.pending[position] + a
-            self.error = self.error + UNIT * _dot(a.abs(), self.ranges.values[position].magnitude)
+            self.error = self.error + UNIT * dot(a.abs(), self.ranges.values[position].magnitude)
         self.pending[position] = a
 
     def underflow(self, position: int) -> None:
@@ -113,24 +113,24 @@ class _Walk:
         self.error = self.error + error + 2 * UNIT * (self.constant.abs() + value.abs())
 
 
-def _dot(a: Tensor, z: Tensor) -> Tensor:
+def dot(a: Tensor, z: Tensor) -> Tensor:
     """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
     return (a.reshape(*a.shape[:3], -1) @ z.reshape(*z.shape[:2], -1, 1))[..., 0]
 
 
-def _over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
+def over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
     """Apply a function of (K, M, *shape) to (K, M, R, *shape)."""
     return move(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
 
 
-def _weighted(walk: _Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
+def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
     """A' = A Wc - s (|A| Wr)."""
     (source,) = node.inputs
     box = walk.weights.param(node.weight)
     shape = walk.network.nodes[source].shape
 
     def back(weight: Tensor, a: Tensor) -> Tensor:
-        return _over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
+        return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
 
     size = a.abs()
     noise = None
@@ -141,23 +141,23 @@ def _weighted(walk: _Walk, node: Linear | Conv | Scale, position: int, a: Tensor
         slack = back(box.slack, size)
         noise = slack if noise is None else noise + slack
     terms = math.prod(shape) + maps.fan(node)
-    error = 4 * gamma(2 * terms) * _dot(size, walk.ranges.magnitudes[position]) + TINY
+    error = 4 * gamma(2 * terms) * dot(size, walk.ranges.magnitudes[position]) + TINY
     _carry(walk, source, back(box.center, a), noise, error)
 
 
-def _carry(walk: _Walk, source: int, carried: Tensor, noise: Tensor | None, error: Tensor) -> None:
+def _carry(walk: Walk, source: int, carried: Tensor, noise: Tensor | None, error: Tensor) -> None:
     """Give A Wc - s noise to the source, with noise = |A| Wr, and take noise . t off the constant."""
     if noise is None:
         walk.error = walk.error + error
     else:
         slope, offset = _chord_of_absolute(walk.ranges.values[source])
         carried = carried - noise * slope[:, :, None]
-        walk.gain(-_dot(noise, offset), error)
+        walk.gain(-dot(noise, offset), error)
     walk.underflow(source)
     walk.give(source, carried)
 
 
-def _start_at_units(walk: _Walk, position: int) -> bool:
+def start_at_units(walk: Walk, position: int) -> bool:
     """Start with the rows I and -I over a dense layer without ever storing the identity.
 
     Serves a Linear, or a Shift of one, whose output is a plain vector; returns False for any other node.
@@ -179,10 +179,10 @@ def _start_at_units(walk: _Walk, position: int) -> bool:
     if bias is not None:
         added = walk.weights.param(bias.bias)
         center, radius = center_of(added, len(bias.shape)), radius_of(added, walk.weights.scale, len(bias.shape))
-        flat = both(_filled(center, bias).flatten(2), -1)
-        paid = g * both(_filled(walk.ranges.magnitudes[position], bias).flatten(2)) + TINY
+        flat = both(filled(center, bias).flatten(2), -1)
+        paid = g * both(filled(walk.ranges.magnitudes[position], bias).flatten(2)) + TINY
         if isinstance(radius, Tensor):
-            flat = flat - both(_filled(radius, bias).flatten(2))
+            flat = flat - both(filled(radius, bias).flatten(2))
         walk.gain(flat, paid)
     noise = None
     if box.spread is not None:
@@ -209,90 +209,90 @@ def _chord_of_absolute(z: Interval) -> tuple[Tensor, Tensor]:
     return slope, torch.where((lower >= 0) | (upper <= 0), torch.zeros_like(offset), offset)
 
 
-def _shift(walk: _Walk, node: Shift, position: int, a: Tensor) -> None:
+def shift(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
     """A (z + b): the entries of b that are added at several places are one variable, so A is summed over them first."""
     box, rank = walk.weights.param(node.bias), len(node.shape)
     center, radius = center_of(box, rank), radius_of(box, walk.weights.scale, rank)
-    tied = _sum_to(a, center.shape[2:])
-    value = _dot(tied, center)
+    tied = sum_to(a, center.shape[2:])
+    value = dot(tied, center)
     if isinstance(radius, Tensor):
-        value = value - _dot(tied.abs(), radius)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), _filled(walk.ranges.magnitudes[position], node))
+        value = value - dot(tied.abs(), radius)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), filled(walk.ranges.magnitudes[position], node))
     walk.gain(value, payment + TINY)
     walk.give(node.inputs[0], a)
 
 
-def _filled(z: Tensor, node: Node) -> Tensor:
+def filled(z: Tensor, node: Node) -> Tensor:
     """Broadcast (K or 1, M or 1, *shape that broadcasts) to the node's shape."""
     return z.expand(*z.shape[:2], *node.shape)
 
 
-def _sum_to(a: Tensor, shape: torch.Size) -> Tensor:
+def sum_to(a: Tensor, shape: torch.Size) -> Tensor:
     """Sum (K, M, R, *full) over the axes along which `shape` (same rank) was broadcast."""
     axes = [3 + i for i, (full, part) in enumerate(zip(a.shape[3:], shape, strict=True)) if part == 1 != full]
     return a.sum(axes, keepdim=True) if axes else a
 
 
-def _constant(walk: _Walk, node: Constant, position: int, a: Tensor) -> None:
+def _constant(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
     """A c, for c in its enclosure."""
     value = walk.ranges.values[position]
     center = (value.lower + value.upper) / 2
     radius = torch.maximum(value.upper - center, center - value.lower) * (1 + 2 * UNIT)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), _filled(walk.ranges.magnitudes[position], node))
-    walk.gain(_dot(a, _filled(center, node)) - _dot(a.abs(), _filled(radius, node)), payment + TINY)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), filled(walk.ranges.magnitudes[position], node))
+    walk.gain(dot(a, filled(center, node)) - dot(a.abs(), filled(radius, node)), payment + TINY)
 
 
-def _activation(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
+def _activation(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
     """The lower line where A >= 0, the upper line where A < 0."""
     (source,) = node.inputs
     lines = walk.ranges.lines[position]
     positive, negative = a.clamp(min=0), a.clamp(max=0)
     carried = positive * lines.lower_slope[:, :, None] + negative * lines.upper_slope[:, :, None]
-    value = _dot(positive, lines.lower_intercept) + _dot(negative, lines.upper_intercept)
+    value = dot(positive, lines.lower_intercept) + dot(negative, lines.upper_intercept)
     steepest = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     widest = torch.maximum(lines.lower_intercept.abs(), lines.upper_intercept.abs())
     size = widest + steepest * walk.ranges.values[source].magnitude
-    walk.gain(value, 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), size) + TINY)
+    walk.gain(value, 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), size) + TINY)
     walk.underflow(source)
     walk.give(source, carried)
 
 
-def _add(walk: _Walk, node: Sum, position: int, a: Tensor) -> None:
+def _add(walk: Walk, node: Sum, position: int, a: Tensor) -> None:
     """The same coefficients to every branch."""
     for source, sign in zip(node.inputs, node.signs, strict=True):
         walk.give(source, a if sign > 0 else -a)
 
 
-def _reshape(walk: _Walk, node: Reshape, position: int, a: Tensor) -> None:
+def _reshape(walk: Walk, node: Reshape, position: int, a: Tensor) -> None:
     """Back to the old shape."""
     (source,) = node.inputs
     walk.give(source, a.reshape(*a.shape[:3], *walk.network.nodes[source].shape))
 
 
-def _transpose(walk: _Walk, node: Transpose, position: int, a: Tensor) -> None:
+def _transpose(walk: Walk, node: Transpose, position: int, a: Tensor) -> None:
     """The inverse permutation."""
     inverse = sorted(range(len(node.perm)), key=node.perm.__getitem__)
     walk.give(node.inputs[0], a.permute(0, 1, 2, *(axis + 3 for axis in inverse)))
 
 
-def _broadcast(walk: _Walk, node: Broadcast, position: int, a: Tensor) -> None:
+def _broadcast(walk: Walk, node: Broadcast, position: int, a: Tensor) -> None:
     """Sum over the copies."""
     (source,) = node.inputs
     shape = walk.network.nodes[source].shape
     aligned = torch.Size((1,) * (len(node.shape) - len(shape)) + shape)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * _dot(a.abs(), walk.ranges.values[position].magnitude)
+    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), walk.ranges.values[position].magnitude)
     walk.error = walk.error + payment + TINY
-    walk.give(source, _sum_to(a, aligned).reshape(*a.shape[:3], *shape))
+    walk.give(source, sum_to(a, aligned).reshape(*a.shape[:3], *shape))
 
 
-def _concat(walk: _Walk, node: Concat, position: int, a: Tensor) -> None:
+def _concat(walk: Walk, node: Concat, position: int, a: Tensor) -> None:
     """To each branch its part."""
     sizes = [walk.network.nodes[source].shape[node.axis] for source in node.inputs]
     for source, part in zip(node.inputs, a.split(sizes, node.axis + 3), strict=True):
         walk.give(source, part)
 
 
-def _enclosed(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
+def _enclosed(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
     """Stop at the activation: the minimum over its enclosure."""
     value = walk.ranges.values[position]
     box = Interval(*(side.reshape(*side.shape[:2], -1) for side in (value.lower, value.upper)))
@@ -302,10 +302,10 @@ def _enclosed(walk: _Walk, node: Activation, position: int, a: Tensor) -> None:
 Rules = Mapping[type[Node], Callable[..., None]]
 
 LINEAR: Rules = {
-    Linear: _weighted,
-    Conv: _weighted,
-    Scale: _weighted,
-    Shift: _shift,
+    Linear: weighted,
+    Conv: weighted,
+    Scale: weighted,
+    Shift: shift,
     Constant: _constant,
     Activation: _activation,
     Sum: _add,
@@ -339,10 +339,10 @@ def walk_back(
     """
     lead = seeds[0][1]
     zero = lead.new_zeros(lead.shape[:3])
-    walk = _Walk(network, weights, ranges, {}, zero, zero)
+    walk = Walk(network, weights, ranges, {}, zero, zero)
     for position, a in seeds:
         walk.give(position, a)
-    return _finish(walk, max(walk.pending), size, rules)
+    return finish(walk, max(walk.pending), size, rules)
 
 
 def units(
@@ -361,11 +361,11 @@ def dense_units(
 ) -> LinearForm | None:
     """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
-    walk = _Walk(network, weights, ranges, {}, zero, zero)
-    return _finish(walk, position, size, LINEAR) if _start_at_units(walk, position) else None
+    walk = Walk(network, weights, ranges, {}, zero, zero)
+    return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
 
 
-def _finish(walk: _Walk, last: int, size: int, rules: Rules) -> LinearForm:
+def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
     parts: list[tuple[int, Tensor]] = []
     for position in range(last, -1, -1):
         if (a := walk.pending.pop(position, None)) is None:

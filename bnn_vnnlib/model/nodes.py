@@ -13,6 +13,7 @@ same indices and factors apply.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -41,6 +42,11 @@ class Param:
     def shape(self) -> tuple[int, ...]:
         """Shape of the parameter as the node uses it."""
         return self.index.shape
+
+    @cached_property
+    def copies(self) -> int:
+        """How often the most used entry of the source appears; 1 unless the weight was tiled or gathered."""
+        return int(np.unique(self.index, return_counts=True)[1].max(initial=1))
 
 
 @dataclass(frozen=True, eq=False)

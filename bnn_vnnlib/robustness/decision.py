@@ -29,9 +29,9 @@ from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, layered_lower
 from bnn_vnnlib.robustness.moments import output_norms
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
-from bnn_vnnlib.robustness.probabilistic import feasible, point_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import refuted_by
+from bnn_vnnlib.robustness.safety import feasible, point_box
 
 MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
 """Masses of the nested boxes."""

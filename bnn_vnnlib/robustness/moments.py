@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +66,7 @@ def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> T
     box = weights.param(node.weight)
     g = gamma(2 * maps.fan(node) + 16)
     norm = maps.apply(node, _root(box), z)
-    if box.spread is not None and np.unique(node.weight.index).size == node.weight.index.size:
+    if box.spread is not None and node.weight.copies == 1:
         mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
         noise = torch.sqrt(maps.apply(node, box.spread**2, z**2) * (1 + g) + TINY)
         norm = torch.minimum(norm, mean + noise)

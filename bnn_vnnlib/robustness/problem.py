@@ -115,6 +115,18 @@ class Problem:
         out = torch.full(shape, start, dtype=torch.int8, device=holds.device)
         return out.scatter_reduce(-1, case, holds.to(torch.int8), reduce)[..., :-1].bool()
 
+    def least(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the smallest value in [0, 1] among the rows of the case (1 without rows)."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_ones(*values.shape[:-1], self.cases + 1)
+        return out.scatter_reduce(-1, case, values, "amin")[..., :-1]
+
+    def total(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the sum over the rows of the case."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_zeros(*values.shape[:-1], self.cases + 1)
+        return out.scatter_add(-1, case, values)[..., :-1]
+
     def all_items(self, holds: Tensor) -> Tensor:
         """(.., N) -> (.., I): all items of the instance."""
         return self._by_instance(holds, 1, "amin")

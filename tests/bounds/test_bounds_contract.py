@@ -71,7 +71,7 @@ def test_forward_pass_matches_exact_arithmetic(name: str) -> None:
     np.testing.assert_allclose(evaluate(network, torch.as_tensor(x)).numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("boxes", "items", "own_inputs"), [(1, 2, False), (3, 1, False), (2, 1, True)])
+@pytest.mark.parametrize(("boxes", "items", "own_inputs"), [(1, 2, False), (2, 1, True)])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attacked_weights_and_inputs_never_contradict(name: str, boxes: int, items: int, own_inputs: bool) -> None:
     network = GRAPHS[name]()
@@ -112,13 +112,13 @@ def test_an_item_does_not_depend_on_its_neighbours(
 ) -> None:
     network = GRAPHS[name]()
     rng = np.random.default_rng(1)
-    boxes, items = 2, 5
+    boxes, items = 2, 3
     weights = random_boxes(network, rng, boxes, items)
     lower, upper = random_inputs(network, rng, items)
     C, G = random_rows(network, rng, items)
     bounds = Engine(network, method)
     together = bounds.rows(weights, lower, upper, C, G, forms=True)
-    for memory in (1, 300):
+    for memory in (1, 400):
         monkeypatch.setattr(engine, "MEMORY", memory)
         chunked = bounds.rows(weights, lower, upper, C, G, forms=True)
         torch.testing.assert_close(chunked.lower, together.lower, rtol=1e-9, atol=1e-9)

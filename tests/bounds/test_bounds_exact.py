@@ -110,13 +110,13 @@ def problems(draw: st.DrawFn, entry: st.SearchStrategy[float]) -> tuple[Any, ...
     return network, weights, (lower, upper), array(entry, 2, sizes[-1]), array(entry, 2, sizes[0])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(number), st.integers(0, 2**32 - 1))
 def test_numbers_far_apart(problem: tuple[Any, ...], seed: int) -> None:
     judge(*problem, np.random.default_rng(seed))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(mild), st.integers(0, 2**32 - 1))
 def test_cancellation(problem: tuple[Any, ...], seed: int) -> None:
     judge(*problem, np.random.default_rng(seed))

@@ -21,7 +21,7 @@ from support import exact
 from support.networks import Builder, point_weights
 from support.zoo import PIECES, bare
 
-ROWS = 60
+ROWS = 30
 
 
 def tensor(values: object) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_minimum_of_a_form(n: int) -> None:
 def test_radii(kind: str, start: str, size: float, slack: bool) -> None:
     """Center minus radius is rounded; x > 0, so that the chord is exact and the worst weight is known."""
     rng = np.random.default_rng(3)
-    n = 30
+    n = 12
     b = Builder()
     x = b.input(1, n)
     if kind == "shift":

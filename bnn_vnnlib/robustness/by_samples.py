@@ -1,0 +1,56 @@
+"""P_safe by weight samples: every sample is a deterministic network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import WeightSamples
+from bnn_vnnlib.robustness import attack, weight_sets
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.outputs import OutputBounds
+from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refute import refuted_cases
+from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, from_masses, last_of_each, nothing_known, unsafe_items
+
+
+def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem, settings: Attack) -> SafetyBounds:
+    """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
+    network, device = bounds.engine.network, problem.lower.device
+    weights, probabilities = weight_sets.sample_weights(network, posterior, device)
+    safe = problem.all_items(refuted_cases(bounds, weights, problem).all(-1))  # (S, I)
+    params = {name: weights.centers[name] for name in posterior.samples}
+    smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))  # S networks each
+    points = attack.run(network, problem, params, smaller, bounds.transform)[0]  # (S, N, n)
+    usable = torch.stack([feasible(problem, x) for x in points])
+    unsafe = unsafe_items(bounds, weights, problem, points, usable)  # (S, N)
+    per_instance = problem.any_item(unsafe)
+    proved, falsified = (_weight(probabilities, held) for held in (safe, per_instance))
+    point, at_point = _common_point(bounds, weights, probabilities, problem, points, usable, unsafe)
+    lower, upper = from_masses(proved, falsified)
+    found = nothing_known(problem, points[0])
+    return replace(found, lower=lower, upper=upper, point=point, point_mass=at_point, violating=per_instance)
+
+
+def _weight(probabilities: Tensor, held: Tensor) -> Tensor:
+    """Sum of the probabilities of the samples (S, I) that hold, rounded down; exactly 1 if all do."""
+    total = (probabilities[:, None] * held).sum(0)
+    total = total - 4 * (len(probabilities) + 4) * 2.0**-53
+    return torch.where(held.all(0), torch.ones_like(total), total.clamp(0, 1))
+
+
+def _common_point(
+    bounds: OutputBounds, weights: WeightBoxes, probabilities: Tensor, problem: Problem, points: Tensor, usable: Tensor,
+    unsafe: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """For each instance, the one point of those found at which the largest mass of samples violates, and that mass."""
+    heaviest = (probabilities[:, None] * unsafe).argmax(0)  # (N,): one candidate an item
+    candidate = points[heaviest, torch.arange(len(problem), device=points.device)]
+    ok = usable[heaviest, torch.arange(len(problem), device=points.device)]
+    violated = unsafe_items(bounds, weights, problem, candidate, ok)  # (S, N)
+    mass = _weight(probabilities, violated)
+    best = last_of_each(problem, torch.argsort(mass))
+    return candidate[best], mass[best]
