@@ -191,8 +191,8 @@ def setup(
     case = record(
         monkeypatch, network, random_deviations(network, rng, size), (center - reach, center + reach), rows, budget
     )
-    signs = np.concatenate([np.zeros((1, n)), np.sign(rng.normal(size=(1, n))), rng.uniform(-1, 1, size=(1, n))])
-    signs = np.concatenate([signs, -signs[1:2]])
+    corner = np.sign(rng.normal(size=(1, n)))
+    signs = np.concatenate([rng.uniform(-1, 1, size=(1, n)), corner, -corner])
     return case, rows, tensor(np.clip(center + signs * reach, center - reach, center + reach))
 
 
@@ -336,10 +336,10 @@ def test_uses_that_cancel_are_not_rounded_away(kind: str) -> None:
 
 
 def test_products_that_underflow_are_paid_for() -> None:
-    """a^2 sigma^2 is 0 in float64, a sigma x is 1."""
+    """a^2 sigma^2 is 0 in float64, but a sigma x is as large as the mean."""
     builder = Builder()
     builder.linear(builder.input(1, 1), np.ones((1, 1)))
-    found = failures(builder.network(), {"w0": np.ones((1, 1))}, ([1e170], [1e170]), [[1e-170]], [0.0]).item()
+    found = failures(builder.network(), {"w0": np.ones((1, 1))}, ([1e150], [1e150]), [[1e-165]], [0.0]).item()
     assert found >= stats.norm.cdf(-1)
 
 
