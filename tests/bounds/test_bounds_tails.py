@@ -424,7 +424,7 @@ def test_f_is_concave_and_lipschitz_with_the_claimed_mean(
         near = {source: one[source] + step * (two[source] - one[source]) for source in one}
         middle = {source: (one[source] + near[source]) / 2 for source in one}
         left, right, between = (case.value(noise) for noise in (one, near, middle))
-        distance = torch.sqrt(sum(((one[s] - near[s]) ** 2).reshape(len(one[s]), -1).sum(-1) for s in one))[:, None]
+        distance = torch.cat([(one[s] - near[s]).reshape(len(one[s]), -1) for s in one], -1).norm(dim=-1)[:, None]
         room = ROUNDING * (1 + left.abs())
         assert ((left - right).abs() <= spread * distance * (1 + 1e-9) + room * step).all()
         assert (between >= (left + right) / 2 - room).all()
@@ -432,7 +432,7 @@ def test_f_is_concave_and_lipschitz_with_the_claimed_mean(
     steep = {source: noise.clone().requires_grad_() for source, noise in one.items()}
     for row in range(len(spread)):
         parts = torch.autograd.grad(case.value(steep)[:, row].sum(), list(steep.values()), allow_unused=True)
-        length = torch.sqrt(sum((part**2).reshape(len(part), -1).sum(-1) for part in parts if part is not None))
+        length = torch.cat([part.reshape(len(part), -1) for part in parts if part is not None], -1).norm(dim=-1)
         assert (length <= spread[row] * (1 + 1e-9)).all()
         assert length.max() >= 0.2 * spread[row]  # the claim is about this F
     drawn = case.value(case.draw(generator, 4_000))
@@ -585,7 +585,7 @@ def test_rows_with_input_terms() -> None:
     box = ([-0.3, 0.2], [0.5, 0.6])
     g, t = np.array([[0.7, 2.5]]), -0.8
     mixed = failures(network, sd, box, [[1.0]], [t], inputs=g)
-    network.tensors["w0"][:] += g  # type: ignore[index]
+    network.tensors["w0"][:] += g
     torch.testing.assert_close(mixed, failures(network, sd, box, [[1.0]], [t]), rtol=1e-9, atol=0)
     assert 0 < mixed.item() < 1
 

@@ -1,0 +1,286 @@
+"""P_safe by tails against closed forms and sampled networks: rows of a case, cases, items, transforms, batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.network import GaussianDiagonal, Model
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.robustness.problem import Problem, from_property
+from bnn_vnnlib.robustness.tails import BUDGETS, TailBounds, tails_apply
+from bnn_vnnlib.street import verify
+from robustness.robustness_builders import (
+    bounds_of,
+    model,
+    problem,
+    properties,
+    random_model,
+    rows,
+    sampled_violations,
+)
+
+LEAST = min(BUDGETS)
+
+
+def bounds_by_tails(net: Model) -> TailBounds:
+    assert isinstance(net.posterior, GaussianDiagonal)
+    return TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline())
+
+
+def lower_of(net: Model, question: Problem) -> float:
+    return bounds_by_tails(net).lower(question).item()
+
+
+def unsafe_of(net: Model, question: Problem) -> float:
+    """Of a problem whose box is a point."""
+    return bounds_by_tails(net).unsafe(question, question.lower, question.upper).item()
+
+
+def p_safe(net: Model, lower: Any, upper: Any, *cases: Any, **options: Any) -> tuple[float, float]:
+    found = verify_batch(
+        net, [lower], [upper], properties=[list(cases)], query="probabilistic", method="tails", **options
+    )
+    return float(found.lower[0]), float(found.upper[0])
+
+
+def at_most(count: int, total: int, probability: float) -> bool:
+    """A binomial variable of this probability reaches the count with probability 1e-9 at least."""
+    return bool(stats.binom.sf(count - 1, total, min(probability, 1.0)) >= 1e-9)
+
+
+def normal_pair() -> Model:
+    """y0 = w0 x, y1 = w1 x with w ~ N(0, I)."""
+    return model([(np.zeros((2, 1)), np.zeros(2))], [(np.ones((2, 1)), None)])
+
+
+ONE = [1.0]
+
+
+@pytest.mark.parametrize("z", [0.1, 1.0, 3.0, 7.0])
+def test_one_row_at_a_point_is_nearly_exact(z: float) -> None:
+    """V: y <= -z and V: y <= z for y ~ N(0, 1): the budget is all that is lost."""
+    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    lower, upper = p_safe(net, ONE, ONE, rows([[1.0]], [-z]))
+    assert stats.norm.cdf(z) - 2e-13 <= lower <= stats.norm.cdf(z) + 1e-15
+    assert upper == 1.0
+    lower, upper = p_safe(net, ONE, ONE, rows([[1.0]], [z]))
+    assert lower == 0.0
+    assert stats.norm.sf(z) - 1e-15 <= upper <= stats.norm.sf(z) + 2e-13
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_rows_of_one_case_add_up(strict: bool) -> None:
+    """y0 <= a and y1 <= a, independent: Phi(a)^2. The least row alone would claim Phi(a)."""
+    net = normal_pair()
+    for a in [0.5, 1.0, 2.0, 4.0]:
+        case = rows(np.eye(2), [a, a], [strict, strict])
+        exact = stats.norm.cdf(a) ** 2
+        found = unsafe_of(net, problem(ONE, ONE, case, outputs=2))
+        assert found <= exact
+        assert found == pytest.approx(max(0.0, 1 - 2 * stats.norm.sf(a)), abs=1e-12)
+        assert p_safe(net, ONE, ONE, case)[1] >= 1 - exact
+
+
+def test_rows_that_exclude_each_other_are_never_unsafe() -> None:
+    """y <= 0 and -y <= -1e-3: impossible, while each row alone has a probability of a half."""
+    net = model([([[0.0]], [5.0])], [([[1.0]], None)])
+    case = rows([[1.0], [-1.0]], [4.0, -4.001])
+    assert unsafe_of(net, problem(ONE, ONE, case)) == 0.0
+    assert p_safe(net, ONE, ONE, case)[1] == 1.0
+
+
+def test_safe_needs_one_row_of_every_case() -> None:
+    """Cases y0 <= -a, y1 <= -a: their failures add. A further row in a case can only help."""
+    net = normal_pair()
+    for a in [1.0, 2.0, 4.0]:
+        one, two = rows([[1.0, 0.0]], [-a]), rows([[0.0, 1.0]], [-a])
+        exact = stats.norm.cdf(a) ** 2
+        found = lower_of(net, problem(ONE, ONE, one, two, outputs=2))
+        assert found <= exact
+        assert found == pytest.approx(1 - 2 * stats.norm.sf(a), abs=1e-12)
+        both = rows(np.eye(2), [-a, -a])
+        found = lower_of(net, problem(ONE, ONE, both, outputs=2))
+        assert found <= 1 - stats.norm.sf(a) ** 2
+        assert found == pytest.approx(1 - stats.norm.sf(a), abs=1e-12)
+
+
+def test_cases_without_rows_and_instances_without_cases() -> None:
+    net = normal_pair()
+    empty = rows(np.zeros((0, 2)), np.zeros(0))
+    question = problem(ONE, ONE, rows([[1.0, 0.0]], [-9.0]), empty, outputs=2)
+    assert lower_of(net, question) == 0.0
+    assert unsafe_of(net, question) >= 1 - 2 * LEAST
+    nothing = problem(ONE, ONE, outputs=2)
+    assert lower_of(net, nothing) >= 1 - 2 * LEAST
+    assert unsafe_of(net, nothing) == 0.0
+
+
+def test_the_best_case_counts_at_a_point() -> None:
+    net = normal_pair()
+    question = problem(ONE, ONE, rows([[1.0, 0.0]], [1.0]), rows([[0.0, 1.0]], [2.0]), rows(np.eye(2), [9.0, -9.0]),
+                       outputs=2)  # fmt: skip
+    found = unsafe_of(net, question)
+    assert found == pytest.approx(stats.norm.cdf(2.0), abs=1e-12)
+    assert found <= 1 - stats.norm.sf(1.0) * stats.norm.sf(2.0)
+
+
+@pytest.mark.parametrize("gap", [1.0, 2.0, 5.0])
+def test_boxes_of_one_property_are_joint(gap: float) -> None:
+    """y = w x at x = 1 and at x = -1, V: y <= -gap at either: P_safe = P(|w| < gap), one network for all boxes."""
+    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    question = properties(
+        net, [(1.0, 1.0), (-1.0, -1.0)], [(0, [(ONE, None, -gap, False)]), (1, [(ONE, None, -gap, False)])]
+    )
+    result = verify(net, question, query="probabilistic", method="tails")
+    exact = 1 - 2 * stats.norm.sf(gap)
+    assert result.p_safe is not None
+    assert result.p_safe.lower <= exact <= result.p_safe.upper
+    assert result.p_safe.lower == pytest.approx(exact, abs=1e-12)
+
+
+def test_rows_with_inputs() -> None:
+    """y + 2 x <= b with y = w x at x = 1.5: y ~ N(0, 1.5), both sides; over a box the worst x counts."""
+    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    for b in [2.0, 5.0]:
+        question = properties(net, [(1.5, 1.5)], [(0, [(ONE, [2.0], b, False)])])
+        exact = stats.norm.sf((b - 3) / 1.5)
+        part = from_property(question)
+        assert lower_of(net, part) <= exact
+        assert unsafe_of(net, part) <= 1 - exact
+        assert lower_of(net, part) + unsafe_of(net, part) == pytest.approx(max(exact, 1 - exact), abs=1e-12)
+    question = properties(net, [(1.0, 2.0)], [(0, [(ONE, [2.0], -1.0, False)])])
+    exact = stats.norm.cdf(2.5) - stats.norm.sf(math.inf)  # w < -2 - 1/x for some x in [1, 2]: w < -2.5
+    assert lower_of(net, from_property(question)) <= exact
+
+
+def test_points_that_are_no_floats() -> None:
+    """x == 1/10 lies between two floats; an upper bound is found and is right."""
+    net = model([([[1.0]], [0.0])], [([[1.0]], None)])
+    lower, upper = p_safe(net, [0.1], [np.nextafter(0.1, 1)], rows([[1.0]], [0.3]))
+    assert lower == 0.0
+    assert stats.norm.sf(2.0) - 1e-12 <= upper <= stats.norm.sf(2.0) + 1e-6
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "leaky_relu"])
+@pytest.mark.parametrize("spread", [0.05, 0.2, 1.5])
+def test_random_networks_against_attacked_samples(activation: str, spread: float) -> None:
+    """The attack finds too few violations, so that 1 - lower may not be below its share; points are sampled exactly."""
+    found_something = False
+    for seed in range(2):
+        net = random_model(seed, [3, 6, 5, 3], spread=spread, activation=activation)
+        rng = np.random.default_rng(seed)
+        center = rng.normal(size=3)
+        y = evaluate(net.network, torch.tensor(center)).numpy()
+        shift = spread * rng.uniform(0.0, 2.0, size=3)
+        cases = [rows(np.eye(3)[:2], y[:2] - shift[:2]), rows([[0.0, -1.0, 1.0]], [y[2] - y[1] - shift[2]])]
+        question = problem(center - 0.05, center + 0.05, *cases, outputs=3)
+        lower, upper = p_safe(net, center - 0.05, center + 0.05, *cases)
+        count = sampled_violations(net, question, 400, seed)
+        assert at_most(count, 400, 1 - lower)
+        at = problem(center, center, rows(np.eye(3)[:2], y[:2] + shift[:2]), outputs=3)
+        found = unsafe_of(net, at)
+        params = sample(net.network, net.posterior, 20_000, torch.Generator().manual_seed(seed))
+        values = evaluate(net.network, torch.tensor(center)[None], params)[:, 0, :2].numpy()
+        safe = (values > y[:2] + shift[:2]).any(1).sum()
+        assert at_most(int(safe), 20_000, 1 - found)
+        assert lower <= upper
+        found_something = found_something or lower > 0 or found > 0
+    assert found_something or spread > 0.05
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, -1.0])
+def test_differences_of_probabilities(shift: float) -> None:
+    """Y_0 <= Y_1 after a Softmax is a row over the logits; any other row is left to other methods."""
+    net = model([([[0.0], [0.0]], [shift, 0.0])], [(np.ones((2, 1)), None)], end=["Softmax"], likelihood="softmax")
+    exact = stats.norm.cdf(shift / math.sqrt(2))
+    lower, upper = p_safe(net, ONE, ONE, rows([[1.0, -1.0]], [0.0]))
+    assert lower <= exact <= upper
+    assert (lower, upper) == (
+        pytest.approx(exact if shift > 0 else 0.0, abs=1e-9), pytest.approx(exact if shift < 0 else 1.0, abs=1e-9),
+    )  # fmt: skip
+    assert p_safe(net, ONE, ONE, rows([[1.0, 0.0]], [0.9])) == (0.0, 1.0)
+
+
+def test_which_rows_survive_a_transform() -> None:
+    net = normal_pair()
+    softmax = bounds_of(net, "softmax")
+    good, other, moved = rows([[2.0, -2.0]], [0.0]), rows([[1.0, 1.0]], [0.0]), rows([[1.0, -1.0]], [0.1])
+    assert tails_apply(softmax, problem(ONE, ONE, good, outputs=2))
+    for bad in (other, moved, rows([[1.0, -2.0]], [0.0]), rows([[1.0, 0.0]], [0.0])):
+        assert not tails_apply(softmax, problem(ONE, ONE, good, bad, outputs=2))
+        assert tails_apply(bounds_of(net), problem(ONE, ONE, good, bad, outputs=2))
+    assert not tails_apply(bounds_of(net, "sigmoid"), problem(ONE, ONE, good, outputs=2))
+
+
+def test_batches_do_not_change_answers() -> None:
+    net = random_model(3, [4, 8, 8, 3], spread=0.1)
+    rng = np.random.default_rng(0)
+    center = rng.normal(size=(7, 4))
+    labels = evaluate(net.network, torch.tensor(center)).argmax(-1).numpy()
+    box = (center - 0.01, center + 0.01)
+    whole = verify_batch(net, *box, labels=labels, query="probabilistic", method="tails")
+    assert (whole.lower > 0.1).any()
+    order = rng.permutation(7)
+    moved = verify_batch(
+        net, *(side[order] for side in box), labels=labels[order], query="probabilistic", method="tails"
+    )
+    np.testing.assert_allclose(moved.lower, whole.lower[order], rtol=1e-9)
+    for i in range(7):
+        alone = verify_batch(
+            net, *(side[i : i + 1] for side in box), labels=labels[i : i + 1], query="probabilistic", method="tails"
+        )
+        np.testing.assert_allclose(alone.lower, whole.lower[i : i + 1], rtol=1e-9)
+
+
+def test_both_methods_are_better_than_each() -> None:
+    net = random_model(5, [3, 6, 2], spread=0.2)
+    x = np.array([0.4, -0.3, 0.8])
+    label = int(evaluate(net.network, torch.tensor(x)).argmax())
+    found = [
+        verify_batch(net, [x - 0.01], [x + 0.01], labels=[label], query="probabilistic", method=method)  # type: ignore[arg-type]
+        for method in ("tails", "linear", "auto")
+    ]
+    assert found[2].lower[0] >= max(result.lower[0] for result in found[:2]) - 1e-6
+    assert found[2].upper[0] <= min(result.upper[0] for result in found[:2]) + 1e-6
+
+
+def test_a_deterministic_posterior_is_decided() -> None:
+    """All variances 0: the mean network's answer, up to the budget."""
+    net = model([([[1.0]], [0.0])], [([[0.0]], [0.0])])
+    lower, _ = p_safe(net, [0.5], [1.0], rows([[1.0]], [0.4]))
+    assert lower >= 1 - 2 * LEAST
+    _, upper = p_safe(net, [0.5], [1.0], rows([[1.0]], [0.6]))
+    assert upper <= 2 * LEAST
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict"),
+    [(-1.645, Verdict.UNSAT), (-1.644, Verdict.UNKNOWN), (0.2533, Verdict.UNKNOWN), (0.254, Verdict.SAT)],
+)
+def test_verdicts(bound: float, verdict: Verdict) -> None:
+    """P_safe = P(y > bound), just above .95, just below, just above .4 and just below."""
+    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    found = verify_batch(
+        net, [ONE], [ONE], properties=[[rows([[1.0]], [bound])]], query="probabilistic", method="tails",
+        tau_safe=0.95, tau_unsafe=0.4,
+    )  # fmt: skip
+    assert found.verdicts[0] == verdict
+
+
+@pytest.mark.parametrize("options", [{"boxes": "sampled"}, {"margin": 2.0}, {"query": "decision"}])
+def test_what_tails_cannot_do_is_refused(options: dict[str, Any]) -> None:
+    net = model([([[0.0]], [0.0])], [([[1.0]], None)], likelihood="gaussian")
+    asked = {"query": "probabilistic", "method": "tails", **options}
+    with pytest.raises(InputError):
+        verify_batch(net, [ONE], [ONE], properties=[[rows([[1.0]], [0.0])]], **asked)
