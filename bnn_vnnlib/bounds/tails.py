@@ -44,8 +44,9 @@ from bnn_vnnlib.bounds.linear import LINEAR, LinearForm, Ranges, Rules, Walk, do
 from bnn_vnnlib.bounds.rounding import SPECIAL, TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Constant, Conv, Input, Linear, Node, Param, Scale, Shift
+from bnn_vnnlib.model.nodes import Activation, Broadcast, Constant, Conv, Input, Linear, Node, Param, Scale, Shift
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, at most about."""
@@ -124,7 +125,8 @@ class _Noise:
             (source,) = node.inputs
             center, radius = _center_radius(walk.ranges.values[source])
             shape = walk.network.nodes[source].shape
-            variance = over_rows(lambda flat: maps.adjoint(node, deviation**2, flat, shape), a**2)
+            squared = _squared(deviation)
+            variance = over_rows(lambda flat: maps.adjoint(node, squared, flat, shape), _squared(a)) + TINY
             folded = dot(torch.sqrt(variance), radius)
             terms = math.prod(shape) + math.prod(node.shape) + maps.fan(node)
             self.charge(node.weight, folded, _square(node, deviation, a, variance, center, radius), terms)
@@ -135,8 +137,15 @@ class _Noise:
         deviation = self.deviations.param(node.bias).spread
         if deviation is not None:
             aligned = deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
-            self.charge(node.bias, None, dot(sum_to(a, aligned.shape[2:]) ** 2, aligned**2), 2 * math.prod(node.shape))
+            terms = math.prod(node.shape)
+            total = sum_to(a, aligned.shape[2:]).abs() + gamma(2 * terms) * sum_to(a.abs(), aligned.shape[2:])
+            self.charge(node.bias, None, dot(_squared(total), _squared(aligned)), 2 * terms)
         linear.shift(walk, node, position, a)
+
+
+def _squared(x: Tensor) -> Tensor:
+    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
+    return x**2 + TINY * (x != 0)
 
 
 def _center_radius(z: Interval) -> tuple[Tensor, Tensor]:
@@ -150,7 +159,7 @@ def _square(
     """sum_k sigma_k^2 (|g_k| + r_k)^2 -> (K, M, R)."""
     reach = center.abs() + radius
     if isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis]:
-        return dot(variance, reach**2)  # every weight is used once
+        return dot(variance, _squared(reach))  # every weight is used once
     if isinstance(node, Scale):
         aligned = deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
 
@@ -166,7 +175,8 @@ def _square(
 
     # the signed sums were rounded: pay for it with the sums of absolute values
     slack = gamma(2 * math.prod(node.shape)) * uses(a.abs(), reach)
-    return ((uses(a, center).abs() + uses(a.abs(), radius) + slack) ** 2 * flat**2).sum(-1)
+    total = uses(a, center).abs() + uses(a.abs(), radius) + slack + TINY
+    return (_squared(total) * _squared(flat)).sum(-1)
 
 
 def _uses(node: Linear | Conv, a: Tensor, h: Tensor) -> Tensor:
@@ -215,6 +225,7 @@ class TailEngine:
         bound : (N or 1, R)
         budgets : (K,) probabilities that the ranges of an item may fail
         """
+        self._refuse_random_branches(deviations)
         count = self._events()
         each = budgets.cpu().numpy() / max(count, 1) * (1 - 1e-12)
         deviation = torch.as_tensor(deviations_of(each), device=budgets.device)[:, None, None]
@@ -228,6 +239,13 @@ class TailEngine:
             tail = run.tail(_items(outputs, some), None if inputs is None else _items(inputs, some))
             parts.append(tail.failure(_items(bound, some)))
         return torch.cat(parts, 1)
+
+    def _refuse_random_branches(self, deviations: WeightBoxes) -> None:
+        for node in self.network.nodes:
+            if isinstance(node, Constant) and node.value.source in deviations.spreads:
+                raise UnsupportedError(
+                    "tails do not serve a random tensor that is a branch of the graph", node=node.name
+                )
 
     def _events(self) -> int:
         """One-sided events of one item: two for every element whose range is claimed."""
@@ -257,7 +275,7 @@ def claimed(network: Network) -> list[int]:
             case Input() | Constant():
                 known.append(True)
                 continue
-            case Activation() | Linear() | Conv() | Scale():
+            case Activation() | Linear() | Conv() | Scale() | Broadcast():
                 for source in node.inputs:
                     if not known[source]:
                         found.append(source)
@@ -349,7 +367,7 @@ class _Run:
             deviation = self.deviations.param(node.bias).spread
             if deviation is not None:
                 aligned = deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
-                flat = filled(aligned, node).flatten(2) ** 2
+                flat = _squared(filled(aligned, node).flatten(2))
                 noise.charge(node.bias, None, torch.cat([flat, flat], 2).expand_as(noise.folded), 1)
             node = nodes[node.inputs[0]]
         if not isinstance(node, Linear):
@@ -358,7 +376,7 @@ class _Run:
         if deviation is not None:
             center, radius = _center_radius(self.ranges.values[node.inputs[0]])
             reach = (center.abs() + radius).flatten(2)
-            folded, square = radius.flatten(2) @ deviation[0].mT, reach**2 @ (deviation[0] ** 2).mT
+            folded, square = radius.flatten(2) @ deviation[0].mT, _squared(reach) @ _squared(deviation[0]).mT
             noise.charge(
                 node.weight, torch.cat([folded, folded], 2), torch.cat([square, square], 2), deviation.shape[-1]
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.robustness import attack, weight_sets
 from bnn_vnnlib.robustness.attack import Attack
@@ -55,7 +56,10 @@ def safety_bounds(
     usable = feasible(problem, points)
     found = nothing_known(problem, points)
     certain = weight_sets.random_count(bounds.engine.network, posterior) == 0  # then a box is exact
-    if means != "boxes" and not certain and tails_apply(bounds, problem):
+    suited = tails_apply(bounds, posterior, problem)
+    if means == "tails" and not suited:
+        raise UnsupportedError("method tails does not serve this network and property; method auto does")
+    if means != "boxes" and suited and not certain:
         found = found.better(by_tails(bounds.engine.network, posterior, problem, points, usable, deadline))
     if means != "tails" or certain:
         hopeful = usable & (values <= ROUNDED_ZERO)

@@ -15,6 +15,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
+from bnn_vnnlib.model.nodes import Constant
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
@@ -58,13 +59,20 @@ class TailBounds:
         return self._engine.failures(self._means, self._deviations, box, outputs, inputs, bound, self._budgets)
 
 
-def tails_apply(bounds: OutputBounds, problem: Problem) -> bool:
-    """Tails bound rows over the graph's outputs before a Softmax: enough for differences compared with 0."""
+def tails_apply(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> bool:
+    """Whether tails serve the graph and the rows.
+
+    They bound rows over the graph's outputs before a Softmax: enough for differences compared with 0. A random tensor
+    that is a branch of the graph is not served.
+    """
+    network, rows = bounds.engine.network, problem.rows
+    random = weight_sets.random_sources(network, posterior)
+    if any(isinstance(node, Constant) and node.value.source in random for node in network.nodes):
+        return False
     if bounds.transform == "identity":
         return True
-    rows = problem.rows
-    real = rows.case < problem.cases
     suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
+    real = rows.case < problem.cases
     return bounds.transform == "softmax" and rows.inputs is None and bool((suits | ~real).all())
 
 
