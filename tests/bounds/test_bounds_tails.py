@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -17,7 +17,6 @@ from scipy import stats
 from torch import Tensor
 
 from bnn_vnnlib.bounds import maps, tails
-from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import Tail, TailEngine, claimed, deviations_of
 from bnn_vnnlib.model import evaluate, nodes
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
@@ -160,23 +159,22 @@ def record(
 ) -> Case:  # fmt: skip
     """The tails of rows (R, m) over one box (n,)."""
     kept: list[Recorder] = []
+    runs: list[tails._Run] = []
 
     def recorder(*args: Any) -> Recorder:
         kept.append(Recorder(*args))
         return kept[-1]
 
-    monkeypatch.setattr(tails, "_Noise", recorder)
-    posterior = GaussianDiagonal({name: sd**2 for name, sd in deviations.items()})
-    events = sum(2 * math.prod(network.nodes[position].shape) for position in claimed(network))
-    deviation = tensor(deviations_of(np.array([budget / max(events, 1)])))[:, None, None]
-    lower, upper = (tensor(side)[None, None] for side in box)
-    run = tails._Run(
-        network, weight_sets.mean_weights(network), weight_sets.centred(network, posterior), Interval(lower, upper),
-        deviation,
-    )  # fmt: skip
-    tail = run.tail(rows[None], None)
-    monkeypatch.undo()
-    return Case(network, deviations, budget, run, tail, kept[-1])
+    def run(*args: Any, real: Any = tails._Run) -> tails._Run:
+        runs.append(real(*args))
+        return runs[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tails, "_Noise", recorder)
+        patch.setattr(tails, "_Run", run)
+        failures(network, deviations, box, rows, torch.zeros(len(rows)), (budget,))  # the engine shares the budget
+        tail = runs[-1].tail(rows[None], None)
+    return Case(network, deviations, budget, runs[-1], tail, kept[-1])
 
 
 def setup(
@@ -513,11 +511,11 @@ def test_the_budget_is_shared_by_all_ranges(monkeypatch: pytest.MonkeyPatch) -> 
     builder = Builder(7)
     x = builder.dense(builder.input(1, 2), 50, "relu")
     builder.dense(x, 1)
-    network, x = builder.network(), np.array([0.5, -1.0])
+    network, at = builder.network(), np.array([0.5, -1.0])
     sd = {"w0": np.full((50, 2), 0.3), "w1": np.full(50, 0.1)}
-    case = record(monkeypatch, network, sd, (x, x), tensor([[1.0]]), 0.2)
+    case = record(monkeypatch, network, sd, (at, at), tensor([[1.0]]), 0.2)
     weights = case.weights(case.draw(torch.Generator().manual_seed(8), SAMPLES))
-    rate = left_ranges(case, node_values(network, tensor(x)[None], weights)).double().mean()
+    rate = left_ranges(case, node_values(network, tensor(at)[None], weights)).double().mean()
     assert 0.16 < rate < 0.2 + 0.015
 
 

@@ -59,9 +59,15 @@ def at_most(count: int, total: int, probability: float) -> bool:
     return bool(stats.binom.sf(count - 1, total, min(probability, 1.0)) >= 1e-9)
 
 
+def layer(weight: Any, bias: Any, variance: Any, **options: Any) -> Model:
+    """One dense layer with random weights and an exact bias."""
+    uncertain: Any = [(variance, None)]
+    return model([(weight, bias)], uncertain, **options)
+
+
 def normal_pair() -> Model:
     """y0 = w0 x, y1 = w1 x with w ~ N(0, I)."""
-    return model([(np.zeros((2, 1)), np.zeros(2))], [(np.ones((2, 1)), None)])
+    return layer(np.zeros((2, 1)), np.zeros(2), np.ones((2, 1)))
 
 
 ONE = [1.0]
@@ -70,7 +76,7 @@ ONE = [1.0]
 @pytest.mark.parametrize("z", [0.1, 1.0, 3.0, 7.0])
 def test_one_row_at_a_point_is_nearly_exact(z: float) -> None:
     """V: y <= -z and V: y <= z for y ~ N(0, 1): the budget is all that is lost."""
-    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    net = layer([[0.0]], [0.0], [[1.0]])
     lower, upper = p_safe(net, ONE, ONE, rows([[1.0]], [-z]))
     assert stats.norm.cdf(z) - 2e-13 <= lower <= stats.norm.cdf(z) + 1e-15
     assert upper == 1.0
@@ -94,7 +100,7 @@ def test_the_rows_of_one_case_add_up(strict: bool) -> None:
 
 def test_rows_that_exclude_each_other_are_never_unsafe() -> None:
     """y <= 0 and -y <= -1e-3: impossible, while each row alone has a probability of a half."""
-    net = model([([[0.0]], [5.0])], [([[1.0]], None)])
+    net = layer([[0.0]], [5.0], [[1.0]])
     case = rows([[1.0], [-1.0]], [4.0, -4.001])
     assert unsafe_of(net, problem(ONE, ONE, case)) == 0.0
     assert p_safe(net, ONE, ONE, case)[1] == 1.0
@@ -138,7 +144,7 @@ def test_the_best_case_counts_at_a_point() -> None:
 @pytest.mark.parametrize("gap", [1.0, 2.0, 5.0])
 def test_boxes_of_one_property_are_joint(gap: float) -> None:
     """y = w x at x = 1 and at x = -1, V: y <= -gap at either: P_safe = P(|w| < gap), one network for all boxes."""
-    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    net = layer([[0.0]], [0.0], [[1.0]])
     question = properties(
         net, [(1.0, 1.0), (-1.0, -1.0)], [(0, [(ONE, None, -gap, False)]), (1, [(ONE, None, -gap, False)])]
     )
@@ -151,7 +157,7 @@ def test_boxes_of_one_property_are_joint(gap: float) -> None:
 
 def test_rows_with_inputs() -> None:
     """y + 2 x <= b with y = w x at x = 1.5: y ~ N(0, 1.5), both sides; over a box the worst x counts."""
-    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    net = layer([[0.0]], [0.0], [[1.0]])
     for b in [2.0, 5.0]:
         question = properties(net, [(1.5, 1.5)], [(0, [(ONE, [2.0], b, False)])])
         exact = stats.norm.sf((b - 3) / 1.5)
@@ -166,7 +172,7 @@ def test_rows_with_inputs() -> None:
 
 def test_points_that_are_no_floats() -> None:
     """x == 1/10 lies between two floats; an upper bound is found and is right."""
-    net = model([([[1.0]], [0.0])], [([[1.0]], None)])
+    net = layer([[1.0]], [0.0], [[1.0]])
     lower, upper = p_safe(net, [0.1], [np.nextafter(0.1, 1)], rows([[1.0]], [0.3]))
     assert lower == 0.0
     assert stats.norm.sf(2.0) - 1e-12 <= upper <= stats.norm.sf(2.0) + 1e-6
@@ -190,6 +196,7 @@ def test_random_networks_against_attacked_samples(activation: str, spread: float
         assert at_most(count, 400, 1 - lower)
         at = problem(center, center, rows(np.eye(3)[:2], y[:2] + shift[:2]), outputs=3)
         found = unsafe_of(net, at)
+        assert net.posterior is not None
         params = sample(net.network, net.posterior, 20_000, torch.Generator().manual_seed(seed))
         values = evaluate(net.network, torch.tensor(center)[None], params)[:, 0, :2].numpy()
         safe = (values > y[:2] + shift[:2]).any(1).sum()
@@ -202,13 +209,12 @@ def test_random_networks_against_attacked_samples(activation: str, spread: float
 @pytest.mark.parametrize("shift", [0.0, 1.0, -1.0])
 def test_differences_of_probabilities(shift: float) -> None:
     """Y_0 <= Y_1 after a Softmax is a row over the logits; any other row is left to other methods."""
-    net = model([([[0.0], [0.0]], [shift, 0.0])], [(np.ones((2, 1)), None)], end=["Softmax"], likelihood="softmax")
+    net = layer([[0.0], [0.0]], [shift, 0.0], np.ones((2, 1)), end=["Softmax"], likelihood="softmax")
     exact = stats.norm.cdf(shift / math.sqrt(2))
     lower, upper = p_safe(net, ONE, ONE, rows([[1.0, -1.0]], [0.0]))
     assert lower <= exact <= upper
-    assert (lower, upper) == (
-        pytest.approx(exact if shift > 0 else 0.0, abs=1e-9), pytest.approx(exact if shift < 0 else 1.0, abs=1e-9),
-    )  # fmt: skip
+    assert lower == pytest.approx(exact if shift > 0 else 0.0, abs=1e-9)
+    assert upper == pytest.approx(exact if shift < 0 else 1.0, abs=1e-9)
     assert p_safe(net, ONE, ONE, rows([[1.0, 0.0]], [0.9])) == (0.0, 1.0)
 
 
@@ -228,19 +234,16 @@ def test_batches_do_not_change_answers() -> None:
     rng = np.random.default_rng(0)
     center = rng.normal(size=(7, 4))
     labels = evaluate(net.network, torch.tensor(center)).argmax(-1).numpy()
-    box = (center - 0.01, center + 0.01)
-    whole = verify_batch(net, *box, labels=labels, query="probabilistic", method="tails")
-    assert (whole.lower > 0.1).any()
-    order = rng.permutation(7)
-    moved = verify_batch(
-        net, *(side[order] for side in box), labels=labels[order], query="probabilistic", method="tails"
-    )
-    np.testing.assert_allclose(moved.lower, whole.lower[order], rtol=1e-9)
+
+    def answer(index: Any) -> Any:
+        low, high = center[index] - 0.01, center[index] + 0.01
+        return verify_batch(net, low, high, labels[index], query="probabilistic", method="tails").lower
+
+    whole, order = answer(np.arange(7)), rng.permutation(7)
+    assert (whole > 0.1).any()
+    np.testing.assert_allclose(answer(order), whole[order], rtol=1e-9)
     for i in range(7):
-        alone = verify_batch(
-            net, *(side[i : i + 1] for side in box), labels=labels[i : i + 1], query="probabilistic", method="tails"
-        )
-        np.testing.assert_allclose(alone.lower, whole.lower[i : i + 1], rtol=1e-9)
+        np.testing.assert_allclose(answer([i]), whole[[i]], rtol=1e-9)
 
 
 def test_both_methods_are_better_than_each() -> None:
@@ -248,7 +251,7 @@ def test_both_methods_are_better_than_each() -> None:
     x = np.array([0.4, -0.3, 0.8])
     label = int(evaluate(net.network, torch.tensor(x)).argmax())
     found = [
-        verify_batch(net, [x - 0.01], [x + 0.01], labels=[label], query="probabilistic", method=method)  # type: ignore[arg-type]
+        verify_batch(net, [x - 0.01], [x + 0.01], labels=[label], query="probabilistic", method=method)
         for method in ("tails", "linear", "auto")
     ]
     assert found[2].lower[0] >= max(result.lower[0] for result in found[:2]) - 1e-6
@@ -270,7 +273,7 @@ def test_a_deterministic_posterior_is_decided() -> None:
 )
 def test_verdicts(bound: float, verdict: Verdict) -> None:
     """P_safe = P(y > bound), just above .95, just below, just above .4 and just below."""
-    net = model([([[0.0]], [0.0])], [([[1.0]], None)])
+    net = layer([[0.0]], [0.0], [[1.0]])
     found = verify_batch(
         net, [ONE], [ONE], properties=[[rows([[1.0]], [bound])]], query="probabilistic", method="tails",
         tau_safe=0.95, tau_unsafe=0.4,
@@ -280,7 +283,7 @@ def test_verdicts(bound: float, verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("options", [{"boxes": "sampled"}, {"margin": 2.0}, {"query": "decision"}])
 def test_what_tails_cannot_do_is_refused(options: dict[str, Any]) -> None:
-    net = model([([[0.0]], [0.0])], [([[1.0]], None)], likelihood="gaussian")
+    net = layer([[0.0]], [0.0], [[1.0]], likelihood="gaussian")
     asked = {"query": "probabilistic", "method": "tails", **options}
     with pytest.raises(InputError):
         verify_batch(net, [ONE], [ONE], properties=[[rows([[1.0]], [0.0])]], **asked)
