@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import maps, tails
 from bnn_vnnlib.bounds.tails import Tail, TailEngine, claimed, deviations_of
+from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model import evaluate, nodes
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
 from bnn_vnnlib.model.nodes import Param
@@ -540,16 +541,31 @@ def test_a_broadcast_behind_random_weights(ending: str) -> None:
     assert found == pytest.approx(stats.norm.cdf(-9 / math.sqrt(18)), rel=1e-6)
 
 
-def test_a_random_constant_is_refused_or_counted() -> None:
+def test_a_random_constant_is_refused() -> None:
     """A Constant with a variance is a bias: its noise may not be forgotten."""
     builder = Builder()
     builder.sum(builder.input(1, 2), builder.constant(np.ones((1, 2))))
-    try:
-        found = failures(builder.network(), {"w0": np.ones((1, 2))}, ([0, 0], [0, 0]), [[1.0, 0.0]], [0.0]).item()
-    except Exception as error:
-        assert type(error).__module__ == "bnn_vnnlib.errors"  # noqa: PT017
-    else:
-        assert found >= stats.norm.cdf(-1)
+    with pytest.raises(UnsupportedError):
+        failures(builder.network(), {"w0": np.ones((1, 2))}, ([0, 0], [0, 0]), [[1.0, 0.0]], [0.0])
+
+
+@pytest.mark.parametrize("name", ["dense", "residual", "tied", "shared_source", "several", "linear_vector_inside"])
+def test_a_dense_layer_claims_what_the_general_walk_claims(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The shortcut of dense layers is the walk from the rows I and -I, mean and spread."""
+    network = dense_network([3, 5, 4, 2], seed=4) if name == "dense" else None
+    case, _, _ = setup(monkeypatch, name, 0.3, 0.8, 1e-2, network)
+    compared = 0
+    for position in claimed(case.network):
+        shape = case.network.nodes[position].shape
+        (short, *rest), size = list(case.run._units(position, math.prod(shape))), math.prod(shape)
+        if rest:
+            continue
+        unit = torch.eye(size, dtype=torch.float64)
+        long = case.run._walk([(position, torch.cat([unit, -unit]).reshape(1, 1, -1, *shape))])
+        torch.testing.assert_close(short.mean, long.mean, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(short.spread, long.spread, rtol=1e-9, atol=1e-9)
+        compared += 1
+    assert compared > 0
 
 
 @pytest.mark.parametrize("name", ["residual", "deep_conv", "linear_left_matrix_inside", "several"])
