@@ -13,9 +13,9 @@ F is a concave function of the standardised noise, with
 g_k = sum over the uses of k of A_i hc_j, and r_k the same sum of |A_i| rho_j (for a dense layer L^2 becomes
 sum_j s_j^2 (|hc_j| + rho_j)^2).
 
-Lemma. P(F <= t) <= Phi(-(E F - t) / L) for t <= E F.
+Lemma. P(F <= t) <= Phi(-(E F - t) / L) for t < E F (at t = E F it fails for a constant F).
 Proof. -F is convex and L-Lipschitz. By the Gaussian isoperimetric inequality (Borell 1975; Sudakov, Tsirelson 1974)
-P(-F >= med(-F) + u) <= Phi(-u / L) for u >= 0, and the median of a convex function of a Gaussian vector is at most its
+P(-F >= med(-F) + u) <= Phi(-u / L) for u > 0, and the median of a convex function of a Gaussian vector is at most its
 mean (Kwapien, A remark on the median and the expectation of convex functions of Gaussian vectors, 1994).
 
 No independence between layers is used: a weight that enters at several places makes F no less concave, and its uses
