@@ -16,7 +16,6 @@ from bnn_vnnlib.bounds import interval, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
@@ -86,8 +85,8 @@ class Engine:
             part = slice(start, start + step)
             parts.append(
                 self._rows(
-                    weights.items(part), Interval(lower[:, part], upper[:, part]), _items(outputs, part),
-                    None if inputs is None else _items(inputs, part), forms,
+                    weights.items(part), Interval(lower[:, part], upper[:, part]), linear.some(outputs, part),
+                    None if inputs is None else linear.some(inputs, part), forms,
                 )
             )  # fmt: skip
         return _joined(parts)
@@ -159,7 +158,7 @@ class Engine:
     ) -> RowBounds:
         ranges = self.ranges(weights, box)
         k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
-        seeds = self._seeds(outputs.expand(k, items, -1, -1))
+        seeds = linear.seeds_of(self.network, outputs.expand(k, items, -1, -1))
         sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
         # either method can be the better one on a row, and the folded intervals cost next to nothing
@@ -173,20 +172,7 @@ class Engine:
         inputs: Tensor | None, rules: Rules,
     ) -> LinearForm:  # fmt: skip
         form = linear.walk_back(self.network, weights, ranges, seeds, box.lower.shape[-1], rules)
-        if inputs is None:
-            return form
-        slope = form.slope + inputs  # one rounding a coefficient, paid at |x|
-        paid = UNIT * (slope.abs() * box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
-        return LinearForm(slope, form.offset - paid - 2 * UNIT * form.offset.abs())
-
-    def _seeds(self, outputs: Tensor) -> list[tuple[int, Tensor]]:
-        """Split the columns of C by output; a node may be listed twice."""
-        shapes = [self.network.nodes[position].shape for position in self.network.outputs]
-        parts = outputs.split([math.prod(shape) for shape in shapes], -1)
-        return [
-            (position, part.reshape(*part.shape[:3], *shape))
-            for position, part, shape in zip(self.network.outputs, parts, shapes, strict=True)
-        ]
+        return form if inputs is None else form.plus(inputs, box)
 
     def _chunk(self, boxes: int, rows: int) -> int:
         """Items per chunk: the largest tensors hold rows (of the property, or of a tightened layer) x elements."""
@@ -212,10 +198,6 @@ class Engine:
 def _flat(z: Tensor) -> Tensor:
     """(K, M, *shape) -> (K, M, elements); unlike flatten(2) also for a shape without axes."""
     return z.reshape(*z.shape[:2], -1)
-
-
-def _items(rows: Tensor, part: slice) -> Tensor:
-    return rows if len(rows) == 1 else rows[part]
 
 
 def _joined(parts: list[RowBounds]) -> RowBounds:

@@ -72,6 +72,12 @@ class LinearForm:
     slope: Tensor
     offset: Tensor
 
+    def plus(self, inputs: Tensor, box: Interval) -> LinearForm:
+        """Add exact rows G x, (M or 1, R, n): one rounding a coefficient, paid at |x|."""
+        slope = self.slope + inputs
+        paid = UNIT * (slope.abs() * box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
+        return LinearForm(slope, self.offset - paid - 2 * UNIT * self.offset.abs())
+
     def minimum(self, box: Interval) -> Tensor:
         """Lower bound (K, M, R) over the input box (1, M, n)."""
         xc = ((box.lower + box.upper) / 2)[:, :, None]
@@ -343,6 +349,21 @@ def walk_back(
     for position, a in seeds:
         walk.give(position, a)
     return finish(walk, max(walk.pending), size, rules)
+
+
+def some(rows: Tensor, part: slice) -> Tensor:
+    """The rows of some items; rows that are common to all stay as they are."""
+    return rows if len(rows) == 1 else rows[part]
+
+
+def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
+    """Split the columns of C (K, M, R, m) by output; a node may be listed twice."""
+    shapes = [network.nodes[position].shape for position in network.outputs]
+    parts = outputs.split([math.prod(shape) for shape in shapes], -1)
+    return [
+        (position, part.reshape(*part.shape[:3], *shape))
+        for position, part, shape in zip(network.outputs, parts, shapes, strict=True)
+    ]
 
 
 def units(

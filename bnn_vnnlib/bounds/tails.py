@@ -40,7 +40,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, linear, maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR, LinearForm, Ranges, Rules, Walk, dot, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.linear import LINEAR, Ranges, Rules, Walk, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.rounding import SPECIAL, TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
@@ -236,8 +236,8 @@ class TailEngine:
             self.deadline.check()
             some = slice(start, start + step)
             run = _Run(self.network, means, deviations, Interval(lower[None, some], upper[None, some]), deviation)
-            tail = run.tail(_items(outputs, some), None if inputs is None else _items(inputs, some))
-            parts.append(tail.failure(_items(bound, some)))
+            tail = run.tail(linear.some(outputs, some), None if inputs is None else linear.some(inputs, some))
+            parts.append(tail.failure(linear.some(bound, some)))
         return torch.cat(parts, 1)
 
     def _refuse_random_branches(self, deviations: WeightBoxes) -> None:
@@ -256,10 +256,6 @@ class TailEngine:
         sizes = [math.prod(node.shape) for node in self.network.nodes]
         need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in claimed(self.network))])
         return max(1, MEMORY // (budgets * need))
-
-
-def _items(rows: Tensor, part: slice) -> Tensor:
-    return rows if len(rows) == 1 else rows[part]
 
 
 def claimed(network: Network) -> list[int]:
@@ -391,9 +387,7 @@ class _Run:
     def _finish(self, walk: Walk, noise: _Noise, last: int, inputs: Tensor | None = None) -> Tail:
         form = linear.finish(walk, last, self.box.lower.shape[-1], noise.rules())
         if inputs is not None:
-            slope = form.slope + inputs
-            paid = UNIT * (slope.abs() * self.box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
-            form = LinearForm(slope, form.offset - paid - 2 * UNIT * form.offset.abs())
+            form = form.plus(inputs, self.box)
         mean = form.minimum(self.box)
         fold = _FOLD * noise.folded
         return Tail(mean - fold - 2 * UNIT * (mean.abs() + fold), noise.spread)
@@ -401,10 +395,4 @@ class _Run:
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
         """The tails of the rows C y + G x."""
         k, items = self.box.lower.shape[:2]
-        shapes = [self.network.nodes[position].shape for position in self.network.outputs]
-        parts = outputs.expand(k, items, -1, -1).split([math.prod(shape) for shape in shapes], -1)
-        seeds = [
-            (position, part.reshape(*part.shape[:3], *shape))
-            for position, part, shape in zip(self.network.outputs, parts, shapes, strict=True)
-        ]
-        return self._walk(seeds, inputs)
+        return self._walk(linear.seeds_of(self.network, outputs.expand(k, items, -1, -1)), inputs)
