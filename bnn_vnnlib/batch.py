@@ -171,14 +171,9 @@ def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool
 
 
 def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
-    from bnn_vnnlib.robustness.probabilistic import safety_bounds
-
-    choices, question = setting.choices, setting.question
+    question = setting.question
     try:
-        found = safety_bounds(
-            setting.bounds, setting.posterior, problem, attack, setting.deadline, means=setting.means,
-            boxes=choices.boxes, number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
-        )  # fmt: skip
+        found = setting.safety(problem, attack)
     except OutOfTime:
         count = len(problem)
         return {
@@ -193,11 +188,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
 def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
     from bnn_vnnlib.robustness import decision
 
-    choices = setting.choices
-    expect = decision.expectation(
-        setting.bounds, setting.posterior, setting.device, boxes=choices.boxes, number=choices.num_boxes or 5,
-        margin=choices.margin, seed=choices.seed,
-    )  # fmt: skip
+    expect = setting.expectation()
     found = decision.decide(expect, problem, attack)
     return {
         "lower": found.lower.cpu().numpy(), "upper": found.upper.cpu().numpy(),

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     import torch
 
     from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
+    from bnn_vnnlib.robustness.attack import Attack
+    from bnn_vnnlib.robustness.decision import Expectation
     from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
     from bnn_vnnlib.robustness.probabilistic import Means
+    from bnn_vnnlib.robustness.problem import Problem
+    from bnn_vnnlib.robustness.safety import SafetyBounds
 
 Method = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
+
+NUM_BOXES = 5
+"""Boxes around samples, where their number is not given."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,28 @@ class Setting:
         if self.choices.method == "tails":
             return "tails"
         return "both" if self.choices.method == "auto" and self.choices.margin is None else "boxes"
+
+    @property
+    def _boxes(self) -> int:
+        return self.choices.num_boxes or NUM_BOXES
+
+    def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
+        """Bounds on P_safe of every instance; raises OutOfTime where nothing was reached."""
+        from bnn_vnnlib.robustness.probabilistic import safety_bounds
+
+        return safety_bounds(
+            self.bounds, self.posterior, problem, attack, self.deadline, means=self.means, boxes=self.choices.boxes,
+            number=self._boxes, margin=self.choices.margin, first=self.question.tau_safe,
+        )  # fmt: skip
+
+    def expectation(self) -> Expectation:
+        """What bounds the decision."""
+        from bnn_vnnlib.robustness import decision
+
+        return decision.expectation(
+            self.bounds, self.posterior, self.device, boxes=self.choices.boxes, number=self._boxes,
+            margin=self.choices.margin, seed=self.choices.seed,
+        )  # fmt: skip
 
 
 def settle_run(

@@ -149,15 +149,11 @@ def _open(setting: Setting) -> Verdict:
 
 
 def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
-    from bnn_vnnlib.robustness.probabilistic import safety_bounds
     from bnn_vnnlib.witness import probabilistic_witness
 
-    choices, question = setting.choices, setting.question
+    question = setting.question
     try:
-        found = safety_bounds(
-            setting.bounds, setting.posterior, problem, attack, setting.deadline, means=setting.means,
-            boxes=choices.boxes, number=choices.num_boxes or 5, margin=choices.margin, first=question.tau_safe,
-        )  # fmt: skip
+        found = setting.safety(problem, attack)
     except OutOfTime:
         return _result(setting, Verdict.TIMEOUT, p_safe=Bounds(0.0, 1.0))
     p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
@@ -187,11 +183,7 @@ def _decision(setting: Setting, property: Property, problem: Problem, attack: At
     from bnn_vnnlib.robustness import decision
     from bnn_vnnlib.witness import decision_witness
 
-    choices = setting.choices
-    expect = decision.expectation(
-        setting.bounds, setting.posterior, setting.device, boxes=choices.boxes, number=choices.num_boxes or 5,
-        margin=choices.margin, seed=choices.seed,
-    )  # fmt: skip
+    expect = setting.expectation()
     outcome = decision.decide(expect, problem, attack)
     bounds = _decision_bounds(outcome, problem, len(property.rows))
     if bool(outcome.refuted.all()):

@@ -387,6 +387,7 @@ def dense_units(
 
 
 def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
+    """Take a walk that has been started from node `last` to the input: its rows as functions of x (K, M, R, size)."""
     parts: list[tuple[int, Tensor]] = []
     for position in range(last, -1, -1):
         if (a := walk.pending.pop(position, None)) is None:

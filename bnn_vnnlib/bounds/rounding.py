@@ -22,7 +22,7 @@ ELEMENTARY = 64 * UNIT
 """Relative error allowed to one call of exp, tanh, sigmoid or the like in torch (documented errors are a few ulp)."""
 
 SPECIAL = 1e-13
-"""Relative error allowed to erfc, ndtr and their inverses in scipy (tested against mpmath to 1e-14)."""
+"""Relative error allowed to erfc, ndtr and their inverses in scipy (the masses are tested against mpmath)."""
 
 
 def gamma(n: int) -> float:
