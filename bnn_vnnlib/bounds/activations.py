@@ -39,8 +39,12 @@ class Shape(Protocol):
         """Bounds of f over [lower, upper]."""
         ...
 
-    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
-        """The two lines on [lower, upper]."""
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+        """The two lines on [lower, upper].
+
+        choice (2, *shape), in [0, 1]: which of the valid slopes to take below ([0]) and above ([1]), differentiable;
+        None: a good guess. Any choice is sound.
+        """
         ...
 
 
@@ -64,8 +68,8 @@ class Kink:
             return lower.clamp(min=0), upper.clamp(min=0)
         return torch.where(lower < 0, down(alpha * lower), lower), torch.where(upper < 0, up(alpha * upper), upper)
 
-    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
-        """Exact lines where the sign is fixed."""
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+        """Exact lines where the sign is fixed; the choice runs from alpha to 1, on the side away from the chord."""
         at_lower = torch.where(lower < 0, alpha * lower, lower)
         at_upper = torch.where(upper < 0, alpha * upper, upper)
         chord = _chord(lower, upper, at_lower, at_upper)
@@ -73,7 +77,11 @@ class Kink:
         outward = (4 * UNIT * (lower.abs() + upper.abs()) + TINY) * max(1.0, alpha)
         offset = gaps.amax(0) + outward if alpha <= 1 else gaps.amin(0) - outward
         one, below = lower.new_tensor(1.0), lower.new_tensor(alpha)  # bare numbers would become float32
-        tangent = torch.where(upper >= -lower, one, below)
+        if choice is None:
+            tangent = torch.where(upper >= -lower, one, below)
+        else:
+            tangent = alpha + choice[0 if alpha <= 1 else 1].clamp(0, 1) * (1 - alpha)
+            tangent = tangent.clamp(min(alpha, 1.0), max(alpha, 1.0))  # rounding must not leave the valid slopes
         fixed = (lower >= 0) | (upper <= 0)
         sign = torch.where(lower >= 0, one, below)
         zero = torch.zeros_like(lower)
@@ -103,17 +111,19 @@ class Sigmoidal:
             (at_upper + ELEMENTARY * at_upper.abs() + TINY).clamp(max=1.0),
         )
 
-    def lines(self, alpha: float, lower: Tensor, upper: Tensor) -> Lines:
-        """Chords and tangents."""
+    def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+        """Chords and tangents; the choice multiplies their slopes by a number between 0 and 2."""
         above, below = self._slope_above(lower, upper), self._slope_above(-upper, -lower)
+        if choice is not None:
+            below, above = (_sloping(2 * c.clamp(0, 1) * s) for c, s in zip(choice, (below, above), strict=True))
         return Lines(
             below, self._gap(below, lower, upper).amin(0) - self._outward(below, lower, upper),
             above, self._gap(above, lower, upper).amax(0) + self._outward(above, lower, upper),
         )  # fmt: skip
 
     def _gap(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        """f(z) - slope z at the points where it can be extreme."""
-        root = self.critical(slope).nan_to_num(0.0, torch.inf, torch.inf)
+        """f(z) - slope z at the points where it can be extreme; by the envelope theorem its derivative is -z there."""
+        root = self.critical(slope.detach()).nan_to_num(0.0, torch.inf, torch.inf)
         points = torch.stack([lower, upper, *(torch.minimum(torch.maximum(z, lower), upper) for z in (root, -root))])
         return self.function(points) - slope * points
 
@@ -132,7 +142,11 @@ class Sigmoidal:
         slope = torch.where(chord <= self.derivative(upper), chord, self.derivative(right))
         slope = torch.where(lower >= 0, self.derivative((lower + upper) / 2), slope)
         slope = torch.where(upper <= 0, chord, slope).nan_to_num(0.0, 0.0, 0.0)
-        return torch.where(slope < FLAT, torch.zeros_like(slope), slope)
+        return _sloping(slope)
+
+
+def _sloping(slope: Tensor) -> Tensor:
+    return torch.where(slope < FLAT, torch.zeros_like(slope), slope)
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:

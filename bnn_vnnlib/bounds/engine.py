@@ -70,8 +70,8 @@ class Engine:
         ----------
         weights : K boxes
         lower, upper : (N, n) input boxes, or (K or 1, N, n) if they differ between weight boxes
-        outputs : C (N or 1, R, m), exact
-        inputs : G (N or 1, R, n), exact, or None
+        outputs : C (N or 1, R, m), exact; or (K, N, R, m) if the rows differ between weight boxes
+        inputs : G (N or 1, R, n), exact, or None; or (K, N, R, n)
         forms : keep the linear forms (memory K * N * R * n)
 
         Guarantee: sound, rounding included. Chunked over items so that memory stays bounded.

@@ -352,7 +352,9 @@ def walk_back(
 
 
 def some(rows: Tensor, part: slice) -> Tensor:
-    """The rows of some items; rows that are common to all stay as they are."""
+    """The rows (N or 1, R, ..) or (K, N, R, ..) of some items; rows that are common to all stay as they are."""
+    if rows.dim() == 4:
+        return rows[:, part]
     return rows if len(rows) == 1 else rows[part]
 
 

@@ -39,7 +39,7 @@ class OutputBounds:
         if self.transform == "identity":
             return self.engine.rows(weights, lower, upper, outputs, inputs, forms=forms)
         bound = self._softmax if self.transform == "softmax" else self._sigmoid
-        value = bound(weights, lower, upper, outputs)
+        value = bound(weights, lower, upper, _by_box(outputs))
         if inputs is not None:
             value = down(value + over_box(inputs, lower, upper))
         return RowBounds(value, None, value.new_ones(*value.shape[:2], outputs.shape[-1]))
@@ -49,15 +49,15 @@ class OutputBounds:
         m = outputs.shape[-1]
         if m > PAIRS:
             low, high = self._logits(weights, lower, upper, m)
-            return softmax_lower(outputs[None], low[:, :, None], high[:, :, None])
+            return softmax_lower(outputs, low[:, :, None], high[:, :, None])
         low = self._differences(weights, lower, upper, m)
         high = -low.mT  # f_k - f_r = -(f_r - f_k)
-        reference = outputs.argmax(-1)[None, :, :, None].expand(*low.shape[:2], -1, m)
-        return softmax_lower(outputs[None], low.gather(2, reference), high.gather(2, reference))
+        reference = outputs.argmax(-1)[..., None].expand(*low.shape[:2], -1, m)
+        return softmax_lower(outputs, low.gather(2, reference), high.gather(2, reference))
 
     def _sigmoid(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         low, high = self._logits(weights, lower, upper, outputs.shape[-1])
-        return sigmoid_lower(outputs[None], low[:, :, None], high[:, :, None])
+        return sigmoid_lower(outputs, low[:, :, None], high[:, :, None])
 
     def _logits(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, m: int) -> tuple[Tensor, Tensor]:
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
@@ -78,8 +78,14 @@ class OutputBounds:
 def over_box(inputs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Minimum of g.x over the boxes: (K or 1, N, R)."""
     lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
-    slope = inputs[None].expand(len(lower), lower.shape[1], -1, -1)
+    slope = _by_box(inputs)
+    slope = slope.expand(max(len(slope), len(lower)), lower.shape[1], -1, -1)
     return LinearForm(slope, slope.new_zeros(slope.shape[:-1])).minimum(Interval(lower, upper))
+
+
+def _by_box(rows: Tensor) -> Tensor:
+    """(N or 1, R, ..) or (K, N, R, ..) -> (K or 1, N or 1, R, ..)."""
+    return rows if rows.dim() == 4 else rows[None]
 
 
 def is_difference(outputs: Tensor) -> Tensor:

@@ -75,11 +75,12 @@ def check(kind: str, alpha: float, lower: float, upper: float, lines: Lines, low
             assert below(intercept, kind, alpha, slope, z, sign), (case, z, sign, slope, intercept)
 
 
-def check_all(kind: str, alpha: float, pairs: list[tuple[float, float]]) -> None:
-    """Many intervals in one tensor."""
+def check_all(kind: str, alpha: float, pairs: list[tuple[float, float]], choice: float | None = None) -> None:
+    """Many intervals in one tensor; a choice is taken for both lines."""
     lower, upper = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     shape = ACTIVATIONS[kind]
-    lines, (low, high) = shape.lines(alpha, lower, upper), shape.range(alpha, lower, upper)
+    chosen = None if choice is None else torch.full((2, len(pairs)), choice, dtype=torch.float64)
+    lines, (low, high) = shape.lines(alpha, lower, upper, chosen), shape.range(alpha, lower, upper)
     for at, pair in enumerate(pairs):
         check(kind, alpha, *pair, lines, low[at].item(), high[at].item(), at)
 
@@ -103,11 +104,16 @@ widths = st.one_of(st.just(0.0), st.builds(math.ldexp, st.floats(0.5, 1), st.int
 
 
 @settings(max_examples=70, deadline=None)
-@given(st.lists(st.tuples(floats, widths), min_size=1, max_size=4), st.sampled_from(KINDS))
-def test_any_interval(starts: list[tuple[float, float]], kind: tuple[str, float]) -> None:
+@given(
+    st.lists(st.tuples(floats, widths), min_size=1, max_size=4),
+    st.sampled_from(KINDS),
+    st.one_of(st.none(), st.floats(0, 1)),
+)
+def test_any_interval(starts: list[tuple[float, float]], kind: tuple[str, float], choice: float | None) -> None:
+    """Whatever slopes are chosen."""
     pairs = [(start, max(start, start + width)) for start, width in starts]
     pairs += [(start, math.nextafter(start, math.inf)) for start, _ in starts]
-    check_all(*kind, pairs)
+    check_all(*kind, pairs, choice)
 
 
 @pytest.mark.parametrize(("kind", "alpha"), SMOOTH)
