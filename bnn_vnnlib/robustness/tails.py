@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
@@ -39,12 +40,25 @@ class TailBounds:
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
+        return lower_of(problem, self.item_failures(problem))
+
+    def item_failures(self, problem: Problem) -> Tensor:
+        """(N,) upper bounds on P_w(some x of the item violates some case), the item's budget included; at most 1."""
         rows = problem.rows
         failure = self._failures((problem.lower, problem.upper), rows.outputs, rows.inputs, rows.bound)
         worst = problem.least(failure)  # (K, N, C): one row is enough
         total = torch.where(problem.exists, worst, 0.0).sum(-1) + self._budgets[:, None]
-        spent = total.new_zeros(len(total), problem.instances).index_add(1, problem.instance, total)
-        return _remaining(spent.amin(0), problem.cases * len(problem))
+        return (total.amin(0) * (1 + 4 * (problem.cases + 8) * UNIT)).clamp(max=1.0)
+
+    def improved(self, problem: Problem, failures: Tensor, steps: int, goal: float) -> Tensor:
+        """(N,) bounds no larger than `failures` (N,), of `item_failures`, after some steps of optimisation.
+
+        Parameters
+        ----------
+        steps : at most
+        goal : items whose bound is below are left alone
+        """
+        return failures
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
         """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
@@ -101,8 +115,14 @@ def by_tails(
     )  # fmt: skip
 
 
+def lower_of(problem: Problem, failures: Tensor) -> Tensor:
+    """(I,) lower bounds on P_safe from upper bounds (N,) on the items' failures, which add up."""
+    spent = failures.new_zeros(problem.instances).index_add(0, problem.instance, failures)
+    return _remaining(spent, len(problem))
+
+
 def _remaining(spent: Tensor, terms: int) -> Tensor:
     """1 - spent, rounded down; the terms of the sum were added with roundings."""
-    spent = spent * (1 + 4 * (terms + 8) * 2.0**-53)
+    spent = spent * (1 + 4 * (terms + 8) * UNIT)
     value = torch.nextafter(1.0 - spent, spent.new_tensor(-torch.inf))
     return value.nan_to_num(0.0).clamp(0.0, 1.0)
