@@ -201,21 +201,14 @@ def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]
 def _deterministic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
     from bnn_vnnlib.robustness import attack as attacks
     from bnn_vnnlib.robustness import weight_sets
-    from bnn_vnnlib.robustness.deterministic import refuted_items
-    from bnn_vnnlib.robustness.refute import violated_cases
+    from bnn_vnnlib.robustness.deterministic import decide
 
     network = setting.bounds.engine.network
-    points = attacks.run(network, problem, {}, attack, setting.transform)[0][0]
-    weights = weight_sets.mean_weights(network, setting.device)
-    unsafe = np.zeros(len(problem), dtype=bool)
-    safe = unsafe.copy()
-    try:
-        unsafe = violated_cases(setting.bounds, weights, problem, points, points)[0].any(-1).cpu().numpy()
-        safe = refuted_items(setting.bounds, problem).cpu().numpy()
-    except OutOfTime:
-        pass
+    points = attacks.run(network, problem, {}, attack, setting.transform)[0]
+    found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
+    safe, unsafe = found.safe[0].cpu().numpy(), found.violated[0].cpu().numpy()
     return {
-        "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": points.cpu().numpy(),
+        "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": found.point[0].cpu().numpy(),
         "verdicts": _verdicts(setting, safe, unsafe),
     }  # fmt: skip
 

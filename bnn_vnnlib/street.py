@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
 """Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
 
+REPLAYED = 64
+"""Candidates for a deterministic witness that are replayed, at most."""
+
 
 def verify(
     model: Model,
@@ -211,17 +214,25 @@ def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> D
 
 def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
     from bnn_vnnlib.model.network import WeightSamples
-    from bnn_vnnlib.robustness.deterministic import refuted_items
+    from bnn_vnnlib.robustness import attack as attacks
+    from bnn_vnnlib.robustness import weight_sets
+    from bnn_vnnlib.robustness.deterministic import decide
     from bnn_vnnlib.witness import deterministic_witness
 
     notes: tuple[str, ...] = ()
     if isinstance(setting.model.posterior, WeightSamples):
         notes = ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
-    witness = deterministic_witness(setting, property, problem, attack)
+    network = setting.bounds.engine.network
+    points, values = attacks.run(network, problem, {}, attack, setting.transform)
+    nearest = values[0].argsort()[:REPLAYED]
+    witness = deterministic_witness(setting, property, points[0, nearest], nearest.cpu().numpy())
     if witness is not None:
         return _result(setting, Verdict.SAT, witness=witness, notes=notes)
-    try:
-        safe = bool(refuted_items(setting.bounds, problem).all())
-    except OutOfTime:
-        safe = False
+    found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
+    falsified = found.violated[0].nonzero()[:REPLAYED, 0]
+    if len(falsified):
+        witness = deterministic_witness(setting, property, found.point[0, falsified], falsified.cpu().numpy())
+        if witness is not None:
+            return _result(setting, Verdict.SAT, witness=witness, notes=notes)
+    safe = bool(found.safe.all())
     return _result(setting, Verdict.UNSAT if safe else _open(setting), notes=notes)

@@ -18,7 +18,6 @@ from bnn_vnnlib.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Witness
 from bnn_vnnlib.robustness import attack as attacks
 from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.decision import DecisionOutcome, Expectation, violates
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
@@ -135,19 +134,10 @@ def decision_witness(
 
 
 def deterministic_witness(
-    setting: Setting,
-    property: Property,
-    problem: Problem,
-    attack: Attack,
+    setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]
 ) -> Witness | None:
-    """Attack the network and replay: X in T, Y = what onnxruntime computes, (X, Y) in V by exact comparison."""
-    network = setting.bounds.engine.network
-    points = attacks.run(network, problem, {}, attack, setting.transform)
-    order = torch.argsort(points[1][0])
-    candidates = points[0][0][order[:64]].cpu().numpy()
-    items = order[:64].cpu().numpy()
-    boxes = np.unique(property.case_box)[items]
-    x = _storable(setting.model, candidates, property, boxes)
+    """Replay points (P, n) of these items: X in T, Y what onnxruntime computes, (X, Y) in V by exact comparison."""
+    x = _storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
     y = Replayer(setting.model)(x)
     for one, output in zip(x, y, strict=True):
         case = violated_case(property, one, output)

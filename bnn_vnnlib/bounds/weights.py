@@ -54,6 +54,13 @@ class WeightBoxes:
         """The boxes of some items (columns of `scale`)."""
         return self if self.scale.shape[1] == 1 else self.scaled(self.scale[:, rows])
 
+    def boxes(self, index: Tensor) -> WeightBoxes:
+        """Some of the K boxes, in that order; repeats are allowed."""
+        if self.count == 1:
+            return self
+        centers = {name: center if len(center) == 1 else center[index] for name, center in self.centers.items()}
+        return WeightBoxes(centers, self.spreads, self.scale if len(self.scale) == 1 else self.scale[index])
+
     def param(self, param: Param) -> ParamBox:
         """Gather a node's parameter from its source.
 

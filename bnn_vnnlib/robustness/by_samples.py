@@ -11,9 +11,9 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import WeightSamples
 from bnn_vnnlib.robustness import attack, weight_sets
 from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.deterministic import decide
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
-from bnn_vnnlib.robustness.refute import refuted_cases
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, from_masses, last_of_each, nothing_known, unsafe_items
 
 
@@ -21,18 +21,21 @@ def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem,
     """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
     network, device = bounds.engine.network, problem.lower.device
     weights, probabilities = weight_sets.sample_weights(network, posterior, device)
-    safe = problem.all_items(refuted_cases(bounds, weights, problem).all(-1))  # (S, I)
     params = {name: weights.centers[name] for name in posterior.samples}
     smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))  # S networks each
     points = attack.run(network, problem, params, smaller, bounds.transform)[0]  # (S, N, n)
+    found = decide(bounds, weights, problem, points)
+    points, unsafe = found.point, found.violated  # (S, N)
+    safe = problem.all_items(found.safe)  # (S, I)
     usable = torch.stack([feasible(problem, x) for x in points])
-    unsafe = unsafe_items(bounds, weights, problem, points, usable)  # (S, N)
     per_instance = problem.any_item(unsafe)
     proved, falsified = (_weight(probabilities, held) for held in (safe, per_instance))
     point, at_point = _common_point(bounds, weights, probabilities, problem, points, usable, unsafe)
     lower, upper = from_masses(proved, falsified)
-    found = nothing_known(problem, points[0])
-    return replace(found, lower=lower, upper=upper, point=point, point_mass=at_point, violating=per_instance)
+    return replace(
+        nothing_known(problem, points[0]), lower=lower, upper=upper, point=point, point_mass=at_point,
+        violating=per_instance,
+    )  # fmt: skip
 
 
 def _weight(probabilities: Tensor, held: Tensor) -> Tensor:

@@ -1,16 +1,46 @@
-"""The mean network alone: one weight setting, no posterior."""
+"""Fixed weights (the mean network, or each of K samples): proved safe, proved to violate, or neither.
+
+Guarantee: sound, rounding included, over real arithmetic on the stored weights; complete as far as `branch` is.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.robustness.branch import Branching, Decided
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
-from bnn_vnnlib.robustness.refute import refuted_cases
+from bnn_vnnlib.robustness.refute import before_softmax, refuted_cases
+from bnn_vnnlib.robustness.safety import feasible, unsafe_items
+
+MOST = 2**16
+"""Boxes spent on one pair of a weight setting and an item where no time limit is given."""
 
 
-def refuted_items(bounds: OutputBounds, problem: Problem) -> Tensor:
-    """(N,): no x of the item violates any case, proved."""
-    weights = weight_sets.mean_weights(bounds.engine.network, problem.lower.device)
-    return refuted_cases(bounds, weights, problem)[0].all(-1)
+def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
+    """Decide all K x N pairs: one pass over the items and a look at the attacked points first, then branch and bound.
+
+    Parameters
+    ----------
+    points : (K, N, n) attacked points, in their boxes
+    """
+    safe = torch.zeros(points.shape[:2], dtype=torch.bool, device=points.device)
+    found = Decided(safe, safe, points)
+    try:
+        usable = torch.stack([feasible(problem, x) for x in points])
+        violated = unsafe_items(bounds, weights, problem, points, usable)
+        found = Decided(safe, violated, points)
+        safe = refuted_cases(bounds, weights, problem).all(-1)
+        found = Decided(safe, violated, points)
+    except OutOfTime:
+        return found
+    open_ = ~(safe | violated)
+    if not bool(open_.any()):
+        return found
+    most = MOST if bounds.engine.deadline.at is None else None
+    more = Branching(before_softmax(bounds, problem), weights, problem, open_, most).run()
+    point = torch.where(more.violated[..., None], more.point, points)
+    return Decided(safe | more.safe, violated | more.violated, point)

@@ -121,6 +121,12 @@ class Problem:
         out = values.new_ones(*values.shape[:-1], self.cases + 1)
         return out.scatter_reduce(-1, case, values, "amin")[..., :-1]
 
+    def worst(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the largest value among the rows of the case (-inf without rows)."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_full((*values.shape[:-1], self.cases + 1), -torch.inf)
+        return out.scatter_reduce(-1, case, values, "amax")[..., :-1]
+
     def total(self, values: Tensor) -> Tensor:
         """(.., N, R) -> (.., N, C): the sum over the rows of the case."""
         case = self.rows.case.expand(values.shape)

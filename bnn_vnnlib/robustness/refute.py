@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,16 @@ def violated_cases(
     if bounds.transform == "softmax":
         true = true | _false_before_softmax(bounds, weights, problem, lower, upper, -1.0)
     return problem.all_rows(true) & problem.exists
+
+
+def before_softmax(bounds: OutputBounds, problem: Problem) -> OutputBounds:
+    """Bounds for the same rows over the logits, where all rows only compare classes: the signs are the same there."""
+    rows = problem.rows
+    if bounds.transform != "softmax" or rows.inputs is not None:
+        return bounds
+    suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
+    real = rows.case < problem.cases
+    return replace(bounds, transform="identity") if bool((suits | ~real).all()) else bounds
 
 
 def _false_before_softmax(
