@@ -7,6 +7,7 @@ can reach them; whoever uses a point checks it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.robustness.problem import Constraints, Problem
 
 Params = dict[str, Tensor]
+
+Aim = Literal["each", "mean", "common"]
+"""What is attacked of K sets of weights: each for itself, their mean output, or all of them at one common point."""
 
 MEMORY = 2**22
 """Activations of one chunk, in float64 elements, at most about."""
@@ -43,7 +47,9 @@ def run(
     params: Params,
     attack: Attack,
     transform: str = "identity",
-    average: bool = False,
+    aim: Aim = "each",
+    *,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The most violating point found for every item and every set of weights.
 
@@ -51,39 +57,44 @@ def run(
     ----------
     params : K sets of weights, name -> (K, *shape); empty = the network's own weights (K = 1)
     transform : what is applied to the outputs before the rows: "identity", "softmax" or "sigmoid"
-    average : attack the mean of the transformed outputs over the K sets (the predictive) instead of each
+    aim : "each" of the K sets; the "mean" of the transformed outputs over the sets (the predictive); or the point that
+        is "common" to most sets: the mean of the violations over their standard deviation is the least there
+    start : (N, n) points of the items to start from, instead of their centres
 
     Returns
     -------
-    x (K', N, n), value (K', N) : K' = 1 if `average`; value <= 0 where the (rounded) network violates the property
+    x (K', N, n), value (K', N) : K' = K for "each", else 1; value <= 0 where the (rounded) network violates the
+        property, or about half of the sets do
     """
     count = max((len(p) for p in params.values()), default=1)
     widest = max(int(torch.Size(node.shape).numel()) for node in network.nodes)
     step = max(1, MEMORY // (count * attack.restarts * widest))
     parts = [
-        _run(network, problem.items(index), params, attack, transform, average)
+        _run(network, problem.items(index), params, attack, transform, aim, None if start is None else start[index])
         for index in torch.arange(len(problem), device=problem.lower.device).split(step)
     ]
     return torch.cat([x for x, _ in parts], 1), torch.cat([value for _, value in parts], 1)
 
 
 def _run(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, average: bool
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, start: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     low, high = inner_box(problem)
-    count = 1 if average else max((len(p) for p in params.values()), default=1)
+    count = max((len(p) for p in params.values()), default=1) if aim == "each" else 1
     shape = (count, attack.restarts, *low.shape)
-    x = _starts(network, problem, params, attack, transform, average, count)
+    x = _starts(network, problem, params, attack, transform, aim, count)
+    if start is not None:
+        x[:, 0] = start.clamp(low, high)
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
     done = torch.zeros(count, len(problem), dtype=torch.bool, device=low.device)
     shrink = (SMALLEST / LARGEST) ** (1 / max(attack.steps, 1))
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
-        value, target = _objective(network, problem, params, x, transform, average)
+        value, target = _objective(network, problem, params, x, transform, aim)
         better = (value.detach() < best_value) & ~done[:, None]
         best = torch.where(better[..., None], x.detach(), best)
         best_value = torch.where(better, value.detach(), best_value)
-        if i >= attack.steps // 2:
+        if i >= attack.steps // 2 and aim != "common":
             done = best_value.amin(1) < 0  # frozen, so that an item does not depend on its neighbours
         if i == attack.steps or bool(done.all()) or attack.deadline.passed:
             break
@@ -96,7 +107,7 @@ def _run(
 
 
 def _starts(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, average: bool, count: int
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, count: int
 ) -> Tensor:
     """(K, S, N, n): the centre, then the best of a pool of random points, every other of which is drawn to the corners.
 
@@ -112,7 +123,7 @@ def _starts(
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
         x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
         with torch.no_grad():
-            value = violation(network, problem, params, x, transform, average) if attack.pool > 1 else x[..., 0]
+            value = violation(network, problem, params, x, transform, aim) if attack.pool > 1 else x[..., 0]
         rounds.append((x, value))
         if attack.deadline.passed:
             break
@@ -132,17 +143,17 @@ def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def violation(
-    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool = False
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: Aim = "each"
 ) -> Tensor:
-    """(K, S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation.
+    """(K', S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation.
 
-    More than 0 where x misses a constraint of its item.
+    More than 0 where x misses a constraint of its item. For the aim "common" see `run`.
     """
-    return _objective(network, problem, params, x, transform, average)[0]
+    return _objective(network, problem, params, x, transform, aim)[0]
 
 
 def _objective(
-    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, average: bool
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: Aim
 ) -> tuple[Tensor, Tensor]:
     """The violation, and what to descend on: the sum of the rows that do not hold yet, of the nearest case.
 
@@ -151,7 +162,7 @@ def _objective(
     count, restarts, items, size = x.shape
     flat = x.reshape(count, restarts * items, size)
     y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
-    y = y.mean(0, keepdim=True) if average else y
+    y = y.mean(0, keepdim=True) if aim == "mean" else y
     rows = problem.rows
     value = (y.unflatten(1, (restarts, items))[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:
@@ -165,10 +176,19 @@ def _objective(
     chosen = index == case[..., None]
     target = torch.where(chosen, value.clamp(min=0), 0.0).sum(-1) + 0.1 * nearest.clamp(-1e30, 1e30)
     nearest = nearest.clamp(-1e30, 1e30)
+    if aim == "common":
+        nearest = target = _standardised(nearest)
     if problem.constraints is not None:  # a point outside violates nothing: it ranks behind those inside
         outside = (_excess(x.detach(), problem.constraints) > 0).any(-1)
         nearest = torch.where(outside, nearest.clamp(min=0) + 1.0, nearest)
     return nearest, target
+
+
+def _standardised(value: Tensor) -> Tensor:
+    """(K, ..) -> (1, ..): mean over standard deviation; the share of values below 0 grows as it falls."""
+    mean = value.mean(0, keepdim=True)
+    deviation = ((value - mean) ** 2).mean(0, keepdim=True).clamp(min=1e-60).sqrt()
+    return mean / deviation
 
 
 def transformed(y: Tensor, transform: str) -> Tensor:

@@ -236,7 +236,7 @@ def _violation(expect: Expectation, problem: Problem, settings: Attack, refuted:
     network = expect.bounds.engine.network
     generator = torch.Generator().manual_seed(settings.seed)
     params = {k: v.to(point) for k, v in sample(network, expect.posterior, PREDICTIVE, generator).items()}
-    x = attack.run(network, part, params, _smaller(settings), expect.bounds.transform, average=True)[0][0]
+    x = attack.run(network, part, params, _smaller(settings), expect.bounds.transform, aim="mean")[0][0]
     violated[index], point[index] = violates(expect, part, x), x
     return violated, point
 
