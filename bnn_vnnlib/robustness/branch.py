@@ -24,13 +24,9 @@ from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.pairs import Pairs
 from bnn_vnnlib.robustness.problem import Constraints, Problem
-from bnn_vnnlib.robustness.safety import feasible, point_box
 
 BATCH = 2**10
 """Boxes bounded at a time."""
-
-ROUNDED_ZERO = 1e-9
-"""Points that violate by no less than this in plain floating point are worth a rigorous check."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,25 +156,13 @@ class Branching:
             self._falsify(pairs, boxes, x)
 
     def _falsify(self, pairs: Pairs, boxes: _Boxes, x: Tensor) -> None:
-        problem = pairs.problem
-        x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
-        value = (pairs.outputs(x)[:, None] * problem.rows.outputs).sum(-1)
-        if problem.rows.inputs is not None:
-            value = value + (x[:, None] * problem.rows.inputs).sum(-1)
-        near = torch.where(problem.exists, problem.worst(value - problem.rows.inner_bound), torch.inf).amin(-1)
-        hopeful = torch.nonzero((near <= ROUNDED_ZERO) & ~self._violated[boxes.pair])[:, 0]
-        if len(hopeful) == 0:
-            return
-        order = hopeful[torch.argsort(near[hopeful], descending=True, stable=True)]
-        index = _last(boxes.pair[order], order)
-        index = index[feasible(problem.items(index), x[index])]
-        if len(index) == 0:
-            return
-        some = Pairs(self._bounds, self._weights, pairs.setting[index], problem.items(index))
-        held = violated(some, x[index])
-        hit = index[held]
-        self._violated[boxes.pair[hit]] = True
-        self._point[boxes.pair[hit]] = x[hit]
+        x = torch.minimum(torch.maximum(x, pairs.problem.inner_lower), pairs.problem.inner_upper)
+        hit = torch.nonzero(pairs.violated(x))[:, 0]
+        pair, first = boxes.pair[hit].unique(return_inverse=True)
+        # any of a pair's points will do: the last one, by its place on the stack
+        last = torch.zeros_like(pair).scatter_reduce(0, first, hit, "amax")
+        self._violated[pair] = True
+        self._point[pair] = x[last]
 
     def _halves(self, cut: tuple[_Boxes, Tensor]) -> _Boxes:
         """Halve each box along the input where the linear functions vary most; a box that cannot be halved is lost."""
@@ -196,16 +180,6 @@ class Branching:
         left = _Boxes(boxes.pair, boxes.lower, boxes.upper.scatter(-1, index, at)).pick(~stuck)
         right = _Boxes(boxes.pair, boxes.lower.scatter(-1, index, at), boxes.upper).pick(~stuck)
         return left.join(right)
-
-
-def violated(pairs: Pairs, x: Tensor) -> Tensor:
-    """(P,): all rows of some case hold at the points (P, n), proved; whether they are in T is not looked at."""
-    problem = pairs.problem
-    rows = problem.rows
-    low, high = point_box(problem, x)
-    above = -pairs.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs)[0]
-    true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
-    return (problem.all_rows(true) & problem.exists).any(-1)
 
 
 def _hull(problem: Problem, boxes: _Boxes, lower: Tensor, slope: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,10 +229,3 @@ def _case_of(problem: Problem, values: Tensor) -> Tensor:
 
 def _count(pair: Tensor, pairs: int) -> Tensor:
     return torch.bincount(pair, minlength=pairs)
-
-
-def _last(key: Tensor, value: Tensor) -> Tensor:
-    """For each key its last value, keys ascending."""
-    order = torch.argsort(key, stable=True)
-    ends = torch.cumsum(torch.unique_consecutive(key[order], return_counts=True)[1], 0) - 1
-    return value[order[ends]]

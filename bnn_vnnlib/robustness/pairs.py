@@ -17,6 +17,10 @@ from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.robustness.attack import transformed
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.safety import feasible, point_box
+
+ROUNDED_ZERO = 1e-9
+"""Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class Pairs:
     problem: Problem
 
     @cached_property
-    def _grids(self) -> list[tuple[Tensor, Tensor]]:
+    def grids(self) -> list[tuple[Tensor, Tensor]]:
         """(settings (K'), index (K', M') into the pairs); padding repeats a pair."""
         order = torch.argsort(self.setting, stable=True)
         settings, counts = torch.unique_consecutive(self.setting[order], return_counts=True)
@@ -58,14 +62,14 @@ class Pairs:
         outputs (P or 1, R, m), inputs (P or 1, R, n) or None; the slopes only if asked for and where there are any.
         """
         low, slope = None, None
-        for settings, index in self._grids:
+        for settings, index in self.grids:
             found = self.bounds.rows(
-                self.weights.boxes(settings), lower[index], upper[index], _gridded(outputs, index),
-                None if inputs is None else _gridded(inputs, index), forms=forms,
+                self.weights.boxes(settings), lower[index], upper[index], gridded(outputs, index),
+                None if inputs is None else gridded(inputs, index), forms=forms,
             )  # fmt: skip
-            low = _scatter(low, found.lower, index, len(lower))
+            low = scatter(low, found.lower, index, len(lower))
             if found.form is not None:
-                slope = _scatter(slope, found.form.slope, index, len(lower))
+                slope = scatter(slope, found.form.slope, index, len(lower))
         if low is None:
             raise ValueError("no pairs")
         return low, slope
@@ -74,23 +78,54 @@ class Pairs:
         """What the rows are over, at points (P, n), in plain floating point: (P, m)."""
         y = None
         network = self.bounds.engine.network
-        for settings, index in self._grids:
+        for settings, index in self.grids:
             some = self.weights.boxes(settings)
             params = {name: center for name, center in some.centers.items() if len(center) > 1}
             value = evaluate(network, x[index] if params else x[index].flatten(0, 1), params)
             value = transformed(value.reshape(*index.shape, -1), self.bounds.transform)
-            y = _scatter(y, value, index, len(x))
+            y = scatter(y, value, index, len(x))
         if y is None:
             raise ValueError("no pairs")
         return y
 
+    def violated(self, x: Tensor) -> Tensor:
+        """(P,): the point (P, n), one of the item's inner box, is in the item and violates a case, proved.
 
-def _gridded(rows: Tensor, index: Tensor) -> Tensor:
+        Most points are turned down in plain floating point.
+        """
+        near = self._distance(x)
+        index = torch.nonzero(near <= ROUNDED_ZERO)[:, 0]
+        held = torch.zeros_like(near, dtype=torch.bool)
+        index = index[feasible(self.problem.items(index), x[index])]
+        if len(index):
+            some = Pairs(self.bounds, self.weights, self.setting[index], self.problem.items(index))
+            held[index] = some._proved(x[index])
+        return held
+
+    def _distance(self, x: Tensor) -> Tensor:
+        """(P,): min over the cases of the max over their rows of a.y + g.x - b."""
+        rows = self.problem.rows
+        value = (self.outputs(x)[:, None] * rows.outputs).sum(-1)
+        if rows.inputs is not None:
+            value = value + (x[:, None] * rows.inputs).sum(-1)
+        worst = self.problem.worst(value - rows.inner_bound)
+        return torch.where(self.problem.exists, worst, torch.inf).amin(-1)
+
+    def _proved(self, x: Tensor) -> Tensor:
+        """(P,): all rows of some case hold at the points (P, n), rounding included."""
+        rows = self.problem.rows
+        low, high = point_box(self.problem, x)
+        above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs)[0]
+        true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
+        return (self.problem.all_rows(true) & self.problem.exists).any(-1)
+
+
+def gridded(rows: Tensor, index: Tensor) -> Tensor:
     """(1, R, ..) as it is, (P, R, ..) -> (K', M', R, ..)."""
     return rows if len(rows) == 1 else rows[index]
 
 
-def _scatter(out: Tensor | None, values: Tensor, index: Tensor, count: int) -> Tensor:
+def scatter(out: Tensor | None, values: Tensor, index: Tensor, count: int) -> Tensor:
     """Put a grid's values (K', M', ..) at their pairs; padding writes the same value again."""
     if out is None:
         out = values.new_empty(count, *values.shape[2:])
