@@ -2,17 +2,21 @@
 
 The slope is chosen first, by any heuristic; the intercept is then the exact extremum of f(z) - slope * z over [l, u],
 taken at the end points and at the critical points, and moved outward. A bad slope costs tightness, never soundness.
+Here are the kinked and the sigmoidal ones in closed form; `curves` has the general scheme, `functions` what it serves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from bnn_vnnlib.bounds.curves import Lines as Lines
+from bnn_vnnlib.bounds.functions import CURVES
 from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 FLAT = 1e-12
@@ -22,24 +26,18 @@ CRITICAL = 1e-14
 """Error of f(z) - slope * z at a computed critical point: |f''| d^2 / 2 with d <= UNIT / slope, and f itself."""
 
 
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept for all z in [l, u]."""
-
-    lower_slope: Tensor
-    lower_intercept: Tensor
-    upper_slope: Tensor
-    upper_intercept: Tensor
-
-
 class Shape(Protocol):
-    """What the engine needs of an activation; alpha is the slope of LeakyRelu, ignored by the others."""
+    """What the engine needs of an activation; alpha is its parameter, if it has any (see `nodes.Activation`)."""
 
-    def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    def value(self, alpha: Any, z: Tensor) -> Tensor:
+        """f(z) in float64, differentiable."""
+        ...
+
+    def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds of f over [lower, upper]."""
         ...
 
-    def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+    def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """The two lines on [lower, upper].
 
         choice (2, *shape), in [0, 1]: which of the valid slopes to take below ([0]) and above ([1]), differentiable;
@@ -61,6 +59,10 @@ class Kink:
     alpha > 1. The slope below is 1 where the positive part is the wider one, else alpha (the choice of CROWN,
     Zhang et al. 2018).
     """
+
+    def value(self, alpha: float, z: Tensor) -> Tensor:
+        """max(z, alpha z) for alpha <= 1."""
+        return torch.relu(z) if alpha == 0 else F.leaky_relu(z, alpha)
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Exact for Relu."""
@@ -102,6 +104,10 @@ class Sigmoidal:
     derivative: Callable[[Tensor], Tensor]
     critical: Callable[[Tensor], Tensor]
     infimum: float
+
+    def value(self, alpha: float, z: Tensor) -> Tensor:
+        """f(z)."""
+        return self.function(z)
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Monotone."""
@@ -169,4 +175,5 @@ ACTIVATIONS: dict[str, Shape] = {
         lambda s: torch.logit((1 + torch.sqrt((1 - 4 * s).clamp(0, 1))) / 2),
         0.0,
     ),
+    **CURVES,
 }

@@ -28,9 +28,12 @@ from bnn_vnnlib.model.nodes import (
     Conv,
     Input,
     Linear,
+    Max,
     Node,
+    Product,
     Reshape,
     Scale,
+    Select,
     Shift,
     Sum,
     Transpose,
@@ -129,9 +132,21 @@ def constant(node: Constant, weights: WeightBoxes) -> Result:
 
 
 def activation(node: Activation, _: WeightBoxes, x: Interval) -> Result:
-    """Elementwise nonlinearities; all of them are nondecreasing."""
+    """Elementwise nonlinearities."""
     lower, upper = ACTIVATIONS[node.kind].range(node.alpha, x.lower, x.upper)
     result = Interval(lower, upper)
+    return result, result.magnitude
+
+
+def product(node: Product, _: WeightBoxes, x: Interval, y: Interval) -> Result:
+    """x y is bilinear: its extremes over a box are at the corners."""
+    corners = torch.stack([a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)])
+    return (result := Interval(down(corners.amin(0)), up(corners.amax(0)))), result.magnitude
+
+
+def maximum(node: Max, _: WeightBoxes, x: Interval) -> Result:
+    """Nondecreasing in every entry, and exact."""
+    result = Interval(x.lower.amax(-1), x.upper.amax(-1))
     return result, result.magnitude
 
 
@@ -198,4 +213,7 @@ RULES: dict[type[Node], Callable[..., Result]] = {
     Transpose: _exactly(transpose),
     Broadcast: _exactly(broadcast),
     Concat: _exactly(concat),
+    Select: _exactly(maps.select),
+    Product: product,
+    Max: maximum,
 }

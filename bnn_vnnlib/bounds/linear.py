@@ -22,15 +22,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import maps
-from bnn_vnnlib.bounds.activations import Lines
 from bnn_vnnlib.bounds.interval import Interval, center_of, radius_of
+from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import LinearForm as LinearForm
+from bnn_vnnlib.bounds.walk import Ranges as Ranges
+from bnn_vnnlib.bounds.walk import Walk as Walk
+from bnn_vnnlib.bounds.walk import dot as dot
+from bnn_vnnlib.bounds.walk import filled as filled
+from bnn_vnnlib.bounds.walk import over_rows as over_rows
+from bnn_vnnlib.bounds.walk import some as some
+from bnn_vnnlib.bounds.walk import sum_to as sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
@@ -41,92 +48,16 @@ from bnn_vnnlib.model.nodes import (
     Conv,
     Input,
     Linear,
+    Max,
     Node,
+    Product,
     Reshape,
     Scale,
+    Select,
     Shift,
     Sum,
     Transpose,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Ranges:
-    """What the forward pass left behind, by position of the node.
-
-    values : enclosure of each node; magnitudes : see `interval`; lines : for activations, over their input's range
-    """
-
-    values: dict[int, Interval] = field(default_factory=dict)
-    magnitudes: dict[int, Tensor] = field(default_factory=dict)
-    lines: dict[int, Lines] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class LinearForm:
-    """row(x) >= slope . x + offset for all x of the item's box and all weights of the box.
-
-    slope (K, M, R, n), offset (K, M, R); all rounding is in the offset.
-    """
-
-    slope: Tensor
-    offset: Tensor
-
-    def plus(self, inputs: Tensor, box: Interval) -> LinearForm:
-        """Add exact rows G x, (M or 1, R, n): one rounding a coefficient, paid at |x|."""
-        slope = self.slope + inputs
-        paid = UNIT * (slope.abs() * box.magnitude[:, :, None]).sum(-1) * (1 + 1e-6)
-        return LinearForm(slope, self.offset - paid - 2 * UNIT * self.offset.abs())
-
-    def minimum(self, box: Interval) -> Tensor:
-        """Lower bound (K, M, R) over the input box (1, M, n)."""
-        xc = ((box.lower + box.upper) / 2)[:, :, None]
-        xr = torch.maximum(box.upper[:, :, None] - xc, xc - box.lower[:, :, None]) * (1 + 2 * UNIT)
-        g = gamma(2 * xc.shape[-1])
-        size = self.slope.abs()
-        value = (self.slope * xc).sum(-1) - (size * (xr * (1 + g) + g * xc.abs())).sum(-1) * (1 + g)
-        lower = value + self.offset
-        lower = lower - 4 * UNIT * (value.abs() + self.offset.abs()) - TINY
-        return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-
-
-@dataclass(eq=False)
-class Walk:
-    """The state of one walk: coefficients still to be taken to the input, and what has been paid."""
-
-    network: Network
-    weights: WeightBoxes
-    ranges: Ranges
-    pending: dict[int, Tensor]
-    constant: Tensor
-    error: Tensor
-
-    def give(self, position: int, a: Tensor) -> None:
-        """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""
-        if position in self.pending:
-            a = self.pending[position] + a
-            self.error = self.error + UNIT * dot(a.abs(), self.ranges.values[position].magnitude)
-        self.pending[position] = a
-
-    def underflow(self, position: int) -> None:
-        """Pay for the products that make a node's coefficients: each may be off by TINY, whatever the node's value."""
-        magnitude = self.ranges.values[position].magnitude
-        self.error = self.error + (TINY * magnitude).reshape(*magnitude.shape[:2], 1, -1).sum(-1)
-
-    def gain(self, value: Tensor, error: Tensor) -> None:
-        """Add to the constant; `error` bounds the error of `value`."""
-        self.constant = self.constant + value
-        self.error = self.error + error + 2 * UNIT * (self.constant.abs() + value.abs())
-
-
-def dot(a: Tensor, z: Tensor) -> Tensor:
-    """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
-    return (a.reshape(*a.shape[:3], -1) @ z.reshape(*z.shape[:2], -1, 1))[..., 0]
-
-
-def over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """Apply a function of (K, M, *shape) to (K, M, R, *shape)."""
-    return move(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
 
 
 def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
@@ -228,17 +159,6 @@ def shift(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
     walk.give(node.inputs[0], a)
 
 
-def filled(z: Tensor, node: Node) -> Tensor:
-    """Broadcast (K or 1, M or 1, *shape that broadcasts) to the node's shape."""
-    return z.expand(*z.shape[:2], *node.shape)
-
-
-def sum_to(a: Tensor, shape: torch.Size) -> Tensor:
-    """Sum (K, M, R, *full) over the axes along which `shape` (same rank) was broadcast."""
-    axes = [3 + i for i, (full, part) in enumerate(zip(a.shape[3:], shape, strict=True)) if part == 1 != full]
-    return a.sum(axes, keepdim=True) if axes else a
-
-
 def _constant(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
     """A c, for c in its enclosure."""
     value = walk.ranges.values[position]
@@ -298,8 +218,51 @@ def _concat(walk: Walk, node: Concat, position: int, a: Tensor) -> None:
         walk.give(source, part)
 
 
-def _enclosed(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
-    """Stop at the activation: the minimum over its enclosure."""
+def _select(walk: Walk, node: Select, position: int, a: Tensor) -> None:
+    """To each entry the sum over its copies, of which there are at most `copies`."""
+    (source,) = node.inputs
+    if node.copies > 1:
+        paid = 4 * gamma(2 * node.copies) * dot(a.abs(), walk.ranges.values[position].magnitude)
+        walk.error = walk.error + paid + TINY
+    walk.give(source, maps.select_back(node, a, walk.network.nodes[source].shape))
+
+
+def _product(walk: Walk, node: Product, position: int, a: Tensor) -> None:
+    """A plane below where A >= 0, above where A < 0; slopes are end points, so that only p q is rounded."""
+    x, y = (walk.ranges.values[source] for source in node.inputs)
+    below, above = planes(x, y)
+    positive, negative = a.clamp(min=0), a.clamp(max=0)
+    value = -dot(positive, below.p * below.q) - dot(negative, above.p * above.q)
+    # |p| <= |x| and |q| <= |y|: each of the three terms is at most |x| |y|; p q may underflow
+    paid = 16 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), x.magnitude * y.magnitude)
+    walk.gain(value, paid + TINY * (1 + dot(a.abs(), torch.ones_like(below.p))))
+    for source, low, high in zip(node.inputs, (below.q, below.p), (above.q, above.p), strict=True):
+        walk.underflow(source)
+        walk.give(source, positive * low[:, :, None] + negative * high[:, :, None])
+
+
+def _max(walk: Walk, node: Max, position: int, a: Tensor) -> None:
+    """One entry of the input where A >= 0, a line over one entry where A < 0."""
+    (source,) = node.inputs
+    x = walk.ranges.values[source]
+    lines = max_lines(x)
+    positive, negative = a.clamp(min=0)[..., None], a.clamp(max=0)[..., None]
+    carried = a.new_zeros(*a.shape, x.lower.shape[-1]).scatter(-1, _over_rows(lines.under, a), positive)
+    carried = carried.scatter_add(-1, _over_rows(lines.over, a), negative * lines.slope[:, :, None])
+    size = x.magnitude.amax(-1) + lines.offset[..., 0].abs()
+    paid = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), size) + TINY
+    walk.gain(dot(negative[..., 0], lines.offset[..., 0]), paid)
+    walk.underflow(source)
+    walk.give(source, carried)
+
+
+def _over_rows(index: Tensor, a: Tensor) -> Tensor:
+    """(K or 1, M, *shape, 1) -> (K, M, R, *shape, 1)."""
+    return index[:, :, None].expand(*a.shape[:3], *index.shape[2:])
+
+
+def _enclosed(walk: Walk, node: Node, position: int, a: Tensor) -> None:
+    """Stop at a node that is not linear: the minimum over its enclosure."""
     value = walk.ranges.values[position]
     box = Interval(*(side.reshape(*side.shape[:2], -1) for side in (value.lower, value.upper)))
     walk.gain(LinearForm(a.reshape(*a.shape[:3], -1), a.new_zeros(())).minimum(box), walk.error.new_zeros(()))
@@ -319,10 +282,13 @@ LINEAR: Rules = {
     Transpose: _transpose,
     Broadcast: _broadcast,
     Concat: _concat,
+    Select: _select,
+    Product: _product,
+    Max: _max,
 }
 """The linear method."""
 
-INTERVAL: Rules = {**LINEAR, Activation: _enclosed}
+INTERVAL: Rules = {**LINEAR, Activation: _enclosed, Product: _enclosed, Max: _enclosed}
 """The interval method: rows are folded into the maps behind the last activations, no further."""
 
 
@@ -349,13 +315,6 @@ def walk_back(
     for position, a in seeds:
         walk.give(position, a)
     return finish(walk, max(walk.pending), size, rules)
-
-
-def some(rows: Tensor, part: slice) -> Tensor:
-    """The rows (N or 1, R, ..) or (K, N, R, ..) of some items; rows that are common to all stay as they are."""
-    if rows.dim() == 4:
-        return rows[:, part]
-    return rows if len(rows) == 1 else rows[part]
 
 
 def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:

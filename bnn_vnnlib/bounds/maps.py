@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bnn_vnnlib.model.nodes import Conv, Linear, Scale
+from bnn_vnnlib.model.nodes import Conv, Linear, Scale, Select
 
 WeightedMap = Linear | Conv | Scale
 
@@ -38,6 +38,24 @@ def adjoint(node: WeightedMap, weight: Tensor, a: Tensor, input_shape: tuple[int
             return _convolve_transposed(node, weight, a, input_shape)
         case Scale():
             return a * _aligned(weight, len(node.shape))
+
+
+def select(node: Select, z: Tensor) -> Tensor:
+    """Pick entries: z (K or 1, M, *input shape) -> (K or 1, M, *output shape)."""
+    flat = z.reshape(*z.shape[:2], -1)
+    if (node.index < 0).any():  # -1, the last entry, is then the 0 that is put there
+        flat = torch.cat([flat, flat.new_zeros(*z.shape[:2], 1)], -1)
+    index = torch.as_tensor(node.index, device=z.device).reshape(-1)
+    return flat[..., index].reshape(*z.shape[:2], *node.shape)
+
+
+def select_back(node: Select, a: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+    """The transposed map: each entry gets the sum of what its copies have; a (.., *output shape)."""
+    lead = a.shape[: a.dim() - len(node.shape)]
+    size = math.prod(input_shape)
+    index = torch.as_tensor(node.index, device=a.device).reshape(-1)
+    flat = a.new_zeros(*lead, size + 1).index_add(-1, torch.where(index < 0, size, index), a.reshape(*lead, -1))
+    return flat[..., :size].reshape(*lead, *input_shape)
 
 
 def fan(node: WeightedMap) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
@@ -95,15 +95,19 @@ def _items(parameter: Tensor, rank: int) -> Tensor:
 
 
 def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
-    match node.kind:
-        case "relu":
-            return torch.relu(inputs[0])
-        case "leaky_relu":
-            return F.leaky_relu(inputs[0], node.alpha)
-        case "sigmoid":
-            return torch.sigmoid(inputs[0])
-        case "tanh":
-            return torch.tanh(inputs[0])
+    return ACTIVATIONS[node.kind].value(node.alpha, inputs[0])
+
+
+def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0] * inputs[1]
+
+
+def _max(_node: nodes.Max, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0].amax(-1)
+
+
+def _select(node: nodes.Select, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return maps.select(node, inputs[0])
 
 
 def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
@@ -145,4 +149,7 @@ RULES: dict[type[nodes.Node], Rule] = {
     nodes.Transpose: _transpose,
     nodes.Broadcast: _broadcast,
     nodes.Concat: _concat,
+    nodes.Product: _product,
+    nodes.Max: _max,
+    nodes.Select: _select,
 }

@@ -108,12 +108,33 @@ class Shift(Node):
     bias: Param
 
 
+Kind = Literal[
+    "abs", "atan", "clip", "cos", "elu", "erf", "exp", "gelu", "gelu_tanh", "hard_swish", "leaky_relu", "log", "power",
+    "prelu", "reciprocal", "relu", "sigmoid", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "tanh",
+]  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Activation(Node):
-    """Elementwise nonlinearity. `alpha` is the slope of LeakyRelu, else 0."""
+    """Elementwise nonlinearity.
 
-    kind: Literal["relu", "leaky_relu", "sigmoid", "tanh"]
-    alpha: float = 0.0
+    `alpha` is the slope of leaky_relu (in [0, 1]), the slope of prelu (a number or an array that broadcasts to the
+    shape), the parameter of elu, the exponent of power (an integer >= 2), c in z/2 (1 + erf(c z)) for gelu, (low, high)
+    for clip; else 0.
+    """
+
+    kind: Kind
+    alpha: float | tuple[float, float] | NDArray[np.float64] = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Node):
+    """Elementwise product of two inputs of the output's shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Max(Node):
+    """Maximum over the last axis of the input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +166,16 @@ class Concat(Node):
     """numpy.concatenate along `axis` (>= 0)."""
 
     axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Node):
+    """y = x.ravel()[index], or 0 where the index is -1; index has the output's shape."""
+
+    index: NDArray[np.int64]
+
+    @cached_property
+    def copies(self) -> int:
+        """How often the most used entry of the input appears."""
+        used = self.index[self.index >= 0]
+        return int(np.unique(used, return_counts=True)[1].max(initial=1))

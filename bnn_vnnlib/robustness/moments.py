@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,12 @@ from bnn_vnnlib.model.nodes import (
     Conv,
     Input,
     Linear,
+    Max,
     Node,
+    Product,
     Reshape,
     Scale,
+    Select,
     Shift,
     Sum,
     Transpose,
@@ -83,14 +87,31 @@ def _constant(node: Constant, weights: WeightBoxes) -> Tensor:
 
 
 def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:
-    """|relu z| <= |z|, |leaky z| <= max(1, alpha) |z|, |tanh z| <= min(1, |z|), sigmoid <= 1."""
+    """From |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
     match node.kind:
-        case "relu" | "leaky_relu":
-            return z * (max(1.0, node.alpha) * (1 + 2 * UNIT))
-        case "tanh":
-            return z.clamp(max=1.0)
-        case "sigmoid":
+        case "abs" | "silu" | "gelu" | "gelu_tanh" | "hard_swish":
+            return z
+        case "relu" | "leaky_relu" | "prelu":
+            return z * (max(1.0, float(np.abs(node.alpha).max())) * (1 + 2 * UNIT))
+        case "tanh" | "softsign" | "sin" | "sign" | "atan" | "erf":
+            bound = torch.ones_like(z) if node.kind in ("sign", "erf") else z
+            return bound if node.kind == "atan" else bound.clamp(max=1.0)
+        case "sigmoid" | "cos":
             return torch.ones_like(z)
+        case "softplus":
+            return (z + 0.7) * (1 + 2 * UNIT)  # log 2 < .7
+        case _:
+            return torch.full_like(z, torch.inf)
+
+
+def _max(node: Max, _: WeightBoxes, z: Tensor) -> Tensor:
+    """E max^2 <= sum of E z_i^2."""
+    return torch.sqrt((z**2).sum(-1)) * (1 + gamma(z.shape[-1] + 4)) + TINY
+
+
+def _unknown(node: Product, _: WeightBoxes, *zs: Tensor) -> Tensor:
+    """A product of two tensors would need fourth moments."""
+    return torch.full_like(zs[0] + zs[1], torch.inf)
 
 
 def _add(node: Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
@@ -116,4 +137,7 @@ _RULES: dict[type[Node], Callable[..., Tensor]] = {
     Transpose: _moved(interval.transpose),
     Broadcast: _moved(interval.broadcast),
     Concat: _moved(interval.concat),
+    Select: _moved(maps.select),
+    Max: _max,
+    Product: _unknown,
 }

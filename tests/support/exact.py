@@ -78,6 +78,12 @@ def _node(node: nodes.Node, xs: list[Exact], x: Exact, value: Callable[[Param], 
             return xs[0].transpose(node.perm)
         case nodes.Broadcast():
             return np.broadcast_to(xs[0], node.shape)
+        case nodes.Product():
+            return xs[0] * xs[1]
+        case nodes.Max():
+            return xs[0].max(-1)
+        case nodes.Select():
+            return np.array([*xs[0].ravel(), Fraction(0)], dtype=object)[node.index]
         case nodes.Concat():
             return np.concatenate(xs, node.axis)
     raise TypeError(type(node))
@@ -95,19 +101,73 @@ def _mpf(z: Any) -> Any:
     return mpmath.mpf(z.numerator) / z.denominator if isinstance(z, Fraction) else z
 
 
-def elementwise(kind: str, alpha: float, z: Exact) -> Exact:
-    """An activation of exact numbers."""
+def elementwise(kind: str, alpha: Any, z: Exact) -> Exact:
+    """An activation of exact numbers; an array of slopes (prelu) broadcasts."""
+    if isinstance(alpha, np.ndarray):
+        slopes = np.broadcast_to(alpha, z.shape).ravel()
+        return np.array(
+            [scalar(kind, float(a), v) for a, v in zip(slopes, z.ravel(), strict=True)], dtype=object
+        ).reshape(z.shape)
     return np.array([scalar(kind, alpha, v) for v in z.ravel()], dtype=object).reshape(z.shape)
 
 
-def scalar(kind: str, alpha: float, z: Any) -> Any:
-    """An activation of one exact number."""
-    if kind in ("relu", "leaky_relu"):
-        return z if z >= 0 else z * Fraction(alpha)
-    z = _mpf(z)
-    if kind == "tanh":
-        return mpmath.tanh(z)
-    return 1 / (1 + mpmath.exp(-z))
+def scalar(kind: str, alpha: Any, z: Any) -> Any:
+    """An activation of one exact number; stays a fraction where it can."""
+    if kind in PIECEWISE:
+        return PIECEWISE[kind](alpha, z if isinstance(z, Fraction) else _mpf(z))
+    return SMOOTH[kind](alpha, _mpf(z))
+
+
+def _gate(z: Any, inner: Any) -> Any:
+    return z / (1 + mpmath.exp(-inner))
+
+
+def _gelu(alpha: Any, z: Any) -> Any:
+    c = 1 / mpmath.sqrt(2) if alpha == GELU else mpmath.mpf(alpha)
+    return z / 2 * mpmath.erfc(-c * z)
+
+
+GELU = 2**-0.5
+"""Stands for 1 / sqrt 2, which no float64 is."""
+PIECEWISE: dict[str, Callable[[Any, Any], Any]] = {
+    "relu": lambda alpha, z: z if z >= 0 else z * _same(z, alpha),
+    "leaky_relu": lambda alpha, z: z if z >= 0 else z * _same(z, alpha),
+    "prelu": lambda alpha, z: z if z >= 0 else z * _same(z, alpha),
+    "abs": lambda alpha, z: abs(z),
+    "sign": lambda alpha, z: _same(z, float((z > 0) - (z < 0))),
+    "clip": lambda alpha, z: _clip(z, *alpha),
+    "hard_swish": lambda alpha, z: z * _clip(z + 3, 0.0, 6.0) / 6,
+    "power": lambda alpha, z: z ** int(alpha),
+}
+SMOOTH: dict[str, Callable[[Any, Any], Any]] = {
+    "tanh": lambda alpha, z: mpmath.tanh(z),
+    "sigmoid": lambda alpha, z: 1 / (1 + mpmath.exp(-z)),
+    "elu": lambda alpha, z: z if z >= 0 else mpmath.mpf(alpha) * mpmath.expm1(z),
+    "softplus": lambda alpha, z: mpmath.log1p(mpmath.exp(z)) if z < 0 else z + mpmath.log1p(mpmath.exp(-z)),
+    "silu": lambda alpha, z: _gate(z, z),
+    "gelu": _gelu,
+    "gelu_tanh": lambda alpha, z: _gate(z, 2 * mpmath.sqrt(2 / mpmath.pi) * (z + mpmath.mpf("0.044715") * z**3)),
+    "erf": lambda alpha, z: mpmath.erf(z),
+    "atan": lambda alpha, z: mpmath.atan(z),
+    "softsign": lambda alpha, z: z / (1 + abs(z)),
+    "exp": lambda alpha, z: mpmath.exp(z),
+    "log": lambda alpha, z: mpmath.log(z),
+    "sqrt": lambda alpha, z: mpmath.sqrt(z),
+    "reciprocal": lambda alpha, z: 1 / z,
+    "sin": lambda alpha, z: mpmath.sin(z),
+    "cos": lambda alpha, z: mpmath.cos(z),
+}
+
+
+def _same(z: Any, number: float) -> Any:
+    """The number in the arithmetic of z: fractions and mpmath's numbers do not mix."""
+    return Fraction(number) if isinstance(z, Fraction) else mpmath.mpf(number)
+
+
+def _clip(z: Any, low: float, high: float) -> Any:
+    if low > -math.inf:
+        z = max(z, _same(z, low))
+    return min(z, _same(z, high)) if high < math.inf else z
 
 
 def _convolve(node: nodes.Conv, weight: Exact, x: Exact) -> Exact:

@@ -87,7 +87,20 @@ class Builder:
         """Elementwise sum."""
         return self._add(nodes.Shift, (x,), self.shape(x), bias=self.param(bias))
 
-    def activation(self, x: int, kind: str = "relu", alpha: float = 0.0) -> int:
+    def product(self, x: int, y: int) -> int:
+        """Elementwise product of two nodes."""
+        return self._add(nodes.Product, (x, y), self.shape(x))
+
+    def maximum(self, x: int) -> int:
+        """Maximum over the last axis."""
+        return self._add(nodes.Max, (x,), self.shape(x)[:-1])
+
+    def select(self, x: int, index: Any) -> int:
+        """Entries of the flattened node; -1 for 0."""
+        index = np.asarray(index, np.int64)
+        return self._add(nodes.Select, (x,), index.shape, index=index)
+
+    def activation(self, x: int, kind: str = "relu", alpha: Any = 0.0) -> int:
         """Elementwise nonlinearity."""
         return self._add(nodes.Activation, (x,), self.shape(x), kind=kind, alpha=alpha)
 

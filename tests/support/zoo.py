@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
+from support import exact
 from support.networks import Builder
 
 Piece = Callable[[Builder, int], int]
 """Adds the nodes under test behind a node and returns the last one."""
 
 IMAGE = (1, 2, 5, 4)
+PLAIN = (
+    "abs", "softplus", "silu", "gelu_tanh", "erf", "atan", "softsign", "exp", "sin", "cos", "hard_swish", "sign",
+)  # fmt: skip
 
 PIECES: dict[str, tuple[tuple[int, ...], Piece]] = {
     "linear": ((1, 4), lambda b, x: b.linear(x, (3, 4))),
@@ -51,6 +56,31 @@ PIECES: dict[str, tuple[tuple[int, ...], Piece]] = {
     "leaky_relu_2": ((2, 3), lambda b, x: b.activation(x, "leaky_relu", 2.0)),
     "tanh": ((2, 3), lambda b, x: b.activation(x, "tanh")),
     "sigmoid": ((2, 3), lambda b, x: b.activation(x, "sigmoid")),
+    **{kind: ((2, 3), partial(Builder.activation, kind=kind)) for kind in PLAIN},
+    "clip": ((2, 3), lambda b, x: b.activation(x, "clip", (-0.25, 0.5))),
+    "clip_below": ((2, 3), lambda b, x: b.activation(x, "clip", (-0.25, np.inf))),
+    "prelu": ((2, 3), lambda b, x: b.activation(x, "prelu", np.array([[0.25, -0.5, 2.0]]))),
+    "elu_.5": ((2, 3), lambda b, x: b.activation(x, "elu", 0.5)),
+    "elu_2": ((2, 3), lambda b, x: b.activation(x, "elu", 2.0)),
+    "gelu": ((2, 3), lambda b, x: b.activation(x, "gelu", exact.GELU)),
+    "gelu_1": ((2, 3), lambda b, x: b.activation(x, "gelu", 1.0)),
+    "power_2": ((2, 3), lambda b, x: b.activation(x, "power", 2)),
+    "power_3": ((2, 3), lambda b, x: b.activation(x, "power", 3)),
+    "sqrt": ((2, 3), lambda b, x: b.activation(b.shift(b.activation(x, "abs"), np.array(0.5)), "sqrt")),
+    "log": ((2, 3), lambda b, x: b.activation(b.shift(b.activation(x, "abs"), np.array(0.5)), "log")),
+    "reciprocal": ((2, 3), lambda b, x: b.activation(b.shift(b.activation(x, "abs"), np.array(0.5)), "reciprocal")),
+    "reciprocal_below": ((2, 3), lambda b, x: b.activation(b.activation(x, "clip", (-2.0, -0.75)), "reciprocal")),
+    "product": ((2, 3), lambda b, x: b.product(b.scale(x, (3,)), b.shift(x, (2, 1)))),
+    "product_itself": ((2, 3), lambda b, x: b.product(x, x)),
+    "product_constant": ((2, 3), lambda b, x: b.product(b.constant((2, 3)), x)),
+    "max": ((2, 4), lambda b, x: b.maximum(x)),
+    "max_one": ((2, 1), lambda b, x: b.maximum(x)),
+    "max_all": ((5,), lambda b, x: b.maximum(b.scale(x, (5,)))),
+    "max_image": ((1, 2, 3, 4), lambda b, x: b.maximum(x)),
+    "max_apart": ((2, 3), lambda b, x: b.maximum(b.shift(x, b.param(np.array([0.0, 9.0, 1.0]))))),
+    "select": ((2, 3), lambda b, x: b.scale(b.select(x, [[5, 0], [3, 1]]), (2,))),
+    "select_padded": ((2, 3), lambda b, x: b.scale(b.select(x, [[-1, 5, -1], [0, -1, 2]]), (3,))),
+    "select_repeated": ((2, 3), lambda b, x: b.linear(b.select(x, [[1, 1, 0], [1, 4, 4]]), (2, 3))),
     "sum_signs": ((2, 3), lambda b, x: b.sum(b.scale(x, ()), x, b.scale(x, (3,)), signs=(-1, 1, -1))),
     "sum_one": ((2, 3), lambda b, x: b.sum(x, signs=(-1,))),
     "sum_itself": ((2, 3), lambda b, x: b.sum(x, x, signs=(1, 1))),
