@@ -78,7 +78,7 @@ class Engine:
         """
         lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
         n_items = lower.shape[1]
-        step = self._chunk(max(weights.count, len(lower)), outputs.shape[1])
+        step = self.chunk(max(weights.count, len(lower)), outputs.shape[1])
         parts = []
         for start in range(0, n_items, step):
             self.deadline.check()
@@ -174,7 +174,7 @@ class Engine:
         form = linear.walk_back(self.network, weights, ranges, seeds, box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, box)
 
-    def _chunk(self, boxes: int, rows: int) -> int:
+    def chunk(self, boxes: int, rows: int) -> int:
         """Items per chunk: the largest tensors hold rows (of the property, or of a tightened layer) x elements."""
         nodes = self.network.nodes
         need = rows * self._widest

@@ -40,6 +40,11 @@ class Decided:
     violated: Tensor
     point: Tensor
 
+    def met(self, other: Decided) -> Decided:
+        """All that both know."""
+        point = torch.where(other.violated[..., None], other.point, self.point)
+        return Decided(self.safe | other.safe, self.violated | other.violated, point)
+
 
 @dataclass(frozen=True, eq=False)
 class _Boxes:

@@ -8,16 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.robustness.branch import Branching, Decided
+from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import before_softmax, refuted_cases
 from bnn_vnnlib.robustness.safety import feasible, unsafe_items
 
-MOST = 2**16
-"""Boxes spent on one pair of a weight setting and an item where no time limit is given."""
+MOST = 2**14
+"""Parts spent on one pair of a weight setting and an item where no time limit is given."""
+
+FEW = 12
+"""Inputs are split where no more than this vary, else neurons."""
 
 
 def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
@@ -40,7 +45,16 @@ def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points:
     open_ = ~(safe | violated)
     if not bool(open_.any()):
         return found
+    bounds = before_softmax(bounds, problem)
     most = MOST if bounds.engine.deadline.at is None else None
-    more = Branching(before_softmax(bounds, problem), weights, problem, open_, most).run()
-    point = torch.where(more.violated[..., None], more.point, points)
-    return Decided(safe | more.safe, violated | more.violated, point)
+    neurons = _by_neurons(bounds, problem)
+    for method, chosen in ((Branching, open_ & ~neurons), (NeuronBranching, open_ & neurons)):
+        if bool(chosen.any()):
+            found = found.met(method(bounds, weights, problem, chosen, most).run())
+    return found
+
+
+def _by_neurons(bounds: OutputBounds, problem: Problem) -> Tensor:
+    """(N,): neurons are split instead of inputs, where many inputs vary and there are neurons to split."""
+    free = (problem.lower < problem.upper).sum(-1)
+    return (free > FEW) & (bounds.transform == "identity") & (kinks_of(bounds.engine.network).count > 0)

@@ -41,18 +41,8 @@ class Pairs:
 
     @cached_property
     def grids(self) -> list[tuple[Tensor, Tensor]]:
-        """(settings (K'), index (K', M') into the pairs); padding repeats a pair."""
-        order = torch.argsort(self.setting, stable=True)
-        settings, counts = torch.unique_consecutive(self.setting[order], return_counts=True)
-        starts = counts.cumsum(0) - counts
-        sizes = torch.ceil(torch.log2(counts.double())).long()  # grids of equal size waste at most half
-        grids = []
-        for size in sizes.unique().tolist():
-            chosen = torch.nonzero(sizes == size)[:, 0]
-            slot = torch.arange(int(counts[chosen].max()), device=order.device)
-            place = starts[chosen, None] + torch.minimum(slot, counts[chosen, None] - 1)
-            grids.append((settings[chosen], order[place]))
-        return grids
+        """See `grids`."""
+        return grids(self.setting)
 
     def lower(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, *, forms: bool = False
@@ -118,6 +108,21 @@ class Pairs:
         above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs)[0]
         true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
         return (self.problem.all_rows(true) & self.problem.exists).any(-1)
+
+
+def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Sort P pairs by their setting: (settings (K'), index (K', M') into the pairs); padding repeats a pair."""
+    order = torch.argsort(setting, stable=True)
+    settings, counts = torch.unique_consecutive(setting[order], return_counts=True)
+    starts = counts.cumsum(0) - counts
+    sizes = torch.ceil(torch.log2(counts.double())).long()  # grids of about equal counts waste at most half
+    found = []
+    for size in sizes.unique().tolist():
+        chosen = torch.nonzero(sizes == size)[:, 0]
+        slot = torch.arange(int(counts[chosen].max()), device=order.device)
+        place = starts[chosen, None] + torch.minimum(slot, counts[chosen, None] - 1)
+        found.append((settings[chosen], order[place]))
+    return found
 
 
 def gridded(rows: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,313 @@
+"""Branch and bound over the signs of ReLU neurons, for inputs too many to be split.
+
+Guarantee: sound, rounding included. With all signs fixed the network is linear on the part that is left and the
+multipliers can reach the exact minimum, so the method is complete up to the ascent's accuracy; what it cannot close
+stays open.
+Method: a target is one case of one pair of a weight setting and an item. It is refuted by closing a tree of parts, in
+each of which some neurons have a known sign (`bounds.splits`). The neuron to split is the one, of a few whose
+relaxation costs most, whose halves have the best bounds.
+Reference: Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 2020; Wang et al.,
+Beta-CROWN, NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds.activations import Lines
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import Ranges
+from bnn_vnnlib.bounds.splits import Choice, SplitBounds, SplitEngine, kinks_of
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.robustness.branch import Decided
+from bnn_vnnlib.robustness.outputs import OutputBounds
+from bnn_vnnlib.robustness.pairs import Pairs, grids, scatter
+from bnn_vnnlib.robustness.problem import Problem
+
+MEMORY = 2**22
+"""Activations of the parts that are bounded together, in float64 elements, at most about."""
+
+STEPS, FIRST_STEPS, LAST_STEPS = 10, 30, 100
+"""Steps of the ascent: for a part, for the root, and where nothing is left to split."""
+
+LOOK_AHEAD = 3
+"""Neurons whose halves are bounded before one is chosen."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """P parts: target (P,), signs (P, H) int8, alpha and beta (P, H)."""
+
+    target: Tensor
+    signs: Tensor
+    alpha: Tensor
+    beta: Tensor
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def pick(self, index: Tensor | slice) -> _Parts:
+        return _Parts(*(tensor[index] for tensor in vars(self).values()))
+
+    def join(self, other: _Parts) -> _Parts:
+        mine, theirs = vars(self).values(), vars(other).values()
+        return _Parts(*(torch.cat(both) for both in zip(mine, theirs, strict=True)))
+
+    def fixed(self, neuron: Tensor, sign: int) -> _Parts:
+        """The halves on which the neurons (P,) have the given sign."""
+        return _Parts(self.target, self.signs.scatter(-1, neuron[:, None], sign), self.alpha, self.beta)
+
+
+@dataclass(frozen=True, eq=False)
+class _Targets:
+    """T targets: root (T,), the pair; outputs (T, R, m), inputs (T, R, n) or None, bound, strict (T, R): its rows,
+    padded with bound = inf.
+    """
+
+    root: Tensor
+    outputs: Tensor
+    inputs: Tensor | None
+    bound: Tensor
+    strict: Tensor
+
+
+def _targets(problem: Problem) -> _Targets:
+    """Every case of every item (item = root)."""
+    rows, count = problem.rows, len(problem)
+    root, case = torch.nonzero(problem.exists.expand(count, -1), as_tuple=True)
+    mask = rows.case.expand(count, -1)[root] == case[:, None]
+    most = max(1, int(mask.sum(-1).max())) if len(root) else 1
+    order = torch.argsort(~mask, dim=-1, stable=True)[:, :most]
+
+    def of_target(tensor: Tensor) -> Tensor:
+        picked = tensor.expand(count, *tensor.shape[1:])[root]
+        return picked[torch.arange(len(root), device=root.device)[:, None], order]
+
+    bound = torch.where(mask.gather(-1, order), of_target(rows.bound), torch.inf)
+    inputs = None if rows.inputs is None else of_target(rows.inputs)
+    return _Targets(root, of_target(rows.outputs), inputs, bound, of_target(rows.strict))
+
+
+class NeuronBranching:
+    """One run over the open pairs; parameters as for `branch.Branching`, without a transform of the outputs."""
+
+    def __init__(
+        self, bounds: OutputBounds, weights: WeightBoxes, problem: Problem, open_: Tensor, most: int | None
+    ) -> None:
+        if bounds.transform != "identity":
+            raise ValueError("neurons are split under rows over the outputs themselves")
+        self._bounds, self._weights, self._problem, self._most = bounds, weights, problem, most
+        self._open = open_
+
+    def run(self) -> Decided:
+        """Until all is decided, or time is up; as many pairs at a time as memory takes."""
+        setting, item = torch.nonzero(self._open, as_tuple=True)
+        safe, violated = torch.zeros_like(self._open), torch.zeros_like(self._open)
+        point = self._problem.lower.expand(len(self._open), -1, -1).clone()
+        step = max(1, MEMORY // (8 * _elements(self._bounds)))
+        for part in torch.arange(len(setting), device=setting.device).split(step):
+            at = setting[part], item[part]
+            pairs = Pairs(self._bounds, self._weights, at[0], self._problem.items(at[1]))
+            tree = _Tree(pairs, self._most)
+            try:
+                tree.grow()
+            except OutOfTime:
+                break
+            finally:
+                safe[at], violated[at], point[at] = tree.safe, tree.violated, tree.point
+        return Decided(safe, violated, point)
+
+
+def _elements(bounds: OutputBounds) -> int:
+    return sum(int(torch.Size(node.shape).numel()) for node in bounds.engine.network.nodes)
+
+
+class _Tree:
+    """The trees of Q pairs, grown together."""
+
+    def __init__(self, roots: Pairs, most: int | None) -> None:
+        self._roots, self._most = roots, most
+        self._engine = roots.bounds.engine
+        self._targets = _targets(roots.problem)
+        self._kinks = kinks_of(self._engine.network)
+        self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
+        count, device = len(roots.problem), roots.setting.device
+        self._left = torch.bincount(self._targets.root, minlength=count)
+        self._spent = torch.zeros(count, dtype=torch.int64, device=device)
+        self._given_up = torch.zeros(count, dtype=torch.bool, device=device)
+        self._complete = False
+        self.violated = torch.zeros_like(self._given_up)
+        self.point = roots.problem.lower.clone()
+
+    @property
+    def safe(self) -> Tensor:
+        """(Q,): all targets of the pair are closed."""
+        return (self._left == 0) & ~self.violated & ~self._given_up
+
+    def grow(self) -> None:
+        """Roots first, then the tops of the stack."""
+        self._ranges = self._root_ranges()
+        stack = self._sprouts()
+        while len(stack):
+            self._engine.deadline.check()
+            stack = stack.pick(slice(None, -self._batch)).join(self._step(stack.pick(slice(-self._batch, None)), STEPS))
+            stack = stack.pick(~self._settled(stack))
+
+    def _sprouts(self) -> _Parts:
+        """The roots that a long ascent leaves open, split once; most close without any."""
+        target = torch.arange(len(self._targets.root), device=self._left.device)
+        alpha = self._first_alpha()
+        open_: list[_Parts] = []
+        for index in target.split(self._batch):
+            root = self._targets.root[index]
+            zero = torch.zeros_like(alpha[root])
+            parts = _Parts(index, zero.to(torch.int8), alpha[root], zero)
+            closed = self._closed(parts, self._bound(parts, 0).lower)
+            self._count(parts.pick(closed), -1)
+            open_.append(parts.pick(~closed))
+        stack = open_[0].pick(slice(0, 0))
+        for parts in open_:
+            if len(parts):
+                self._engine.deadline.check()
+                stack = stack.join(self._step(parts, FIRST_STEPS))
+        return stack.pick(~self._settled(stack))
+
+    def _step(self, parts: _Parts, steps: int) -> _Parts:
+        """The halves of the parts that stay open."""
+        found = self._bound(parts, steps)
+        root = self._targets.root[parts.target]
+        self._spent += torch.bincount(root, minlength=len(self._spent))
+        open_ = torch.nonzero(~self._closed(parts, found.lower))[:, 0]
+        parts = _Parts(parts.target, parts.signs, found.choice.alpha, found.choice.beta)
+        self._count(parts, -1)
+        parts, gain = parts.pick(open_), found.gain[open_]
+        if len(parts):
+            self._try(root[open_], found.corner[open_])
+            stuck = gain.amax(-1) <= 0
+            self._last_resort(parts.pick(stuck))
+            parts = self._halves(parts.pick(~stuck), gain[~stuck])
+            self._count(parts, 1)
+        if self._most is not None:
+            self._given_up |= self._spent > self._most
+        return parts
+
+    def _halves(self, parts: _Parts, gain: Tensor) -> _Parts:
+        """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
+        if len(parts) == 0:
+            return parts
+        value, neurons = gain.topk(min(LOOK_AHEAD, gain.shape[-1]))
+        margins = []
+        for column in neurons.unbind(-1):
+            sides = [self._bound(parts.fixed(column, sign), 0).lower for sign in (-1, 1)]
+            margins.append(torch.stack([(low - self._targets.bound[parts.target]).amax(-1) for low in sides], -1))
+        margin = torch.stack(margins, 1)  # (P, candidates, 2)
+        score = torch.where(value > 0, margin.amin(-1) + 1e-3 * margin.amax(-1).clamp(-1e30, 1e30), -torch.inf)
+        best = score.argmax(-1, keepdim=True)
+        neuron = neurons.gather(-1, best)[:, 0]
+        open_ = margin.gather(1, best[..., None].expand(-1, 1, 2))[:, 0] <= 0
+        return parts.fixed(neuron, -1).pick(open_[:, 0]).join(parts.fixed(neuron, 1).pick(open_[:, 1]))
+
+    def _last_resort(self, parts: _Parts) -> None:
+        """All signs are known: a long ascent on the multipliers, or nothing."""
+        if len(parts):
+            closed = self._closed(parts, self._bound(parts, LAST_STEPS).lower)
+            self._given_up[self._targets.root[parts.target[~closed]]] = True
+
+    def _closed(self, parts: _Parts, lower: Tensor) -> Tensor:
+        bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
+        return torch.where(strict, lower >= bound, lower > bound).any(-1)
+
+    def _settled(self, parts: _Parts) -> Tensor:
+        root = self._targets.root[parts.target]
+        return self.violated[root] | self._given_up[root]
+
+    def _count(self, parts: _Parts, sign: int) -> None:
+        root = self._targets.root[parts.target]
+        self._left += sign * torch.bincount(root, minlength=len(self._left))
+
+    def _try(self, root: Tensor, x: Tensor) -> None:
+        """The corners of the linear functions as witnesses."""
+        problem = self._roots.problem.items(root)
+        x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
+        pairs = Pairs(self._roots.bounds, self._roots.weights, self._roots.setting[root], problem)
+        hit = torch.nonzero(pairs.violated(x))[:, 0]
+        self.violated[root[hit]] = True
+        self.point[root[hit]] = x[hit]
+
+    def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
+        """Grid by grid."""
+        root = self._targets.root[parts.target]
+        out: list[Tensor | None] = [None] * 5
+        for settings, index in grids(self._roots.setting[root]):
+            choice = Choice(parts.signs[index], parts.alpha[index], parts.beta[index])
+            found = self._split_engine(settings, parts.target[index], root[index]).ascend(choice, steps)
+            values = (found.lower, found.choice.alpha, found.choice.beta, found.corner, found.gain)
+            out = [scatter(old, new, index, len(root)) for old, new in zip(out, values, strict=True)]
+        lower, alpha, beta, corner, gain = (value for value in out if value is not None)
+        return SplitBounds(lower, Choice(parts.signs, alpha, beta), corner, gain)
+
+    def _split_engine(self, settings: Tensor, target: Tensor, root: Tensor) -> SplitEngine:
+        network, targets, problem = self._engine.network, self._targets, self._roots.problem
+        inputs = None if targets.inputs is None else targets.inputs[target]
+        return SplitEngine(
+            network, self._kinks, self._roots.weights.boxes(settings), _gather(self._ranges, root),
+            Interval(problem.lower[root], problem.upper[root]), linear.seeds_of(network, targets.outputs[target]),
+            inputs, targets.bound[target],
+        )  # fmt: skip
+
+    def _root_ranges(self) -> Ranges:
+        """(Q, *shape): of every node, for every root."""
+        problem, weights = self._roots.problem, self._roots.weights
+        out: dict[tuple[str, int, int], Tensor] = {}
+        for settings, index in self._roots.grids:
+            for part in index.split(self._engine.chunk(len(settings), 1), 1):
+                box = Interval(problem.lower[part], problem.upper[part])
+                ranges = self._engine.ranges(weights.boxes(settings), box)
+                for key, tensor in _flattened(ranges).items():
+                    out[key] = scatter(out.get(key), tensor, part, len(problem))
+        return _unflattened(out)
+
+    def _first_alpha(self) -> Tensor:
+        """(Q, H): the usual choice, the side on which the neuron's range is wider."""
+        parts = []
+        for position, _, _ in self._kinks.places:
+            z = self._ranges.values[self._engine.network.nodes[position].inputs[0]]
+            parts.append((z.upper >= -z.lower).double().flatten(1))
+        return torch.cat(parts, -1)
+
+
+def _flattened(ranges: Ranges) -> dict[tuple[str, int, int], Tensor]:
+    """Every tensor of the ranges by (kind, position, number)."""
+    out: dict[tuple[str, int, int], Tensor] = {}
+    for position, z in ranges.values.items():
+        out |= {("value", position, i): side for i, side in enumerate((z.lower, z.upper))}
+    for position, size in ranges.magnitudes.items():
+        out["magnitude", position, 0] = size
+    for position, lines in ranges.lines.items():
+        out |= {("line", position, i): part for i, part in enumerate(vars(lines).values())}
+    return out
+
+
+def _unflattened(tensors: dict[tuple[str, int, int], Tensor]) -> Ranges:
+    def group(kind: str) -> dict[int, list[Tensor]]:
+        found: dict[int, list[Tensor]] = {}
+        for (name, position, _), tensor in tensors.items():
+            if name == kind:
+                found.setdefault(position, []).append(tensor)
+        return found
+
+    return Ranges(
+        {position: Interval(*sides) for position, sides in group("value").items()},
+        {position: sizes[0] for position, sizes in group("magnitude").items()},
+        {position: Lines(*parts) for position, parts in group("line").items()},
+    )
+
+
+def _gather(ranges: Ranges, index: Tensor) -> Ranges:
+    """For a grid (K', M') of roots."""
+    return _unflattened({key: tensor[index] for key, tensor in _flattened(ranges).items()})
