@@ -19,7 +19,20 @@ from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Broadcast, Constant, Conv, Input, Linear, Node, Scale, Shift
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Broadcast,
+    Constant,
+    Conv,
+    Input,
+    Linear,
+    Max,
+    Node,
+    Product,
+    Scale,
+    Select,
+    Shift,
+)
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, at most about."""
@@ -64,7 +77,7 @@ def claimed(network: Network) -> list[int]:
             case Input() | Constant():
                 known.append(True)
                 continue
-            case Activation() | Linear() | Conv() | Scale() | Broadcast():
+            case Activation() | Linear() | Conv() | Scale() | Broadcast() | Select() | Product() | Max():
                 for source in node.inputs:
                     if not known[source]:
                         found.append(source)

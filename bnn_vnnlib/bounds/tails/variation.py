@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.nodes import Activation, Constant, Conv, Input, Linear, Node, Scale, Shift, Sum
+from bnn_vnnlib.model.nodes import Activation, Constant, Conv, Input, Linear, Node, Product, Scale, Shift, Sum
 
 
 @dataclass(eq=False)
@@ -46,6 +46,8 @@ class Variation:
                 self.known[position] = torch.zeros_like(values[position].lower)
             case Activation():
                 self.known[position] = self._capped(steepest(node) * self.known[node.inputs[0]], values[position])
+            case Product():
+                self.known[position] = self._capped(self._of_product(node, values), values[position])
             case Linear() | Conv() | Scale():
                 self.open[position] = self._mapped(node, self.known[node.inputs[0]])
             case _:
@@ -68,6 +70,12 @@ class Variation:
         width = z.upper - z.lower
         return (torch.minimum(variation, width) * (1 + 2 * UNIT)).nan_to_num(torch.inf, torch.inf)
 
+    def _of_product(self, node: Product, values: dict[int, Interval]) -> Tensor:
+        """|x y - x0 y0| <= |x| |y - y0| + |y0| |x - x0|."""
+        x, y = node.inputs
+        near = values[x].magnitude * self.known[y] + values[y].magnitude * self.known[x]
+        return near * (1 + 4 * UNIT) + TINY
+
     def _mapped(self, node: Linear | Conv | Scale, near: Tensor) -> tuple[Tensor, Tensor]:
         box, g = self.means.param(node.weight), 1 + gamma(4 * maps.fan(node) + 16)
         mean = maps.apply(node, box.center.abs(), near)
@@ -81,7 +89,7 @@ class Variation:
         return mean * g + TINY, torch.sqrt(square * (g * node.weight.copies) + TINY) * (1 + 4 * UNIT)
 
     def _moved(self, position: int, node: Node) -> None:
-        """Sums and moves of elements; a sum of bounds is a bound."""
+        """Sums, maxima and moves of elements; a sum of bounds is a bound, and |max x - max y| <= max |x - y|."""
         if not isinstance(node, Shift | Sum) and all(source in self.fixed for source in node.inputs):
             centers = (Interval(self.fixed[source], self.fixed[source]) for source in node.inputs)
             self.fixed[position] = interval.RULES[type(node)](node, self.means, *centers)[0].lower
@@ -108,8 +116,12 @@ class Variation:
 def steepest(node: Activation) -> float:
     """Lipschitz constant of an activation, infinite where none is known here."""
     match node.kind:
-        case "relu" | "tanh":
+        case "relu" | "tanh" | "abs" | "clip" | "softplus" | "atan" | "softsign" | "sin" | "cos":
             return 1.0
+        case "silu" | "gelu" | "gelu_tanh" | "erf":
+            return 1.13
+        case "hard_swish":
+            return 1.5
         case "leaky_relu":
             return max(1.0, float(node.alpha))  # type: ignore[arg-type]
         case "sigmoid":
