@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.balls import Ball, multiply
+from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
 from bnn_vnnlib.model.nodes import Node, Param
 from bnn_vnnlib.model.values import Constant, Softmaxed, Variable
 
@@ -36,6 +36,7 @@ class Builder:
         self.reserved = frozenset(reserved)
         self.uncertain = frozenset(uncertain)
         self.nodes: list[Node] = []
+        self.softmaxes: set[int] = set()
         self.sources: dict[str, NDArray[np.float64]] = {}
 
     def constant(self, name: str, array: NDArray[Any]) -> Constant:
@@ -66,6 +67,19 @@ class Builder:
     def number(self, name: str, value: float, like: Variable) -> Constant:
         """A scalar that the graph holds in an attribute."""
         return self.derived(name, Ball(np.array(value, np.float64)), like.element)
+
+    def number_of(self, param: Param) -> tuple[float, float] | None:
+        """The one number that a deterministic parameter holds, and its error; None for anything else."""
+        if param.index.size != 1 or param.source in self.uncertain:
+            return None
+        value = float(self.sources[param.source].reshape(-1)[param.index.reshape(-1)[0]])
+        slack = 0.0 if param.slack is None else float(param.slack.reshape(-1)[0])
+        return value * float(param.factor.reshape(-1)[0]), slack
+
+    def exact_number(self, param: Param) -> float | None:
+        """`number_of`, if it is exact."""
+        number = self.number_of(param)
+        return number[0] if number is not None and number[1] == 0 and abs(param.factor).reshape(-1)[0] == 1 else None
 
     def times(self, weight: Constant, factor: Constant) -> Constant:
         """weight * factor, both constants; the factor must be deterministic if the weight is not.
@@ -110,8 +124,8 @@ class Builder:
 
     def branch(self, name: str, value: Variable | Constant) -> Variable:
         """A computed value; a constant becomes a node without predecessors."""
-        if isinstance(value, Softmaxed):
-            raise UnsupportedError("a Softmax is supported only at the end of the graph", node=name)
+        if isinstance(value, Softmaxed):  # its probabilities are used inside the graph
+            return composed_softmax(self, name, Variable(value.position, value.shape, value.element), value.axis)
         if isinstance(value, Variable):
             return value
         weight = self.certain(value, "a tensor that is a branch of its own").weight
@@ -157,6 +171,13 @@ class Builder:
             raise ModelError(f"cannot reshape {x.shape} to {shape}", node=name)
         return self.append(nodes.Reshape(name, (x.position,), shape), x.element)
 
+    def joined(self, name: str, branches: Sequence[Variable], axis: int) -> Variable:
+        """numpy.concatenate."""
+        size = sum(branch.shape[axis] for branch in branches)
+        shape = (*branches[0].shape[:axis], size, *branches[0].shape[axis + 1 :])
+        positions = tuple(branch.position for branch in branches)
+        return self.append(nodes.Concat(name, positions, shape, axis), branches[0].element)
+
     def transpose(self, name: str, x: Variable, perm: tuple[int, ...]) -> Variable:
         """numpy.transpose."""
         if sorted(perm) != list(range(len(x.shape))):
@@ -164,11 +185,73 @@ class Builder:
         shape = tuple(x.shape[axis] for axis in perm)
         return self.append(nodes.Transpose(name, (x.position,), shape, perm), x.element)
 
-    def activation(self, name: str, x: Variable, kind: Any, alpha: float = 0.0) -> Variable:
+    def activation(self, name: str, x: Variable, kind: nodes.Kind, alpha: Any = 0.0) -> Variable:
         """An elementwise nonlinearity."""
         return self.append(nodes.Activation(name, (x.position,), x.shape, kind, alpha), x.element)
+
+    def select(self, name: str, x: Variable, index: NDArray[Any]) -> Variable:
+        """Entries of the flattened x; 0 where the index is -1."""
+        if index.size and (index.min() < -1 or index.max() >= math.prod(x.shape)):
+            raise ModelError(f"takes entries that {x.shape} does not have", node=name)
+        if index.shape == x.shape and (index.reshape(-1) == np.arange(index.size)).all():
+            return x
+        index = np.ascontiguousarray(index, np.int64)
+        return self.append(nodes.Select(name, (x.position,), index.shape, index), x.element)
+
+    def product(self, name: str, x: Variable, y: Variable) -> Variable:
+        """x * y, numpy broadcasting; x^2 where both are the same."""
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        if x.position == y.position:
+            return self.activation(name, self.broadcast(name, x, shape), "power", 2)
+        a, b = self.broadcast(name, x, shape), self.broadcast(name, y, shape)
+        return self.append(nodes.Product(name, (a.position, b.position), shape), x.element)
+
+    def maximum(self, name: str, x: Variable) -> Variable:
+        """Maximum over the last axis."""
+        if x.shape[-1] == 1:
+            return self.reshape(name, x, x.shape[:-1])
+        return self.append(nodes.Max(name, (x.position,), x.shape[:-1]), x.element)
+
+    def sum_over(self, name: str, x: Variable, axis: int) -> Variable:
+        """Sum over one axis, which stays with size 1."""
+        ones = self.number(f"{name}.ones", 1.0, x).moved(lambda array: np.broadcast_to(array, (1, x.shape[axis])))
+        return self.linear(name, x, ones, axis)
+
+    def divided(self, name: str, x: Variable, divisor: float | NDArray[np.float64]) -> Variable:
+        """x / divisor, with the rounding error of the inverse."""
+        inverse = reciprocal(Ball(np.array(divisor, np.float64)))
+        return self.scale(name, x, self.derived(f"{name}.share", inverse, x.element))
 
     def _discrete(self, name: str, array: NDArray[Any]) -> Constant:
         if name in self.uncertain:
             raise PosteriorError(f"is of type {array.dtype}: only floats can carry a posterior", node=name)
         return Constant(name, array, array.dtype, None)
+
+
+def composed_softmax(graph: Builder, name: str, x: Variable, axis: int, *, logarithm: bool = False) -> Variable:
+    """Softmax over an axis, or its logarithm, from nodes that have bounds.
+
+    softmax_i = 1 / (1 + sum over j != i of exp(x_j - x_i)): the divisor is at least 1 whatever is known about x, and
+    no exponential of x itself can overflow. (The Relu changes nothing: it keeps the rounding of a bound on the sum from
+    making it negative.)
+    """
+    size = x.shape[axis]
+    if size**3 > LARGEST:
+        raise UnsupportedError(f"a Softmax over {size} entries inside the graph is too large", node=name)
+    i, j = np.nonzero(~np.eye(size, dtype=bool))
+    pairs = np.zeros((len(i), size))
+    pairs[np.arange(len(i)), j], pairs[np.arange(len(i)), i] = 1.0, -1.0
+    groups = np.repeat(np.eye(size), size - 1, axis=1)
+    total = graph.number(f"{name}.one", 1.0, x)
+    if size == 1:
+        constant = graph.scale(name, x, graph.number(f"{name}.zero", 0.0, x))
+        return graph.shift(name, constant, total) if not logarithm else constant
+    differences = graph.linear(name, x, graph.derived(f"{name}.pairs", Ball(pairs), x.element), axis)
+    exponentials = graph.activation(name, differences, "exp")
+    sums = graph.linear(name, exponentials, graph.derived(f"{name}.groups", Ball(groups), x.element), axis)
+    divisor = graph.shift(name, graph.activation(name, sums, "relu"), total)
+    if logarithm:
+        return graph.total(name, [(-1, graph.activation(name, divisor, "log"))])
+    y = graph.activation(name, divisor, "reciprocal")
+    graph.softmaxes.add(y.position)
+    return y

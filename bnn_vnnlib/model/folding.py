@@ -25,7 +25,11 @@ from bnn_vnnlib.model.values import Constant
 # operators that move, repeat or drop entries of their first operand
 MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile")
 # operators on integers and booleans, which the reference evaluator computes exactly
-DISCRETE = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Concat", "Cast", "Equal", "Where", "Min", "Max", "Mod")
+DISCRETE = (
+    "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Concat", "Cast", "Equal", "Where", "Min", "Max", "Mod", "Range", "Pow",
+    "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "Sign", "Size", "CumSum", "Pad",
+    "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "ScatterND", "ScatterElements", "Trilu", "NonZero", "OneHot",
+)  # fmt: skip
 ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Add": balls.add,
     "Sub": lambda a, b: balls.add(a, Ball(-b.mid, b.rad)),
@@ -36,6 +40,13 @@ ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Reciprocal": balls.reciprocal,
 }
 FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
+
+
+def folds(node: NodeProto, inputs: Sequence[Constant | None], convertible: bool) -> bool:
+    """Whether a node of constants is computed here; other operators on floats are nodes of the network."""
+    if not convertible or node.op_type in (*MOVES, *ARITHMETIC, "Concat", "Cast", "Identity", "Dropout"):
+        return True
+    return all(value is None or value.param is None for value in inputs)
 
 
 def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> Constant:
@@ -64,6 +75,8 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
         return _cast(graph, node, first)
     if all(value.param is None for value in given):
         return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
+    if node.op_type == "Where" and first.param is None and len(given) == 3 and given[1].param and given[2].param:
+        return _chosen(graph, node, *given)
     if any(value.param is None for value in given):
         raise unsupported(node, "mixes integers and floats")
     return _float(graph, node, given)
@@ -127,6 +140,15 @@ def _float(graph: Builder, node: NodeProto, given: list[Constant]) -> Constant:
     else:
         raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
     return graph.derived(node.output[0], ball, given[0].element)
+
+
+def _chosen(graph: Builder, node: NodeProto, mask: Constant, a: Constant, b: Constant) -> Constant:
+    """Where of two float tensors."""
+    for value in (a, b):
+        graph.certain(value, "a branch of a Where")
+    rad = np.where(mask.values, *(0.0 if value.weight.slack is None else value.weight.slack for value in (a, b)))
+    ball = Ball(np.where(mask.values, a.values, b.values), rad if rad.any() else None)
+    return graph.derived(node.output[0], ball, a.element)
 
 
 def _refuse_large(node: NodeProto, size: int) -> None:

@@ -12,10 +12,11 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import nodes, tensors
+from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import inconsistent, label, unsupported
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.folding import FOLDABLE, fold
+from bnn_vnnlib.model.folding import FOLDABLE, fold, folds
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
@@ -24,6 +25,8 @@ from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.signature import Variable as SignatureVariable
 
 OLDEST_OPSET = 7
+WHATEVER = (shapes.shape_of, select.split)
+"""Converters that serve constants, too."""
 
 
 def build_network(proto: ModelProto, uncertain: Collection[str] = ()) -> Network:
@@ -56,7 +59,9 @@ def import_graph(proto: ModelProto, uncertain: Collection[str] = ()) -> tuple[Ne
     values = _FileValues(graph, proto)
     signature_inputs = _add_inputs(graph, proto, values, notes)
     for node in alive:
-        values[node.output[0]] = _converted(graph, node, values, proto)
+        results = _converted(graph, node, values, proto)
+        named = zip(node.output, results if isinstance(results, tuple) else (results,), strict=False)
+        values.update((name, value) for name, value in named if name)
     return _finish(graph, proto, values, signature_inputs, notes), tuple(notes)
 
 
@@ -183,17 +188,17 @@ def _concrete_shape(info: ValueInfoProto, notes: list[str]) -> tuple[int, ...]:
     return shape
 
 
-def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: ModelProto) -> Value:
-    """Value of the node's first output; whatever goes wrong inside is this node's message."""
+def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: ModelProto) -> Value | tuple[Value, ...]:
+    """Value of the node's first output, or of all; whatever goes wrong inside is this node's message."""
     try:
         inputs = [values[name] for name in node.input]
         converter = find_converter(graph, node, proto)
         constant = [value is None or isinstance(value, Constant) for value in inputs]
-        if inputs and all(constant) and converter is not shapes.shape_of:
+        if inputs and all(constant) and converter not in WHATEVER and folds(node, inputs, converter is not None):
             return fold(graph, node, inputs)
         if converter is None:
             raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
-        if len(node.output) > 1:
+        if len(node.output) > 1 and converter is not select.split:
             _refuse_further_outputs(node, proto)
         return converter(graph, node, inputs)
     except InputError as error:
@@ -221,14 +226,31 @@ def _finish(
         softmax_axis = ends[0].axis
         ends = [Variable(ends[0].position, ends[0].shape, ends[0].element)]
     ends = [graph.branch(info.name, end) for info, end in zip(proto.graph.output, ends, strict=True)]
+    positions = tuple(end.position for end in ends)
     outputs = []
     for info, end in zip(proto.graph.output, ends, strict=True):
         outputs.append(SignatureVariable(info.name, end.element.name, end.shape))
         _compare_shape(info, end.shape, notes)
+    _refuse_softmax_at_end(graph, proto, positions)
     used = {param.source for node in graph.nodes for param in params_of(node)}
     sources: Mapping[str, Any] = {name: graph.sources[name] for name in sorted(used)}
-    positions = tuple(end.position for end in ends)
     return Network(Signature(tuple(inputs), tuple(outputs)), tuple(graph.nodes), positions, sources, softmax_axis)
+
+
+def _refuse_softmax_at_end(graph: Builder, proto: ModelProto, positions: Iterable[int]) -> None:
+    """Probabilities that a composed Softmax hands out would be taken for logits."""
+    for info, position in zip(proto.graph.output, positions, strict=True):
+        pending = [position]
+        while pending:
+            place = pending.pop()
+            node = graph.nodes[place]
+            if place in graph.softmaxes:
+                message = (
+                    "ends in a Softmax over a part of the outputs, or moves its result; only one Softmax over all "
+                )
+                raise UnsupportedError(f"{message}outputs at the very end is supported", node=info.name)
+            if isinstance(node, nodes.Reshape | nodes.Transpose | nodes.Broadcast | nodes.Concat | nodes.Select):
+                pending.extend(node.inputs)
 
 
 def params_of(node: nodes.Node) -> list[Param]:

@@ -9,16 +9,20 @@ from onnx import ModelProto, NodeProto
 from onnx.defs import SchemaError, get_schema
 
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model import operators_activation as activations
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model import operators_linear as linear
+from bnn_vnnlib.model import operators_reduce as reduce
+from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
+from bnn_vnnlib.model import operators_window as window
 from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.folding import FOLDABLE
 from bnn_vnnlib.model.values import Value
 
-Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value]
+Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
 STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
@@ -74,32 +78,87 @@ def _constant(graph: Builder, node: NodeProto, _inputs: Sequence[Value | None]) 
 
 # "since versions": the opsets in which ONNX changed the operator, up to the newest that was checked
 OPERATORS = operator_table(
+    ("Abs", (6, 13), activations.plain("abs")),
     ("Add", (7, 13, 14), elementwise.add),
-    ("AveragePool", (7, 10, 11, 19, 22), linear.average_pool),
+    ("Atan", (7, 22), activations.plain("atan")),
+    ("AveragePool", (7, 10, 11, 19, 22), window.average_pool),
     ("BatchNormalization", (7, 9, 14, 15), linear.batch_normalization),
     ("Cast", (6, 9, 13, 19, 21, 23, 24, 25, 28), shapes.cast),
+    ("Celu", (12, 28), activations.celu),
+    ("Clip", (6, 11, 12, 13), activations.clip),
     ("Concat", (4, 11, 13), shapes.concat),
     ("Constant", (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), _constant),
-    ("Conv", (1, 11, 22), linear.conv),
+    ("Conv", (1, 11, 22), window.conv),
+    ("ConvTranspose", (1, 11, 22), window.conv_transpose),
+    ("Cos", (7, 22), activations.plain("cos")),
+    ("DepthToSpace", (1, 11, 13, 28), select.moved),
     ("Div", (7, 13, 14), elementwise.divide),
     ("Dropout", (7, 10, 12, 13, 22), shapes.dropout),
+    ("Elu", (6, 22), activations.elu),
+    ("Erf", (9, 13), activations.plain("erf")),
+    ("Exp", (6, 13), activations.plain("exp")),
+    ("Expand", (8, 13), select.expand),
     ("Flatten", (1, 9, 11, 13, 21, 23, 24, 25), shapes.flatten),
+    ("Gather", (1, 11, 13), select.moved),
+    ("GatherElements", (11, 13), select.moved),
+    ("GatherND", (11, 12, 13), select.moved),
+    ("Gelu", (20,), activations.gelu),
     ("Gemm", (7, 9, 11, 13), linear.gemm),
-    ("GlobalAveragePool", (1, 22), linear.global_average_pool),
+    ("GlobalAveragePool", (1, 22), window.global_average_pool),
+    ("GlobalMaxPool", (1, 22), window.global_max_pool),
+    ("HardSigmoid", (6, 22), activations.hard_sigmoid),
+    ("HardSwish", (14, 22), activations.plain("hard_swish")),
     ("Identity", (1, 13, 14, 16, 19, 21, 23, 24, 25), shapes.identity),
-    ("LeakyRelu", (6, 16), elementwise.leaky_relu),
+    ("InstanceNormalization", (6, 22), linear.instance_normalization),
+    ("LayerNormalization", (17,), linear.layer_normalization),
+    ("LeakyRelu", (6, 16), activations.leaky_relu),
+    ("Log", (6, 13), activations.plain("log")),
+    ("LogSoftmax", (1, 11), reduce.log_softmax_flattening),
+    ("LogSoftmax", (13,), reduce.log_softmax),
     ("MatMul", (1, 9, 13), linear.matmul),
+    ("Max", (6, 8, 12, 13), reduce.maximum),
+    ("MaxPool", (1, 8, 10, 11, 12, 22), window.max_pool),
+    ("Mean", (6, 8, 13), reduce.mean),
+    ("Min", (6, 8, 12, 13), reduce.minimum),
+    ("Mish", (18, 22), activations.mish),
     ("Mul", (7, 13, 14), elementwise.multiply),
     ("Neg", (6, 13), elementwise.negate),
-    ("Relu", (6, 13, 14), elementwise.relu),
+    ("PRelu", (7, 9, 16), activations.prelu),
+    ("Pad", (2, 11, 13, 18, 19, 21, 23, 24, 25), select.pad),
+    ("Pow", (7, 12, 13, 15), elementwise.power),
+    ("RMSNormalization", (23,), linear.rms_normalization),
+    ("Reciprocal", (6, 13), activations.plain("reciprocal")),
+    ("ReduceL1", (1, 11, 13, 18), reduce.reduce_l1),
+    ("ReduceL2", (1, 11, 13, 18), reduce.reduce_l2),
+    ("ReduceMax", (1, 11, 12, 13, 18, 20), reduce.reduce_max),
+    ("ReduceMean", (1, 11, 13, 18), reduce.reduce_mean),
+    ("ReduceMin", (1, 11, 12, 13, 18, 20), reduce.reduce_min),
+    ("ReduceSum", (1, 11, 13), reduce.reduce_sum),
+    ("ReduceSumSquare", (1, 11, 13, 18), reduce.reduce_sum_square),
+    ("Relu", (6, 13, 14), activations.plain("relu")),
     ("Reshape", (5, 13, 14, 19, 21, 23, 24, 25), shapes.reshape),
+    ("Resize", (10, 11, 13, 18, 19), select.resize),
+    ("Selu", (6, 22), activations.selu),
     ("Shape", (1, 13, 15, 19, 21, 23, 24, 25), shapes.shape_of),
-    ("Sigmoid", (6, 13), elementwise.sigmoid),
-    ("Softmax", (1, 11), elementwise.softmax_flattening),
-    ("Softmax", (13,), elementwise.softmax),
+    ("Sigmoid", (6, 13), activations.plain("sigmoid")),
+    ("Sign", (9, 13), activations.plain("sign")),
+    ("Sin", (7, 22), activations.plain("sin")),
+    ("Slice", (1, 10, 11, 13), select.moved),
+    ("Softmax", (1, 11), reduce.softmax_flattening),
+    ("Softmax", (13,), reduce.softmax),
+    ("Softplus", (1, 22), activations.plain("softplus")),
+    ("Softsign", (1, 22), activations.plain("softsign")),
+    ("SpaceToDepth", (1, 13, 28), select.moved),
+    ("Split", (2, 11, 13, 18), select.split),
+    ("Sqrt", (6, 13), activations.plain("sqrt")),
     ("Squeeze", (1, 11, 13, 21, 23, 24, 25), shapes.squeeze),
     ("Sub", (7, 13, 14), elementwise.subtract),
-    ("Tanh", (6, 13), elementwise.tanh),
+    ("Sum", (6, 8, 13), reduce.total),
+    ("Swish", (24,), activations.swish),
+    ("Tanh", (6, 13), activations.plain("tanh")),
+    ("Tile", (6, 13), select.tile),
     ("Transpose", (1, 13, 21, 23, 24, 25), shapes.transpose),
     ("Unsqueeze", (1, 11, 13, 21, 23, 24, 25), shapes.unsqueeze),
+    ("Upsample", (7, 9, 10), select.upsample),
+    ("Where", (9, 16), select.where),
 )

@@ -1,17 +1,19 @@
-"""Elementwise operators, and the Softmax that may end a graph."""
+"""Elementwise arithmetic."""
 
 from __future__ import annotations
 
 import math
 from typing import cast as typed
 
+import numpy as np
 from onnx import NodeProto
 
-from bnn_vnnlib.model.attributes import attribute, float_attribute, label, unsupported
+from bnn_vnnlib.model import nodes
+from bnn_vnnlib.model.attributes import label, unsupported
 from bnn_vnnlib.model.balls import reciprocal
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
-from bnn_vnnlib.model.values import Constant, Softmaxed, Value, Variable
+from bnn_vnnlib.model.operators_shape import Inputs, variable
+from bnn_vnnlib.model.values import Constant, Value, Variable
 
 
 def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, Value]:
@@ -42,22 +44,53 @@ def subtract(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def multiply(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """a * b, one of them constant."""
+    """a * b; x sigmoid(x) and x (1 + erf(c x)) are taken as one function, because x enters them twice."""
+    name = label(node)
     match _operands(graph, node, inputs):
         case (Variable() as x, Constant() as weight) | (Constant() as weight, Variable() as x):
-            return graph.scale(label(node), x, weight)
-    raise unsupported(node, "the product of two computed tensors is not supported; one operand must be constant")
+            return graph.scale(name, x, weight)
+        case a, b:
+            a, b = typed(Variable, a), typed(Variable, b)
+    return _gate(graph, name, a, b) or _gate(graph, name, b, a) or graph.product(name, a, b)
+
+
+def _gate(graph: Builder, name: str, x: Variable, gate: Variable) -> Variable | None:
+    """x * gate, if the gate is a function of x that is known together with x; else None."""
+    match graph.nodes[gate.position]:
+        case nodes.Activation(kind="sigmoid", inputs=(source,)) if source == x.position:
+            return graph.activation(name, x, "silu")
+        case nodes.Shift(inputs=(source,), bias=bias) if graph.exact_number(bias) == 1:
+            match graph.nodes[source]:
+                case nodes.Activation(kind="erf", inputs=(inner,)):
+                    steepness = _steepness(graph, inner, x.position)
+                    if steepness is not None:
+                        y = graph.activation(name, x, "gelu", steepness)
+                        return graph.scale(name, y, graph.number(f"{name}.two", 2.0, x))
+    return None
+
+
+def _steepness(graph: Builder, position: int, source: int) -> float | None:
+    """c, if the node is c times the source and c is 1 / sqrt 2 nearly enough; its rounding is in the activation."""
+    match graph.nodes[position]:
+        case nodes.Scale(inputs=(inner,), weight=weight) if inner == source:
+            number = graph.number_of(weight)
+            if number is not None and abs(number[0] - math.sqrt(0.5)) < 1e-2 and number[1] <= 2e-16:
+                return number[0]
+    return None
 
 
 def divide(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """a / b, b constant."""
+    """a / b; where b is computed, bounds need it to stay away from 0."""
     a, b = _operands(graph, node, inputs)
-    if not isinstance(b, Constant) or not isinstance(a, Variable):
-        raise unsupported(node, "division by a computed tensor is not supported; the divisor must be constant")
+    if not isinstance(b, Constant):
+        inverse = graph.activation(label(node), b, "reciprocal")
+        if isinstance(a, Constant):
+            return graph.scale(label(node), inverse, a)
+        return graph.product(label(node), a, inverse)
     if b.uncertain:
         raise unsupported(node, f"the divisor {b.name!r} has a posterior: 1 / weight is not Gaussian")
-    inverse = graph.derived(f"1/{b.name}", reciprocal(b.ball), b.element)
-    return graph.scale(label(node), a, inverse)
+    inverse_b = graph.derived(f"1/{b.name}", reciprocal(b.ball), b.element)
+    return graph.scale(label(node), typed(Variable, a), inverse_b)
 
 
 def negate(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
@@ -65,47 +98,22 @@ def negate(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.total(label(node), [(-1, variable(graph, node, inputs))])
 
 
-def relu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """max(x, 0)."""
-    return graph.activation(label(node), variable(graph, node, inputs), "relu")
-
-
-def leaky_relu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """max(x, alpha x), 0 <= alpha <= 1."""
-    alpha = float_attribute(node, "alpha", 0.01)
-    if not 0 <= alpha <= 1:
-        raise unsupported(node, f"slope alpha = {alpha} is outside [0, 1]")
-    return graph.activation(label(node), variable(graph, node, inputs), "leaky_relu", alpha)
-
-
-def sigmoid(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """1 / (1 + exp(-x))."""
-    return graph.activation(label(node), variable(graph, node, inputs), "sigmoid")
-
-
-def tanh(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Hyperbolic tangent."""
-    return graph.activation(label(node), variable(graph, node, inputs), "tanh")
-
-
-def softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Opset 13 and later: over one axis."""
-    x = variable(graph, node, inputs)
-    return _softmax(node, x, normal_axis(node, attribute(node, "axis", -1), len(x.shape)))
-
-
-def softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Before opset 13: over all axes from `axis` on, together; supported where that is one axis."""
-    x = variable(graph, node, inputs)
-    first = normal_axis(node, attribute(node, "axis", 1), len(x.shape))
-    wide = [axis for axis in range(first, len(x.shape)) if x.shape[axis] > 1]
-    if len(wide) > 1:
-        raise unsupported(node, f"a Softmax over several axes together (shape {x.shape} from axis {first})")
-    return _softmax(node, x, wide[0] if wide else first)
-
-
-def _softmax(node: NodeProto, x: Variable, axis: int) -> Value:
-    if x.shape[axis] != math.prod(x.shape):
-        message = f"axis {axis} of shape {x.shape}: only one Softmax over all outputs is supported"
-        raise unsupported(node, message)
-    return Softmaxed(x.position, x.shape, x.element, axis)
+def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """x^p for one constant p: an integer, 1/2 or -1/2."""
+    x, name = variable(graph, node, inputs), label(node)
+    exponent = inputs[1] if len(inputs) > 1 else None
+    if not isinstance(exponent, Constant) or exponent.values.size != 1 or exponent.uncertain:
+        raise unsupported(node, "the exponent must be one constant number")
+    p = float(np.asarray(exponent.values, np.float64).reshape(()))
+    x = graph.broadcast(name, x, np.broadcast_shapes(x.shape, exponent.shape))
+    if p == 0:
+        return graph.shift(name, graph.scale(name, x, graph.number(f"{name}.zero", 0.0, x)),
+                           graph.number(f"{name}.one", 1.0, x))  # fmt: skip
+    size = abs(p)
+    if size == 0.5:
+        y = graph.activation(name, x, "sqrt")
+    elif size == int(size) and size <= 64:
+        y = x if size == 1 else graph.activation(name, x, "power", int(size))
+    else:
+        raise unsupported(node, f"the exponent {p}: an integer up to 64, or 1/2")
+    return y if p > 0 else graph.activation(name, y, "reciprocal")

@@ -1,25 +1,20 @@
-"""Operators with weights, and the poolings that are linear maps with fixed ones."""
+"""Matrix products and normalisations."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import NodeProto
 
-from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, ints_attribute, label, unsupported
+from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball, add, reciprocal, square_root
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.operators_shape import Inputs, variable
+from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
 from bnn_vnnlib.model.values import Constant, Value, Variable
 
-Pads = tuple[int, int, int, int]
-Pair = tuple[int, int]
 
-
-def _weight(node: NodeProto, inputs: Inputs, position: int, what: str) -> Constant:
+def constant_operand(node: NodeProto, inputs: Inputs, position: int, what: str) -> Constant:
     value = inputs[position] if position < len(inputs) else None
     if not isinstance(value, Constant):
         raise unsupported(node, f"{what} must be constant")
@@ -44,7 +39,25 @@ def matmul(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         return _right(graph, node, variable(graph, node, inputs, 0), b)
     if isinstance(a, Constant):
         return _left(graph, node, a, variable(graph, node, inputs, 1))
-    raise unsupported(node, "the product of two computed tensors is not supported; one operand must be constant")
+    return contracted(graph, node, variable(graph, node, inputs, 0), variable(graph, node, inputs, 1))
+
+
+def contracted(graph: Builder, node: NodeProto, a: Variable, b: Variable) -> Variable:
+    """a @ b of two computed tensors: all products, then their sums."""
+    name = label(node)
+    if not a.shape or not b.shape:
+        raise inconsistent(node, "a scalar cannot be multiplied by a matrix")
+    left = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    if left[-1] != right[-2]:
+        raise inconsistent(node, f"{a.shape} and {b.shape} cannot be multiplied")
+    x = graph.reshape(name, a, (*left, 1))
+    y = graph.reshape(name, b, (*right[:-2], 1, *right[-2:]))
+    product = graph.product(name, x, y)  # (.., m, k, n)
+    z = graph.sum_over(name, product, len(product.shape) - 2)
+    rows = left[-2:-1] if len(a.shape) > 1 else ()
+    columns = right[-1:] if len(b.shape) > 1 else ()
+    return graph.reshape(name, z, (*z.shape[:-3], *rows, *columns))
 
 
 def _plain(node: NodeProto, weight: Constant) -> tuple[Constant, tuple[int, ...]]:
@@ -103,7 +116,10 @@ def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         weight = _matrix_weight(node, a).transposed() if flip_a else _matrix_weight(node, a)
         y = graph.linear(name, x, _times(graph, node, weight, "alpha", x), 0)
     else:
-        raise unsupported(node, "the product of two computed tensors is not supported; A or B must be constant")
+        x, z = _matrix(graph, node, inputs, 0, bool(flip_a)), _matrix(graph, node, inputs, 1, bool(flip_b))
+        y = contracted(graph, node, x, z)
+        alpha = float_attribute(node, "alpha", 1.0)
+        y = y if alpha == 1 else graph.scale(name, y, graph.number(f"{node.output[0]}.alpha", alpha, y))
     return _plus_c(graph, node, y, inputs[2] if len(inputs) > 2 else None)
 
 
@@ -135,122 +151,11 @@ def _plus_c(graph: Builder, node: NodeProto, y: Variable, c: Value | None) -> Va
     return graph.total(name, [(1, y), (1, c)])
 
 
-# windows ---------------------------------------------------------------------------------------------------------
-
-
-def _image(graph: Builder, node: NodeProto, inputs: Inputs) -> Variable:
-    x = variable(graph, node, inputs)
-    if len(x.shape) != 4:
-        raise unsupported(node, f"input of shape {x.shape}: only 2-d images (batch, channels, height, width)")
-    return x
-
-
-def _window(node: NodeProto, x: Variable, kernel: Pair, dilations: Pair, strides: Pair) -> tuple[Pads, Pair]:
-    """Padding and number of windows per axis."""
-    extent = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
-    auto = attribute(node, "auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        counts = [-(-size // stride) for size, stride in zip(x.shape[2:], strides, strict=True)]
-        spans = zip(counts, strides, extent, x.shape[2:], strict=True)
-        total = [max((count - 1) * stride + reach - size, 0) for count, stride, reach, size in spans]
-        # the odd row or column goes behind (UPPER) or in front (LOWER)
-        front = [(amount + (auto == "SAME_LOWER")) // 2 for amount in total]
-        pads = (front[0], front[1], total[0] - front[0], total[1] - front[1])
-    elif auto == "VALID":
-        pads = (0, 0, 0, 0)
-    elif auto == "NOTSET":
-        top, left, bottom, right = ints_attribute(node, "pads", (0, 0, 0, 0))
-        pads = (top, left, bottom, right)
-    else:
-        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
-    if min(pads) < 0 or min(*kernel, *dilations, *strides) < 1:
-        raise unsupported(node, "negative pads, or a kernel, stride or dilation below 1")
-    room = [x.shape[2 + axis] + pads[axis] + pads[axis + 2] - extent[axis] for axis in (0, 1)]
-    if min(room) < 0:
-        raise inconsistent(node, f"the kernel {kernel} is larger than the padded input {x.shape}")
-    if attribute(node, "ceil_mode", 0) and any(gap % stride for gap, stride in zip(room, strides, strict=True)):
-        raise unsupported(node, "ceil_mode with windows that reach over the edge")
-    return pads, (room[0] // strides[0] + 1, room[1] // strides[1] + 1)
-
-
-def _pair(node: NodeProto, name: str) -> Pair:
-    first, second = ints_attribute(node, name, (1, 1))
-    return first, second
-
-
-def conv(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """2-d convolution, bias as a Shift per channel."""
-    x, weight = _image(graph, node, inputs), _weight(node, inputs, 1, "the kernel")
-    groups = attribute(node, "group", 1)
-    if len(weight.shape) != 4 or groups < 1 or weight.shape[1] * groups != x.shape[1] or weight.shape[0] % groups:
-        raise inconsistent(node, f"kernel {weight.shape} in {groups} groups does not fit input {x.shape}")
-    outputs, _, height, width = weight.shape
-    kernel = (height, width)
-    if ints_attribute(node, "kernel_shape", kernel) != kernel:
-        raise inconsistent(node, f"kernel_shape differs from the kernel's {kernel}")
-    strides, dilations = _pair(node, "strides"), _pair(node, "dilations")
-    pads, counts = _window(node, x, kernel, dilations, strides)
-    shape = (x.shape[0], outputs, *counts)
-    maps = nodes.Conv(label(node), (x.position,), shape, weight.weight, strides, pads, dilations, groups)
-    y = graph.append(maps, x.element)
-    if len(inputs) < 3 or inputs[2] is None:
-        return y
-    return graph.shift(label(node), y, _per_channel(node, _weight(node, inputs, 2, "the bias"), y))
-
-
-def _per_channel(node: NodeProto, constant: Constant, x: Variable) -> Constant:
+def per_channel(node: NodeProto, constant: Constant, x: Variable) -> Constant:
     """(C,) -> (C, 1, ..): broadcasts along axis 1 of x."""
     if constant.shape != (x.shape[1],):
         raise inconsistent(node, f"{constant.name!r} has shape {constant.shape}, expected ({x.shape[1]},)")
     return constant.reshaped(-1, *(1,) * (len(x.shape) - 2))
-
-
-def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Sum of each window (a convolution with ones) divided by its number of entries."""
-    x, name = _image(graph, node, inputs), label(node)
-    height, width = ints_attribute(node, "kernel_shape", (0, 0))
-    strides, dilations = _pair(node, "strides"), _pair(node, "dilations")
-    pads, counts = _window(node, x, (height, width), dilations, strides)
-    channels = x.shape[1]
-    ones = graph.number(f"{node.output[0]}.one", 1.0, x)
-    kernel = ones.moved(lambda array: np.broadcast_to(array, (channels, 1, height, width)))
-    shape = (x.shape[0], channels, *counts)
-    sums = nodes.Conv(name, (x.position,), shape, kernel.weight, strides, pads, dilations, channels)
-    y = graph.append(sums, x.element)
-    size = np.array(float(height * width))
-    if not attribute(node, "count_include_pad", 0) and any(pads):
-        size = np.multiply.outer(
-            *(
-                _inside(
-                    x.shape[2 + axis], pads[axis], counts[axis], strides[axis], (height, width)[axis], dilations[axis]
-                )
-                for axis in (0, 1)
-            )
-        )
-    if not size.all():
-        raise unsupported(node, "a window that lies in the padding entirely")
-    return graph.scale(name, y, graph.derived(f"{node.output[0]}.share", reciprocal(Ball(size)), x.element))
-
-
-def _inside(length: int, before: int, count: int, stride: int, size: int, dilation: int) -> NDArray[np.float64]:
-    """How many entries of each window along one axis lie in the input."""
-    rows = np.arange(count)[:, None] * stride - before + np.arange(size) * dilation
-    inside: NDArray[np.float64] = ((rows >= 0) & (rows < length)).sum(1).astype(np.float64)
-    return inside
-
-
-def global_average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Mean over all axes behind the channels."""
-    x, name = variable(graph, node, inputs), label(node)
-    if len(x.shape) < 3:
-        raise inconsistent(node, f"input of shape {x.shape} has no axis to average over")
-    size = math.prod(x.shape[2:])
-    flat = graph.reshape(name, x, (*x.shape[:2], size))
-    ones = graph.number(f"{node.output[0]}.one", 1.0, x).moved(lambda array: np.broadcast_to(array, (1, size)))
-    total = graph.linear(name, flat, ones, 2)
-    share = graph.derived(f"{node.output[0]}.share", reciprocal(Ball(np.array(float(size)))), x.element)
-    mean = graph.scale(name, total, share)
-    return graph.reshape(name, mean, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
 
 
 # BatchNormalization ----------------------------------------------------------------------------------------------
@@ -267,7 +172,7 @@ def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
     if len(x.shape) < 2:
         raise unsupported(node, f"input of shape {x.shape} has no channel axis")
     names = ("scale", "bias", "running mean", "running variance")
-    parts = [_per_channel(node, _weight(node, inputs, i + 1, f"the {what}"), x) for i, what in enumerate(names)]
+    parts = [per_channel(node, constant_operand(node, inputs, i + 1, f"the {what}"), x) for i, what in enumerate(names)]
     gamma, beta = parts[:2]
     mean = graph.certain(parts[2], f"the running mean of {name}")
     variance = graph.certain(parts[3], f"the running variance of {name}")
@@ -279,3 +184,54 @@ def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
     y = graph.shift(name, x, graph.negated(mean))
     y = graph.scale(name, y, inverse)
     return graph.shift(name, graph.scale(name, y, gamma), beta)
+
+
+def layer_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on, scale and bias constant."""
+    x, name = variable(graph, node, inputs), label(node)
+    first = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
+    flat = graph.reshape(name, x, (*x.shape[:first], math.prod(x.shape[first:])))
+    size = flat.shape[-1]
+    mean = graph.divided(name, graph.sum_over(name, flat, first), size)
+    centred = graph.total(name, [(1, flat), (-1, mean)])
+    y = graph.reshape(name, _normalised(graph, node, centred), x.shape)
+    y = graph.scale(name, y, constant_operand(node, inputs, 1, "the scale"))
+    if len(inputs) > 2 and inputs[2] is not None:
+        y = graph.shift(name, y, constant_operand(node, inputs, 2, "the bias"))
+    return y
+
+
+def _normalised(graph: Builder, node: NodeProto, centred: Variable) -> Variable:
+    """x / sqrt(mean of x^2 + epsilon) over the last axis."""
+    name, axis = label(node), len(centred.shape) - 1
+    epsilon = float_attribute(node, "epsilon", 1e-5)
+    if epsilon <= 0:
+        raise unsupported(node, f"epsilon {epsilon}: must be positive")
+    squares = graph.activation(name, centred, "power", 2)
+    variance = graph.divided(name, graph.sum_over(name, squares, axis), centred.shape[axis])
+    # the Relu changes nothing but bounds that rounding has made negative
+    variance = graph.activation(name, variance, "relu")
+    variance = graph.shift(name, variance, graph.number(f"{node.output[0]}.epsilon", epsilon, centred))
+    inverse = graph.activation(name, graph.activation(name, variance, "sqrt"), "reciprocal")
+    return graph.product(name, centred, inverse)
+
+
+def instance_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """The same over all axes behind the channels, with scale and bias per channel."""
+    x, name = variable(graph, node, inputs), label(node)
+    if len(x.shape) < 3:
+        raise inconsistent(node, f"input of shape {x.shape}: expected (batch, channels, ..)")
+    flat = graph.reshape(name, x, (*x.shape[:2], math.prod(x.shape[2:])))
+    mean = graph.divided(name, graph.sum_over(name, flat, 2), flat.shape[2])
+    y = graph.reshape(name, _normalised(graph, node, graph.total(name, [(1, flat), (-1, mean)])), x.shape)
+    scale, bias = (per_channel(node, constant_operand(node, inputs, i, "scale and bias"), x) for i in (1, 2))
+    return graph.shift(name, graph.scale(name, y, scale), bias)
+
+
+def rms_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """x / sqrt(mean of x^2 + epsilon) * scale over the axes from `axis` on."""
+    x, name = variable(graph, node, inputs), label(node)
+    first = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
+    flat = graph.reshape(name, x, (*x.shape[:first], math.prod(x.shape[first:])))
+    y = graph.reshape(name, _normalised(graph, node, flat), x.shape)
+    return graph.scale(name, y, constant_operand(node, inputs, 1, "the scale"))

@@ -10,7 +10,6 @@ import numpy as np
 from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.values import Constant, Value, Variable
@@ -111,10 +110,7 @@ def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     rests = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
     if len(rests) > 1 or len({len(shape) for shape in shapes}) > 1:
         raise inconsistent(node, f"cannot join shapes {shapes} along axis {axis}")
-    size = sum(shape[axis] for shape in shapes)
-    shape = (*shapes[0][:axis], size, *shapes[0][axis + 1 :])
-    positions = tuple(branch.position for branch in branches)
-    return graph.append(nodes.Concat(label(node), positions, shape, axis), branches[0].element)
+    return graph.joined(label(node), branches, axis)
 
 
 def identity(_graph: Builder, node: NodeProto, inputs: Inputs) -> Value:

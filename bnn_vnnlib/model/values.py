@@ -24,7 +24,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Softmaxed(Variable):
-    """Softmax over `axis` of the node at `position`; only an output of the graph may be this."""
+    """Softmax over `axis` of the node at `position`; composed of nodes if the graph goes on behind it."""
 
     axis: int
 

@@ -1,0 +1,255 @@
+"""Operators that pick, repeat, drop or pad entries of a computed tensor."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
+from bnn_vnnlib.model.balls import Ball
+from bnn_vnnlib.model.builder import LARGEST, Builder
+from bnn_vnnlib.model.folding import evaluate_node
+from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, variable
+from bnn_vnnlib.model.values import Constant, Value, Variable
+
+
+def positions_of(x: Variable) -> NDArray[np.int64]:
+    """The flat index of each entry."""
+    return np.arange(math.prod(x.shape), dtype=np.int64).reshape(x.shape)
+
+
+def moved(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Slice, Gather and their like: what the operator does to the indices of the entries, it does to the entries."""
+    x = variable(graph, node, inputs)
+    others = [_values(node, value) for value in inputs[1:]]
+    _refuse_large(node, x, others)
+    return graph.select(label(node), x, evaluate_node(node, graph.opset, [positions_of(x), *others]))
+
+
+def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None]) -> None:
+    """A small file may ask for a large result only by gathering."""
+    index = others[0] if others else None
+    if index is None or not node.op_type.startswith("Gather"):
+        return
+    size = index.size
+    if node.op_type == "Gather":
+        axis = normal_axis(node, attribute(node, "axis", 0), len(x.shape))
+        size = index.size * (math.prod(x.shape) // x.shape[axis])
+    elif node.op_type == "GatherND" and index.ndim:
+        size = index.size // max(index.shape[-1], 1) * math.prod(x.shape[attribute(node, "batch_dims", 0) :])
+    if size > LARGEST:
+        raise unsupported(node, f"picks {size} entries")
+
+
+def _values(node: NodeProto, value: Value | None) -> NDArray[Any] | None:
+    if isinstance(value, Variable):
+        raise unsupported(node, "its indices (or sizes) must be constant")
+    return None if value is None else value.values
+
+
+def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """numpy broadcasting to the common shape."""
+    x = variable(graph, node, inputs)
+    wanted = integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape")
+    if math.prod(wanted) * math.prod(x.shape) > LARGEST:
+        raise inconsistent(node, f"would make a tensor of shape {wanted}")
+    return graph.broadcast(label(node), x, np.broadcast_shapes(x.shape, wanted))
+
+
+def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """numpy.tile."""
+    x = variable(graph, node, inputs)
+    repeats = integers(node, inputs[1] if len(inputs) > 1 else None, "the repeats")
+    if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > LARGEST:
+        raise inconsistent(node, f"repeats {repeats} times")
+    return graph.select(label(node), x, np.tile(positions_of(x), repeats))
+
+
+def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
+    """Parts along an axis, of given or of equal sizes (the last may be smaller)."""
+    value = inputs[0] if inputs else None
+    if not isinstance(value, Constant):
+        value = variable(graph, node, inputs)
+    axis = normal_axis(node, attribute(node, "axis", 0), len(value.shape))
+    size, count = value.shape[axis], len(node.output)
+    sizes = ints_attribute(node, "split", ())
+    if len(inputs) > 1 and inputs[1] is not None:
+        sizes = integers(node, inputs[1], "the sizes")
+    if not sizes:
+        each = -(-size // count)
+        sizes = tuple(min(each, size - i * each) for i in range(count))
+    if sum(sizes) != size or min(sizes) < 1 or len(sizes) != count:
+        raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {sizes} for {count} outputs")
+    cuts = np.cumsum(sizes)[:-1].tolist()
+    if isinstance(value, Constant):
+        return tuple(value.moved(partial(_part, cuts=cuts, axis=axis, i=i)) for i in range(count))
+    parts = np.split(positions_of(value), cuts, axis)
+    return tuple(graph.select(label(node), value, part) for part in parts)
+
+
+def _part(array: NDArray[Any], cuts: list[int], axis: int, i: int) -> NDArray[Any]:
+    return np.split(array, cuts, axis)[i]
+
+
+def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Constant, edge, reflect and wrap; negative pads cut off."""
+    x, name = variable(graph, node, inputs), label(node)
+    amounts, fill, axes = _pads(node, inputs, len(x.shape))
+    mode = attribute(node, "mode", "constant")
+    widths = [(0, 0)] * len(x.shape)
+    for axis, before, after in zip(axes, amounts[: len(axes)], amounts[len(axes) :], strict=True):
+        widths[axis] = before, after
+    grown = [(max(before, 0), max(after, 0)) for before, after in widths]
+    if math.prod(size + a + b for size, (a, b) in zip(x.shape, grown, strict=True)) > LARGEST:
+        raise inconsistent(node, f"pads {widths}")
+    index = positions_of(x)
+    if mode == "constant":
+        index = np.pad(index, grown, constant_values=-1)
+    elif mode in ("edge", "reflect", "wrap"):
+        index = np.pad(index, grown, mode=mode)  # type: ignore[call-overload]
+    else:
+        raise inconsistent(node, f"mode {mode!r} is unknown")
+    cuts = zip(widths, index.shape, strict=True)
+    index = index[tuple(slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in cuts)]
+    y = graph.select(name, x, index)
+    if fill == 0 or (index >= 0).all():
+        return y
+    border = Ball(np.where(index < 0, fill, 0.0))
+    return graph.shift(name, y, graph.derived(f"{node.output[0]}.border", border, x.element))
+
+
+def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], float, list[int]]:
+    """Pads, value and axes: attributes before opset 11, inputs since."""
+    given = (*inputs, None, None, None)
+    if raw_attribute(node, "pads") is not None:
+        pads, fill = ints_attribute(node, "pads", ()), attribute(node, "value", 0.0)
+    else:
+        pads, constant = integers(node, given[1], "the pads"), given[2]
+        if isinstance(constant, Variable) or (
+            constant is not None and (constant.uncertain or constant.values.size != 1)
+        ):
+            raise unsupported(node, "the value that is put in must be one constant number")
+        fill = 0.0 if constant is None else float(constant.values.reshape(()))
+    axes = list(range(rank))
+    if given[3] is not None:
+        axes = [normal_axis(node, axis, rank) for axis in integers(node, given[3], "the axes")]
+    if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
+        raise inconsistent(node, f"{len(pads)} pads for axes {axes}")
+    if not math.isfinite(fill):
+        raise unsupported(node, f"pads with {fill}")
+    return pads, fill, axes
+
+
+# Upsample, Resize ------------------------------------------------------------------------------------------------
+
+
+def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Nearest neighbour: entry floor(i / scale)."""
+    x = variable(graph, node, inputs)
+    if attribute(node, "mode", "nearest") != "nearest":
+        raise unsupported(node, "only the mode nearest is supported")
+    scales = raw_attribute(node, "scales")
+    if scales is None:
+        scales = _floats(node, inputs[1] if len(inputs) > 1 else None, "the scales")
+    sizes = _scaled(node, x.shape, scales)
+    picks = [
+        np.minimum(np.floor(np.arange(new) / np.float32(scale)).astype(np.int64), old - 1)
+        for new, old, scale in zip(sizes, x.shape, scales, strict=True)
+    ]
+    return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
+
+
+def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Nearest neighbour, with the coordinates of ONNX."""
+    x, rank = variable(graph, node, inputs), len(variable(graph, node, inputs).shape)
+    if attribute(node, "mode", "nearest") != "nearest":
+        raise unsupported(node, "only the mode nearest is supported")
+    if attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise unsupported(node, "only keep_aspect_ratio_policy = stretch is supported")
+    operands = (*inputs, None, None, None)[1:4]
+    scales, sizes = (None, operands[0], None)[1:] if graph.opset == 10 else (operands[1], operands[2])
+    axes = [normal_axis(node, axis, rank) for axis in ints_attribute(node, "axes", ())] or list(range(rank))
+    factors, lengths = np.ones(rank), list(x.shape)
+    if sizes is not None and sizes.shape != (0,):
+        for axis, new in zip(axes, integers(node, sizes, "the sizes"), strict=True):
+            factors[axis], lengths[axis] = new / x.shape[axis], new
+    else:
+        factors[axes] = _floats(node, scales, "the scales")
+        lengths = list(_scaled(node, x.shape, factors))
+    if min(lengths) < 1 or math.prod(lengths) > LARGEST:
+        raise inconsistent(node, f"resizes {x.shape} to {tuple(lengths)}")
+    picks = [_nearest(graph, node, *sides) for sides in zip(x.shape, lengths, factors, strict=True)]
+    return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
+
+
+def _nearest(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.int64]:
+    """The entry along one axis that each new one takes."""
+    if old == new and scale == 1:
+        return np.arange(old)
+    default = "asymmetric" if graph.opset == 10 else "half_pixel"
+    mode = attribute(node, "coordinate_transformation_mode", default)
+    i = np.arange(new, dtype=np.float64)
+    match mode:
+        case "asymmetric":
+            at = i / scale
+        case "half_pixel":
+            at = (i + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            at = (i + 0.5) / scale - 0.5 if new > 1 else np.zeros(1)
+        case "align_corners":
+            at = i * (old - 1) / (new - 1) if new > 1 else np.zeros(1)
+        case "half_pixel_symmetric":
+            at = old / 2 * (1 - new / (scale * old)) + (i + 0.5) / scale - 0.5
+        case _:
+            raise unsupported(node, f"coordinate_transformation_mode {mode!r}")
+    rounding = attribute(node, "nearest_mode", "floor" if graph.opset == 10 else "round_prefer_floor")
+    match rounding:
+        case "floor":
+            at = np.floor(at)
+        case "ceil":
+            at = np.ceil(at)
+        case "round_prefer_floor":
+            at = np.ceil(at - 0.5)
+        case "round_prefer_ceil":
+            at = np.floor(at + 0.5)
+        case _:
+            raise inconsistent(node, f"nearest_mode {rounding!r} is unknown")
+    return np.clip(at, 0, old - 1).astype(np.int64)
+
+
+def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
+    if not isinstance(value, Constant):
+        raise unsupported(node, f"{what} must be constant")
+    return [float(item) for item in value.values.reshape(-1)]
+
+
+def _scaled(node: NodeProto, shape: tuple[int, ...], scales: Any) -> tuple[int, ...]:
+    if len(scales) != len(shape) or not all(0 < scale < LARGEST for scale in scales):
+        raise inconsistent(node, f"scales {list(scales)} do not fit {shape}")
+    sizes = tuple(math.floor(size * scale) for size, scale in zip(shape, scales, strict=True))
+    if min(sizes) < 1 or math.prod(sizes) > LARGEST:
+        raise inconsistent(node, f"resizes {shape} to {sizes}")
+    return sizes
+
+
+# Where -----------------------------------------------------------------------------------------------------------
+
+
+def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """mask * a + (1 - mask) * b, for a mask that is known."""
+    name, (mask, a, b) = label(node), (*inputs, None, None, None)[:3]
+    if not isinstance(mask, Constant) or mask.values.dtype != np.bool_:
+        raise unsupported(node, "the condition must be constant")
+    if a is None or b is None:
+        raise inconsistent(node, "needs three operands")
+    terms = []
+    for value, chosen in ((a, mask.values), (b, ~mask.values)):
+        branch = graph.branch(name, value)
+        part = graph.derived(f"{node.output[0]}.mask", Ball(chosen.astype(np.float64)), branch.element)
+        terms.append((1, graph.scale(name, branch, part)))
+    return graph.total(name, terms)

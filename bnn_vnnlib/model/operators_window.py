@@ -1,0 +1,316 @@
+"""Convolutions and poolings, over any number of axes.
+
+The network knows 2-d convolutions only. One axis is two with a height of 1; three are a sum over the first of them, one
+2-d convolution for each entry of the kernel along it. A ConvTranspose is a Conv with the kernel flipped over an image
+with zeros between its pixels. Pools over other than two axes, and those with partial windows, gather each window.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from bnn_vnnlib.model import nodes
+from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
+from bnn_vnnlib.model.builder import LARGEST, Builder
+from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
+from bnn_vnnlib.model.operators_select import positions_of
+from bnn_vnnlib.model.operators_shape import Inputs, variable
+from bnn_vnnlib.model.values import Constant, Value, Variable
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that moves over the axes behind the channels; begins and ends are the pads, `counts` its places."""
+
+    kernel: Ints
+    strides: Ints
+    dilations: Ints
+    begins: Ints
+    ends: Ints
+    counts: Ints
+
+
+def _image(graph: Builder, node: NodeProto, inputs: Inputs) -> Variable:
+    x = variable(graph, node, inputs)
+    if len(x.shape) < 3:
+        raise inconsistent(node, f"input of shape {x.shape}: expected (batch, channels, ..)")
+    return x
+
+
+def _axes_attribute(node: NodeProto, name: str, rank: int) -> Ints:
+    values = ints_attribute(node, name, (1,) * rank)
+    if min(values) < 1:
+        raise unsupported(node, f"{name} {values} below 1")
+    return values
+
+
+def _window(node: NodeProto, x: Variable, kernel: Ints) -> Window:
+    """Pads and number of places along each axis."""
+    rank, sizes = len(kernel), x.shape[2:]
+    if rank != len(sizes) or min(kernel) < 1:
+        raise inconsistent(node, f"a kernel {kernel} does not fit the input {x.shape}")
+    strides, dilations = (_axes_attribute(node, name, rank) for name in ("strides", "dilations"))
+    extent = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
+        spans = zip(counts, strides, extent, sizes, strict=True)
+        total = [max((count - 1) * stride + reach - size, 0) for count, stride, reach, size in spans]
+        # the odd row or column goes behind (UPPER) or in front (LOWER)
+        begins = tuple((amount + (auto == "SAME_LOWER")) // 2 for amount in total)
+        ends = tuple(amount - front for amount, front in zip(total, begins, strict=True))
+    elif auto == "VALID":
+        begins = ends = (0,) * rank
+    elif auto == "NOTSET":
+        pads = ints_attribute(node, "pads", (0,) * (2 * rank))
+        begins, ends = pads[:rank], pads[rank:]
+    else:
+        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
+    if min(*begins, *ends, 0) < 0 or max(*begins, *ends) > LARGEST:
+        raise unsupported(node, f"pads {(*begins, *ends)}")
+    room = [
+        size + front + behind - reach for size, front, behind, reach in zip(sizes, begins, ends, extent, strict=True)
+    ]
+    if min(room) < 0:
+        raise inconsistent(node, f"the kernel {kernel} is larger than the padded input {x.shape}")
+    counts = [gap // stride + 1 for gap, stride in zip(room, strides, strict=True)]
+    if attribute(node, "ceil_mode", 0) and auto == "NOTSET":
+        counts = [-(-gap // stride) + 1 for gap, stride in zip(room, strides, strict=True)]
+        # a window that would start in the pads behind the image is left out
+        starts = zip(counts, strides, sizes, begins, strict=True)
+        counts = [count - ((count - 1) * stride >= size + front) for count, stride, size, front in starts]
+    return Window(kernel, strides, dilations, begins, ends, tuple(counts))
+
+
+# convolutions ----------------------------------------------------------------------------------------------------
+
+
+def conv(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Convolution over one, two or three axes; bias as a Shift per channel."""
+    x, weight = _image(graph, node, inputs), constant_operand(node, inputs, 1, "the kernel")
+    groups = attribute(node, "group", 1)
+    fits = len(weight.shape) == len(x.shape) and groups >= 1 and weight.shape[1] * groups == x.shape[1]
+    if not fits or weight.shape[0] % groups:
+        raise inconsistent(node, f"kernel {weight.shape} in {groups} groups does not fit input {x.shape}")
+    if ints_attribute(node, "kernel_shape", weight.shape[2:]) != weight.shape[2:]:
+        raise inconsistent(node, f"kernel_shape differs from the kernel's {weight.shape[2:]}")
+    window = _window(node, x, weight.shape[2:])
+    return _biased(graph, node, inputs, _convolved(graph, node, x, weight, window, groups))
+
+
+def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Variable) -> Variable:
+    if len(inputs) < 3 or inputs[2] is None:
+        return y
+    return graph.shift(label(node), y, per_channel(node, constant_operand(node, inputs, 2, "the bias"), y))
+
+
+def _convolved(graph: Builder, node: NodeProto, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+    name, rank = label(node), len(window.kernel)
+    if rank == 1:
+        flat = graph.reshape(name, x, (*x.shape[:2], 1, x.shape[2]))
+        wide = Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0, *window.begins),
+                      (0, *window.ends), (1, *window.counts))  # fmt: skip
+        y = _plane(graph, name, flat, weight.reshaped(*weight.shape[:2], 1, *weight.shape[2:]), wide, groups)
+        return graph.reshape(name, y, (*y.shape[:2], y.shape[3]))
+    if rank == 2:
+        return _plane(graph, name, x, weight, window, groups)
+    if rank == 3:
+        return _solid(graph, name, x, weight, window, groups)
+    raise unsupported(node, f"a convolution over {rank} axes: at most 3 are supported")
+
+
+def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+    """The network's own 2-d convolution."""
+    shape = (x.shape[0], weight.shape[0], *window.counts)
+    strides, dilations, pads = window.strides, window.dilations, (*window.begins, *window.ends)
+    maps = nodes.Conv(
+        name, (x.position,), shape, weight.weight, (strides[0], strides[1]), (pads[0], pads[1], pads[2], pads[3]),
+        (dilations[0], dilations[1]), groups,
+    )  # fmt: skip
+    return graph.append(maps, x.element)
+
+
+def _solid(graph: Builder, name: str, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+    """Sum over the depth of the kernel: planes of the input are picked, and join the batch."""
+    batch, channels = x.shape[:2]
+    flat = Window(*(part[1:] for part in (window.kernel, window.strides, window.dilations, window.begins, window.ends,
+                                          window.counts)))  # fmt: skip
+    index = np.pad(positions_of(x), [(0, 0), (0, 0), (window.begins[0], window.ends[0]), (0, 0), (0, 0)],
+                   constant_values=-1)  # fmt: skip
+    terms = []
+    for k in range(window.kernel[0]):
+        places = np.arange(window.counts[0]) * window.strides[0] + k * window.dilations[0]
+        planes = np.moveaxis(index[:, :, places], 2, 1).reshape(-1, channels, *x.shape[3:])
+        kernel = weight.moved(partial(np.take, indices=k, axis=2))
+        terms.append((1, _plane(graph, name, graph.select(name, x, planes), kernel, flat, groups)))
+    y = graph.total(name, terms)
+    y = graph.reshape(name, y, (batch, window.counts[0], *y.shape[1:]))
+    return graph.transpose(name, y, (0, 2, 1, 3, 4))
+
+
+def conv_transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """The transposed convolution: y[i stride + k dilation - pad] += W[k] x[i].
+
+    With stride - 1 zeros between the entries of x it is the convolution of stride 1 with the flipped kernel.
+    """
+    x, weight = _image(graph, node, inputs), constant_operand(node, inputs, 1, "the kernel")
+    groups, rank = attribute(node, "group", 1), len(x.shape) - 2
+    if len(weight.shape) != len(x.shape) or groups < 1 or weight.shape[0] != x.shape[1] or x.shape[1] % groups:
+        raise inconsistent(node, f"kernel {weight.shape} in {groups} groups does not fit input {x.shape}")
+    kernel, sizes = weight.shape[2:], x.shape[2:]
+    if ints_attribute(node, "kernel_shape", kernel) != kernel:
+        raise inconsistent(node, f"kernel_shape differs from the kernel's {kernel}")
+    strides, dilations = (_axes_attribute(node, what, rank) for what in ("strides", "dilations"))
+    begins, counts = _transposed_window(node, sizes, kernel, strides, dilations)
+    index = positions_of(x)
+    for axis in range(rank):
+        # entry o of the result reads places o .. o + reach of the stuffed image behind `front` zeros
+        reach = dilations[axis] * (kernel[axis] - 1)
+        front, length = reach - begins[axis], counts[axis] + reach
+        if length * math.prod(index.shape) // index.shape[axis + 2] > LARGEST:
+            raise inconsistent(node, f"computes a tensor of {counts} entries along its axes")
+        place = np.arange(length) - front
+        inside = (place % strides[axis] == 0) & (place >= 0) & (place < sizes[axis] * strides[axis])
+        picked = np.take(index, np.where(inside, place // strides[axis], 0), axis + 2)
+        index = np.where(inside.reshape(-1, *(1,) * (rank - 1 - axis)), picked, -1)
+    stuffed = graph.select(label(node), x, index)
+    window = Window(kernel, (1,) * rank, dilations, (0,) * rank, (0,) * rank, counts)
+    return _biased(graph, node, inputs, _convolved(graph, node, stuffed, _flipped(weight, groups), window, groups))
+
+
+def _flipped(weight: Constant, groups: int) -> Constant:
+    """(in, out / groups, *kernel) -> (out, in / groups, *kernel), the kernel from back to front."""
+    inputs, outputs, *kernel = weight.shape
+
+    def move(array: NDArray[np.float64]) -> NDArray[np.float64]:
+        array = array.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
+        array = array.reshape(groups * outputs, inputs // groups, *kernel)
+        return np.flip(array, tuple(range(2, array.ndim)))
+
+    return weight.moved(move)
+
+
+def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints, dilations: Ints) -> tuple[Ints, Ints]:
+    """Pads in front, and the sizes of the result."""
+    rank = len(sizes)
+    extra = ints_attribute(node, "output_padding", (0,) * rank)
+    full = [
+        stride * (size - 1) + added + dilation * (k - 1) + 1
+        for stride, size, added, dilation, k in zip(strides, sizes, extra, dilations, kernel, strict=True)
+    ]
+    auto, wanted = attribute(node, "auto_pad", "NOTSET"), ints_attribute(node, "output_shape", ())
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
+    if auto.startswith("SAME") and not wanted:
+        wanted = tuple(size * stride for size, stride in zip(sizes, strides, strict=True))
+    if wanted:
+        if len(wanted) != rank:
+            raise inconsistent(node, f"output_shape {wanted} does not fit")
+        total = [max(have - want, 0) for have, want in zip(full, wanted, strict=True)]
+        begins = tuple(amount // 2 if auto == "SAME_UPPER" else amount - amount // 2 for amount in total)
+        return begins, wanted
+    pads = ints_attribute(node, "pads", (0,) * (2 * rank)) if auto == "NOTSET" else (0,) * (2 * rank)
+    counts = tuple(have - pads[i] - pads[rank + i] for i, have in enumerate(full))
+    if min(counts) < 1 or min(pads) < 0 or min(extra) < 0:
+        raise inconsistent(node, f"pads {pads} leave an output of {counts}")
+    return pads[:rank], counts
+
+
+# pools -----------------------------------------------------------------------------------------------------------
+
+
+def _gathered(graph: Builder, node: NodeProto, x: Variable, window: Window) -> NDArray[np.int64]:
+    """(batch, channels, *counts, entries): what each window sees, -1 outside the image."""
+    spots = _spots(window)
+    if math.prod(window.counts) * math.prod(window.kernel) * math.prod(x.shape[:2]) > LARGEST:
+        raise inconsistent(node, f"pools {math.prod(window.counts)} windows of {window.kernel}")
+    rank = len(spots)
+    flat: NDArray[np.int64] = np.zeros((1,) * (2 * rank), np.int64)
+    inside = np.ones((1,) * (2 * rank), bool)
+    for axis, (spot, size) in enumerate(zip(spots, x.shape[2:], strict=True)):
+        shape = [1] * (2 * rank)
+        shape[axis], shape[rank + axis] = spot.shape
+        flat = flat * size + spot.reshape(shape)
+        inside = inside & ((spot >= 0) & (spot < size)).reshape(shape)
+    flat, inside = np.broadcast_arrays(flat, inside)
+    flat = np.where(inside, flat, -1).reshape(*window.counts, -1)
+    if not inside.reshape(*window.counts, -1).any(-1).all():
+        raise unsupported(node, "a window that lies in the padding entirely")
+    image = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * (rank + 1)) * math.prod(x.shape[2:])
+    return np.where(flat < 0, -1, flat + image)
+
+
+def max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Maximum of each window; in place of the padding the window sees one of its entries again."""
+    x, name = _image(graph, node, inputs), label(node)
+    kernel = ints_attribute(node, "kernel_shape", ())
+    index = _gathered(graph, node, x, _window(node, x, kernel or (0,) * (len(x.shape) - 2)))
+    index = np.where(index < 0, index.max(-1, keepdims=True), index)
+    return graph.maximum(name, graph.select(name, x, index))
+
+
+def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Sum of each window divided by the number of its entries (of all its places with count_include_pad)."""
+    x, name = _image(graph, node, inputs), label(node)
+    kernel = ints_attribute(node, "kernel_shape", ())
+    window = _window(node, x, kernel or (0,) * (len(x.shape) - 2))
+    size = _entries(x, window, bool(attribute(node, "count_include_pad", 0)))
+    ones = graph.number(f"{node.output[0]}.one", 1.0, x)
+    if len(kernel) == 2 and window.counts == _whole(x, window):
+        kernels = ones.moved(lambda array: np.broadcast_to(array, (x.shape[1], 1, *kernel)))
+        y = _plane(graph, name, x, kernels, window, x.shape[1])
+    else:
+        places = graph.select(name, x, _gathered(graph, node, x, window))
+        y = graph.sum_over(name, places, len(places.shape) - 1)
+        y = graph.reshape(name, y, y.shape[:-1])
+    if not size.all():
+        raise unsupported(node, "a window that lies in the padding entirely")
+    return graph.divided(name, y, size.max() if size.min() == size.max() else size)
+
+
+def _whole(x: Variable, window: Window) -> Ints:
+    """Number of places at which the window stays inside image and pads."""
+    spans = zip(x.shape[2:], window.begins, window.ends, window.kernel, window.dilations, window.strides, strict=True)
+    return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, d, s in spans)
+
+
+def _entries(x: Variable, window: Window, pads: bool) -> NDArray[np.float64]:
+    """Entries of each window that lie in the image, or in image and pads (ceil_mode reaches behind them)."""
+    total = np.ones(())
+    for axis, spot in enumerate(_spots(window)):
+        size, front, behind = x.shape[2 + axis], window.begins[axis], window.ends[axis]
+        low, high = (-front, size + behind) if pads else (0, size)
+        total = np.multiply.outer(total, ((spot >= low) & (spot < high)).sum(1).astype(np.float64))
+    return total
+
+
+def _spots(window: Window) -> list[NDArray[np.int64]]:
+    """(count, kernel) along each axis: where the entries of a window lie."""
+    spans = zip(window.counts, window.strides, window.begins, window.kernel, window.dilations, strict=True)
+    return [
+        np.arange(count)[:, None] * stride - front + np.arange(k) * dilation
+        for count, stride, front, k, dilation in spans
+    ]
+
+
+def global_average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Mean over all axes behind the channels."""
+    x, name = _image(graph, node, inputs), label(node)
+    flat = graph.reshape(name, x, (*x.shape[:2], math.prod(x.shape[2:])))
+    mean = graph.divided(name, graph.sum_over(name, flat, 2), flat.shape[2])
+    return graph.reshape(name, mean, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+
+
+def global_max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Maximum over all axes behind the channels."""
+    x, name = _image(graph, node, inputs), label(node)
+    largest = graph.maximum(name, graph.reshape(name, x, (*x.shape[:2], math.prod(x.shape[2:]))))
+    return graph.reshape(name, largest, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
