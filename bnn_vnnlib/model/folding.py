@@ -42,13 +42,6 @@ ARITHMETIC: dict[str, Callable[..., Ball]] = {
 FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
 
 
-def folds(node: NodeProto, inputs: Sequence[Constant | None], convertible: bool) -> bool:
-    """Whether a node of constants is computed here; other operators on floats are nodes of the network."""
-    if not convertible or node.op_type in (*MOVES, *ARITHMETIC, "Concat", "Cast", "Identity", "Dropout"):
-        return True
-    return all(value is None or value.param is None for value in inputs)
-
-
 def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> Constant:
     """Value of a node of constants.
 

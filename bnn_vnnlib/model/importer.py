@@ -16,7 +16,7 @@ from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import inconsistent, label, unsupported
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.folding import FOLDABLE, fold, folds
+from bnn_vnnlib.model.folding import FOLDABLE, fold
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
@@ -25,6 +25,7 @@ from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.signature import Variable as SignatureVariable
 
 OLDEST_OPSET = 7
+FROZEN_NOISE = ("_sampler.eps_w", "_sampler.eps_b")
 WHATEVER = (shapes.shape_of, select.split)
 """Converters that serve constants, too."""
 
@@ -142,6 +143,13 @@ def _refuse_stochastic(alive: Iterable[NodeProto]) -> None:
                 "not supported yet; export the posterior-mean network and attach the posterior to it"
             )
             raise unsupported(node, message)
+        frozen = [name for name in node.input if name.endswith(FROZEN_NOISE)]
+        if frozen:
+            message = (
+                f"uses {frozen[0]}, the noise of one forward pass that a BLiTZ layer left in the file: this is one sample "
+                "of the weights, not their posterior. Export the posterior-mean network and attach the posterior to it"
+            )
+            raise unsupported(node, message)
 
 
 def _add_inputs(graph: Builder, proto: ModelProto, values: _FileValues, notes: list[str]) -> list[SignatureVariable]:
@@ -194,7 +202,7 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
         inputs = [values[name] for name in node.input]
         converter = find_converter(graph, node, proto)
         constant = [value is None or isinstance(value, Constant) for value in inputs]
-        if inputs and all(constant) and converter not in WHATEVER and folds(node, inputs, converter is not None):
+        if inputs and all(constant) and converter not in WHATEVER:
             return fold(graph, node, inputs)
         if converter is None:
             raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
