@@ -1,20 +1,21 @@
-"""Linear bounds under splits of neurons, with slopes and multipliers optimised by gradient.
+"""Linear bounds of systems of rows under splits of neurons: slopes, multipliers and mixture optimised by gradient.
 
-On the part of the input box where sign_j z_j >= 0 for the split neurons j, any multipliers beta >= 0 give
-    row(x) >= row(x) - sum_j beta_j sign_j z_j,
+A system asks for all its rows to hold: row_r(x) <= b_r. It has no solution where, for some weights m_r >= 0 (the
+mixture), sum m_r (row_r(x) - b_r) > 0. On the part of the input box where sign_j z_j >= 0 for the split neurons j, any
+multipliers beta_j >= 0 give
+    sum m_r (row_r - b_r) >= sum m_r (row_r - b_r) - sum beta_j sign_j z_j,
 whose linear bound is walked back as usual: at the activation of a split neuron beta_j sign_j is taken off the
-coefficient of z_j, and the lines there are exact because the sign is known. Slopes (alpha) of the open neurons and
-multipliers (beta) are free; every choice is a proof, and the best one met during the ascent is kept.
+coefficient of z_j, and the lines there are exact because the sign is known. Slopes (alpha) of the open neurons,
+multipliers and mixture are free: every choice is a proof, and the best one met during the ascent is kept.
 
-Guarantee: sound, rounding included (the walk is that of `linear`). Only the ranges of the root are used, met with the
-signs.
+Guarantee: sound, rounding included (the walk is that of `linear`; the mixture is rounded and paid for). Only the ranges
+of the root are used, met with the signs.
 Reference: Xu et al., Fast and Complete, ICLR 2021 (slopes); Wang et al., Beta-CROWN, NeurIPS 2021 (multipliers).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +25,7 @@ from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Walk, dot
-from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation
@@ -61,20 +62,24 @@ def kinks_of(network: Network) -> Kinks:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """For K x M parts: signs (K, M, H) in {-1, 0, 1}, alpha (K, M, H) in [0, 1], beta (K, M, H) >= 0."""
+    """For K x M parts: signs (K, M, H) in {-1, 0, 1}, alpha (K, M, H) in [0, 1], beta (K, M, H) >= 0, mixture
+    (K, M, R) >= 0.
+    """
 
     signs: Tensor
     alpha: Tensor
     beta: Tensor
+    mixture: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class SplitBounds:
-    """lower (K, M, R); choice: the one behind the best of them; corner (K, M, n): the input that minimises the row
-    nearest to its bound; gain (K, M, H): what the relaxation of each open neuron costs, about.
+    """margin (K, M): lower bounds of the mixed rows less their bounds, > 0 where the system has no solution; choice:
+    behind it; corner (K, M, n): the input that minimises the linear function; gain (K, M, H): what the relaxation of
+    each open neuron costs, about.
     """
 
-    lower: Tensor
+    margin: Tensor
     choice: Choice
     corner: Tensor
     gain: Tensor
@@ -82,7 +87,7 @@ class SplitBounds:
 
 @dataclass(frozen=True, eq=False)
 class SplitEngine:
-    """Bounds the rows of K settings x M parts.
+    """Bounds one system for each of K settings x M parts.
 
     Parameters
     ----------
@@ -90,9 +95,8 @@ class SplitEngine:
     weights : K weight settings
     ranges : of the roots, gathered for each part: values, magnitudes (K, M, *shape), lines of the other activations
     box : of the inputs, (K, M, n)
-    seeds : see `linear.seeds_of`: the rows (K, M, R, *shape) over the outputs
-    inputs : (K, M, R, n) or None
-    bound : (K, M, R): the ascent is on `lower - bound`
+    outputs, inputs : rows (K, M, R, m) over the outputs and (K, M, R, n) over the inputs, or None
+    bound : (K, M, R); inf for padding
     """
 
     network: Network
@@ -100,50 +104,106 @@ class SplitEngine:
     weights: WeightBoxes
     ranges: Ranges
     box: Interval
-    seeds: Sequence[tuple[int, Tensor]]
+    outputs: Tensor
     inputs: Tensor | None
     bound: Tensor
 
     def ascend(self, choice: Choice, steps: int) -> SplitBounds:
         """The best bounds met in so many steps (0: those of the given choice)."""
-        alpha, beta = (value.clone().requires_grad_(steps > 0) for value in (choice.alpha, choice.beta))
-        ascent = [_Adam(torch.zeros_like(alpha), torch.zeros_like(alpha)) for _ in range(2)]
+        free = [part.clone().requires_grad_(steps > 0) for part in (choice.alpha, choice.beta, choice.mixture)]
+        ascent = [_Adam(torch.zeros_like(part), torch.zeros_like(part)) for part in free]
         best = None
         for step in range(steps + 1):
             with torch.set_grad_enabled(step < steps):
-                found = self._bound(Choice(choice.signs, alpha, beta))
-                goal = (found.lower - self.bound).amax(-1).clamp(-1e30, 1e30).sum()
-            found = replace(found, lower=found.lower.detach())
-            best = found if best is None else _better(best, found, self.bound)
-            if step == steps or bool(((best.lower - self.bound).amax(-1) > 0).all()):
+                found = self._bound(Choice(choice.signs, *free))
+                goal = (found.margin / free[2].sum(-1)).clamp(-1e30, 1e30).sum()
+            found = replace(
+                found,
+                margin=found.margin.detach(),
+                choice=Choice(choice.signs, *(part.detach().clone() for part in free)),
+            )
+            best = found if best is None else _better(best, found)
+            if step == steps or bool((best.margin > 0).all()):
                 return best
-            gradients = torch.autograd.grad(goal, (alpha, beta))
+            gradients = torch.autograd.grad(goal, free)
             with torch.no_grad():
-                for value, gradient, one in zip((alpha, beta), gradients, ascent, strict=True):
-                    value.add_(RATE * DECAY**step * one.direction(gradient.nan_to_num(0.0, 0.0, 0.0), step))
-                alpha.clamp_(0, 1)
-                beta.clamp_(min=0)
+                for part, gradient, one in zip(free, gradients, ascent, strict=True):
+                    part.add_(RATE * DECAY**step * one.direction(gradient.nan_to_num(0.0, 0.0, 0.0), step))
+                self._restore(*free)
         raise ValueError("the number of steps must not be negative")
+
+    def _restore(self, alpha: Tensor, beta: Tensor, mixture: Tensor) -> None:
+        """Back into the valid choices."""
+        alpha.clamp_(0, 1)
+        beta.clamp_(min=0)
+        mixture.clamp_(min=0)
+        mixture[~torch.isfinite(self.bound)] = 0.0
+        total = mixture.sum(-1, keepdim=True)
+        even = torch.isfinite(self.bound).to(mixture.dtype)
+        mixture.copy_(torch.where(total > 1e-6, mixture / total.clamp(min=1e-6), even))
 
     def _bound(self, choice: Choice) -> SplitBounds:
         split = _Split(self, choice)
-        last = max(position for position, _ in self.seeds)
-        zero = self.bound.new_zeros(self.bound.shape)
+        bound = self.bound.nan_to_num(posinf=0.0) * choice.mixture
+        form = self.form(split, self._mixed(choice.mixture))
+        lower = form.minimum(self.box)[..., 0]
+        size = lower.abs() + bound.abs().sum(-1)
+        margin = lower - bound.sum(-1) - gamma(4 * bound.shape[-1]) * size - TINY
+        slope = form.slope.detach()[:, :, 0]
+        return SplitBounds(margin, choice, torch.where(slope >= 0, self.box.lower, self.box.upper), split.gain)
+
+    def _mixed(self, mixture: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The mixed row over the outputs (K, M, 1, m) and over the inputs, and the rounding (K, M, 1)."""
+        y = torch.cat([self.ranges.values[place].magnitude.flatten(2) for place in self.network.outputs], -1)
+        g = gamma(2 * mixture.shape[-1])
+
+        def mix(rows: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+            error = g * dot(mixture[:, :, None] @ rows.abs(), magnitude)
+            return mixture[:, :, None] @ rows, error + TINY * magnitude.sum(-1)[..., None]
+
+        outputs, error = mix(self.outputs, y)
+        if self.inputs is None:
+            return outputs, None, error
+        inputs, more = mix(self.inputs, self.box.magnitude)
+        return outputs, inputs, error + more
+
+    def affine(self, choice: Choice) -> LinearForm:
+        """Linear functions below the R rows, then below the inputs of the H neurons that can be split.
+
+        Where all signs are known they are the affine functions themselves, apart from rounding.
+        """
+        count, rows = self.kinks.count, self.bound.shape[-1]
+        lead = self.bound.shape[:2]
+        still = Choice(choice.signs, choice.alpha, torch.zeros_like(choice.beta), choice.mixture)
+        zero = self.bound.new_zeros(*lead, rows + count)
         walk = Walk(self.network, self.weights, self.ranges, {}, zero, zero)
-        for position, a in self.seeds:
+        for position, a in linear.seeds_of(self.network, torch.nn.functional.pad(self.outputs, (0, 0, 0, count))):
+            walk.give(position, a)
+        unit = torch.eye(count, dtype=zero.dtype, device=zero.device)
+        for position, start, size in self.kinks.places:
+            (source,) = self.network.nodes[position].inputs
+            part = torch.nn.functional.pad(unit[:, start : start + size], (0, 0, rows, 0))
+            walk.give(
+                source,
+                part.reshape(1, 1, rows + count, *self.network.nodes[source].shape).expand(
+                    *lead, *[-1] * (1 + len(self.network.nodes[source].shape))
+                ),
+            )
+        rules = {**linear.LINEAR, Activation: _Split(self, still).activation}
+        form = linear.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
+        if self.inputs is None:
+            return form
+        return form.plus(torch.nn.functional.pad(self.inputs, (0, 0, 0, count)), self.box)
+
+    def form(self, split: _Split, rows: tuple[Tensor, Tensor | None, Tensor]) -> LinearForm:
+        """Linear functions below rows (outputs, inputs, error)."""
+        outputs, inputs, error = rows
+        walk = Walk(self.network, self.weights, self.ranges, {}, torch.zeros_like(error), error)
+        for position, a in linear.seeds_of(self.network, outputs):
             walk.give(position, a)
         rules = {**linear.LINEAR, Activation: split.activation}
-        form = linear.finish(walk, last, self.box.lower.shape[-1], rules)
-        if self.inputs is not None:
-            form = form.plus(self.inputs, self.box)
-        lower = form.minimum(self.box)
-        detached = Choice(choice.signs, choice.alpha.detach().clone(), choice.beta.detach().clone())
-        return SplitBounds(lower, detached, self._corner(form, lower), split.gain)
-
-    def _corner(self, form: LinearForm, lower: Tensor) -> Tensor:
-        row = (lower - self.bound).detach().argmax(-1)[..., None, None]
-        slope = form.slope.detach().gather(2, row.expand(-1, -1, 1, form.slope.shape[-1]))[:, :, 0]
-        return torch.where(slope >= 0, self.box.lower, self.box.upper)
+        form = linear.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
+        return form if inputs is None else form.plus(inputs, self.box)
 
 
 class _Split:
@@ -190,17 +250,19 @@ class _Split:
         self.gain[..., start : start + size] += cost.flatten(2)
 
 
-def _better(best: SplitBounds, found: SplitBounds, bound: Tensor) -> SplitBounds:
-    """Part by part the one whose best row is further above its bound; the lower bounds row by row."""
-    ahead = (found.lower.detach() - bound).amax(-1) > (best.lower.detach() - bound).amax(-1)
+def _better(best: SplitBounds, found: SplitBounds) -> SplitBounds:
+    """Part by part the one with the larger margin."""
+    ahead = found.margin > best.margin
 
     def pick(theirs: Tensor, ours: Tensor) -> Tensor:
         return torch.where(ahead[..., None], theirs, ours)
 
     old, new = best.choice, found.choice
     return SplitBounds(
-        torch.maximum(best.lower.detach(), found.lower.detach()),
-        Choice(old.signs, pick(new.alpha, old.alpha), pick(new.beta, old.beta)),
+        torch.maximum(best.margin, found.margin),
+        Choice(
+            old.signs, pick(new.alpha, old.alpha), pick(new.beta, old.beta), pick(new.mixture, old.mixture)
+        ),
         pick(found.corner, best.corner), pick(found.gain, best.gain),
     )  # fmt: skip
 

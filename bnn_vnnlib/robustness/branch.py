@@ -3,10 +3,10 @@
 Guarantee: sound, rounding included. Complete in the limit for properties that are not violated by less than rounding:
 a pair stays open only when time or its share of boxes is used up, or when its boxes cannot be split any more.
 Method: each box is bounded by linear functions below the rows. A case is refuted on the box when one of its rows is
-false everywhere. Otherwise the rows cut the box: where row(x) >= s.x + t and the minimum over the box is `lower`, a
-violation needs s_j x_j - min s_j x_j <= bound - lower for every j, so the box shrinks to the hull of what the open
-cases leave. Then it is halved where the linear functions vary most. The corner that minimises the row and the centre
-are tried as witnesses on the way.
+false everywhere. Otherwise the rows cut the box: where row(x) >= s.x + t and the minimum of s.x + t over the box is
+`least`, a violation needs s_j x_j - min s_j x_j <= bound - least for every j, so the box shrinks to the hull of what
+the open cases leave. Then it is halved where the linear functions vary most. The corner that minimises the row and
+the centre are tried as witnesses on the way, after a short descent.
 Reference: Wang et al., ReluVal, USENIX Security 2018 (splitting of inputs); Xu et al., Fast and Complete, ICLR 2021
 (batched, with backward linear bounds).
 """
@@ -124,7 +124,8 @@ class Branching:
         problem = self._problem.items(boxes.pair % self._items)
         pairs = Pairs(self._bounds, self._weights, boxes.pair // self._items, problem)
         rows = problem.rows
-        lower, slope = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
+        found = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
+        lower, form = found.lower, found.form
         false = torch.where(rows.strict, lower >= rows.bound, lower > rows.bound)
         open_ = ~(problem.any_row(false) | ~problem.exists)
         index = torch.nonzero(open_.any(-1))[:, 0]
@@ -132,14 +133,14 @@ class Branching:
             return boxes.pick(index), boxes.lower[index]
         boxes, problem, lower, open_ = boxes.pick(index), problem.items(index), lower[index], open_[index]
         pairs = Pairs(self._bounds, self._weights, pairs.setting[index], problem)
-        if slope is None:  # a Softmax in between: no linear functions, so the input that is widest at first is halved
+        if form is None:  # a Softmax in between: no linear functions, so the input that is widest at first is halved
             self._falsify(pairs, boxes, (boxes.lower + boxes.upper) / 2)
             low, high = boxes.lower, boxes.upper
             steepest = 1.0 / (problem.upper - problem.lower).clamp(min=TINY)
         else:
-            slope = slope[index].nan_to_num()
+            slope = form.slope[index].nan_to_num()
             self._try(pairs, boxes, lower, slope, open_)
-            low, high = _hull(problem, boxes, lower, slope, open_)
+            low, high = _hull(problem, boxes, form.least[index], slope, open_)
             # a row counts for the direction of the split if its case is open
             live = torch.nn.functional.pad(open_, (0, 1)).gather(-1, _case_of(problem, lower))
             steepest = torch.where(live[..., None], slope.abs(), 0.0).amax(1)
@@ -161,7 +162,7 @@ class Branching:
             self._falsify(pairs, boxes, x)
 
     def _falsify(self, pairs: Pairs, boxes: _Boxes, x: Tensor) -> None:
-        x = torch.minimum(torch.maximum(x, pairs.problem.inner_lower), pairs.problem.inner_upper)
+        x = pairs.descend(x, boxes.upper - boxes.lower)
         hit = torch.nonzero(pairs.violated(x))[:, 0]
         pair, first = boxes.pair[hit].unique(return_inverse=True)
         # any of a pair's points will do: the last one, by its place on the stack
@@ -187,12 +188,15 @@ class Branching:
         return left.join(right)
 
 
-def _hull(problem: Problem, boxes: _Boxes, lower: Tensor, slope: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
-    """The hull of what the open cases leave of each box: (P, n) twice; empty (lower > upper) where nothing is left."""
-    down, up = _cut_by(boxes.lower, boxes.upper, slope, problem.rows.bound, lower)
+def _hull(problem: Problem, boxes: _Boxes, least: Tensor, slope: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
+    """The hull of what the open cases leave of each box: (P, n) twice; empty (lower > upper) where nothing is left.
+
+    least (P, R): the minima of the linear functions themselves; a better bound on the row would cut too much.
+    """
+    down, up = _cut_by(boxes.lower, boxes.upper, slope, problem.rows.bound, least)
     # the rows of a case intersect, the cases unite; a case without rows cuts nothing
-    case = _case_of(problem, lower)[..., None].expand(slope.shape)
-    shape = (len(lower), problem.cases + 1, slope.shape[-1])
+    case = _case_of(problem, least)[..., None].expand(slope.shape)
+    shape = (len(least), problem.cases + 1, slope.shape[-1])
     down = slope.new_full(shape, -torch.inf).scatter_reduce(1, case, down, "amax")[:, :-1]
     up = slope.new_full(shape, torch.inf).scatter_reduce(1, case, up, "amin")[:, :-1]
     down, up = torch.maximum(down, boxes.lower[:, None]), torch.minimum(up, boxes.upper[:, None])

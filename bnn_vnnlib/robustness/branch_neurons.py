@@ -1,8 +1,8 @@
 """Branch and bound over the signs of ReLU neurons, for inputs too many to be split.
 
-Guarantee: sound, rounding included. With all signs fixed the network is linear on the part that is left and the
-multipliers can reach the exact minimum, so the method is complete up to the ascent's accuracy; what it cannot close
-stays open.
+Guarantee: sound, rounding included. With all signs known the network is affine on the part that is left, and the
+multipliers come from a linear program, so the method is complete up to rounding for networks whose only nonlinear nodes
+are Relu and LeakyRelu; what it cannot close stays open.
 Method: a target is one case of one pair of a weight setting and an item. It is refuted by closing a tree of parts, in
 each of which some neurons have a known sign (`bounds.splits`). The neuron to split is the one, of a few whose
 relaxation costs most, whose halves have the best bounds.
@@ -12,12 +12,13 @@ Beta-CROWN, NeurIPS 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.activations import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import Ranges
@@ -32,8 +33,11 @@ from bnn_vnnlib.robustness.problem import Problem
 MEMORY = 2**22
 """Activations of the parts that are bounded together, in float64 elements, at most about."""
 
-STEPS, FIRST_STEPS, LAST_STEPS = 10, 30, 100
-"""Steps of the ascent: for a part, for the root, and where nothing is left to split."""
+STEPS, FIRST_STEPS = 10, 30
+"""Steps of the ascent for a part and for the root."""
+
+LP_SIZE, PENALTY = 2**20, 1e4
+"""Elements of a linear program where nothing is left to split, at most; the price of a sign that is not kept."""
 
 LOOK_AHEAD = 3
 """Neurons whose halves are bounded before one is chosen."""
@@ -41,12 +45,13 @@ LOOK_AHEAD = 3
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """P parts: target (P,), signs (P, H) int8, alpha and beta (P, H)."""
+    """P parts: target (P,), signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
 
     target: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
+    mixture: Tensor
 
     def __len__(self) -> int:
         return len(self.target)
@@ -60,7 +65,7 @@ class _Parts:
 
     def fixed(self, neuron: Tensor, sign: int) -> _Parts:
         """The halves on which the neurons (P,) have the given sign."""
-        return _Parts(self.target, self.signs.scatter(-1, neuron[:, None], sign), self.alpha, self.beta)
+        return replace(self, signs=self.signs.scatter(-1, neuron[:, None], sign))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +82,8 @@ class _Targets:
 
 
 def _targets(problem: Problem) -> _Targets:
-    """Every case of every item (item = root)."""
-    rows, count = problem.rows, len(problem)
+    """Every case of every item (item = root), with the item's constraints on the inputs as further rows."""
+    rows, count, extra = problem.rows, len(problem), problem.constraints
     root, case = torch.nonzero(problem.exists.expand(count, -1), as_tuple=True)
     mask = rows.case.expand(count, -1)[root] == case[:, None]
     most = max(1, int(mask.sum(-1).max())) if len(root) else 1
@@ -88,9 +93,20 @@ def _targets(problem: Problem) -> _Targets:
         picked = tensor.expand(count, *tensor.shape[1:])[root]
         return picked[torch.arange(len(root), device=root.device)[:, None], order]
 
+    outputs, strict = of_target(rows.outputs), of_target(rows.strict)
     bound = torch.where(mask.gather(-1, order), of_target(rows.bound), torch.inf)
     inputs = None if rows.inputs is None else of_target(rows.inputs)
-    return _Targets(root, of_target(rows.outputs), inputs, bound, of_target(rows.strict))
+    if extra is None:
+        return _Targets(root, outputs, inputs, bound, strict)
+    if inputs is None:
+        inputs = outputs.new_zeros(*bound.shape, extra.inputs.shape[-1])
+    return _Targets(
+        root,
+        torch.nn.functional.pad(outputs, (0, 0, 0, extra.bound.shape[-1])),
+        torch.cat([inputs, extra.inputs[root]], 1),
+        torch.cat([bound, extra.bound[root]], 1),
+        torch.cat([strict, extra.strict[root]], 1),
+    )
 
 
 class NeuronBranching:
@@ -151,6 +167,7 @@ class _Tree:
 
     def grow(self) -> None:
         """Roots first, then the tops of the stack."""
+        self._engine.deadline.check()
         self._ranges = self._root_ranges()
         stack = self._sprouts()
         while len(stack):
@@ -166,8 +183,10 @@ class _Tree:
         for index in target.split(self._batch):
             root = self._targets.root[index]
             zero = torch.zeros_like(alpha[root])
-            parts = _Parts(index, zero.to(torch.int8), alpha[root], zero)
-            closed = self._closed(parts, self._bound(parts, 0).lower)
+            even = torch.isfinite(self._targets.bound[index]).to(alpha.dtype)
+            mixture = even / even.sum(-1, keepdim=True).clamp(min=1)
+            parts = _Parts(index, zero.to(torch.int8), alpha[root], zero, mixture)
+            closed = self._closed(parts, self._bound(parts, 0).margin)
             self._count(parts.pick(closed), -1)
             open_.append(parts.pick(~closed))
         stack = open_[0].pick(slice(0, 0))
@@ -182,8 +201,9 @@ class _Tree:
         found = self._bound(parts, steps)
         root = self._targets.root[parts.target]
         self._spent += torch.bincount(root, minlength=len(self._spent))
-        open_ = torch.nonzero(~self._closed(parts, found.lower))[:, 0]
-        parts = _Parts(parts.target, parts.signs, found.choice.alpha, found.choice.beta)
+        open_ = torch.nonzero(~self._closed(parts, found.margin))[:, 0]
+        choice = found.choice
+        parts = _Parts(parts.target, parts.signs, choice.alpha, choice.beta, choice.mixture)
         self._count(parts, -1)
         parts, gain = parts.pick(open_), found.gain[open_]
         if len(parts):
@@ -201,10 +221,10 @@ class _Tree:
         if len(parts) == 0:
             return parts
         value, neurons = gain.topk(min(LOOK_AHEAD, gain.shape[-1]))
-        margins = []
-        for column in neurons.unbind(-1):
-            sides = [self._bound(parts.fixed(column, sign), 0).lower for sign in (-1, 1)]
-            margins.append(torch.stack([(low - self._targets.bound[parts.target]).amax(-1) for low in sides], -1))
+        margins = [
+            torch.stack([self._bound(parts.fixed(column, sign), 0).margin for sign in (-1, 1)], -1)
+            for column in neurons.unbind(-1)
+        ]
         margin = torch.stack(margins, 1)  # (P, candidates, 2)
         score = torch.where(value > 0, margin.amin(-1) + 1e-3 * margin.amax(-1).clamp(-1e30, 1e30), -torch.inf)
         best = score.argmax(-1, keepdim=True)
@@ -213,14 +233,50 @@ class _Tree:
         return parts.fixed(neuron, -1).pick(open_[:, 0]).join(parts.fixed(neuron, 1).pick(open_[:, 1]))
 
     def _last_resort(self, parts: _Parts) -> None:
-        """All signs are known: a long ascent on the multipliers, or nothing."""
-        if len(parts):
-            closed = self._closed(parts, self._bound(parts, LAST_STEPS).lower)
-            self._given_up[self._targets.root[parts.target[~closed]]] = True
+        """All signs are known, and the rest is a linear program a part; what that leaves open stays open."""
+        for one in range(len(parts)):
+            self._engine.deadline.check()
+            part = parts.pick(slice(one, one + 1))
+            root = self._targets.root[part.target]
+            part, x = self._solved(part, root)
+            if not bool(self._closed(part, self._bound(part, 0).margin)):
+                self._try(root, x)
+                self._given_up[root] = True
 
-    def _closed(self, parts: _Parts, lower: Tensor) -> Tensor:
+    def _solved(self, part: _Parts, root: Tensor) -> tuple[_Parts, Tensor]:
+        """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
+        problem, bound = self._roots.problem, self._targets.bound[part.target]
+        settings, index = grids(self._roots.setting[root])[0]
+        lower, upper = (side[root] for side in (problem.lower, problem.upper))
+        rows, count = bound.shape[-1], self._kinks.count
+        if (rows + count) * (lower.shape[-1] + count) > LP_SIZE:
+            return part, (lower + upper) / 2
+        engine = self._split_engine(settings, part.target[index], root[index])
+        form = engine.affine(Choice(part.signs[index], part.alpha[index], part.beta[index], part.mixture[index]))
+        slope, offset = form.slope[0, 0].cpu().numpy(), form.offset[0, 0].cpu().numpy()
+        signs, b = part.signs[0].cpu().numpy(), bound[0].cpu().numpy()
+        real, split = np.flatnonzero(np.isfinite(b)), np.flatnonzero(signs)
+        above = np.concatenate([slope[real], -signs[split, None] * slope[rows + split]])
+        price = np.zeros((len(above), 1 + len(split)))
+        price[: len(real), 0] = -1.0
+        price[len(real) :, 1:] = -np.eye(len(split))
+        right = np.concatenate([b[real] - offset[real], signs[split] * offset[rows + split]])
+        cost = np.concatenate([np.zeros(lower.shape[-1]), [1.0], np.full(len(split), PENALTY)])
+        box = torch.stack([lower[0], upper[0]], -1).cpu().numpy()
+        limits = np.concatenate([box, [[-np.inf, np.inf]], np.tile([[0.0, np.inf]], (len(split), 1))])
+        found = linprog(cost, A_ub=np.concatenate([above, price], 1), b_ub=right, bounds=limits, method="highs")
+        if found.x is None:
+            return part, (lower + upper) / 2
+        weights = torch.as_tensor(np.maximum(-found.ineqlin.marginals, 0.0), device=bound.device)
+        beta, mixture = torch.zeros_like(part.beta), torch.zeros_like(part.mixture)
+        mixture[0, real], beta[0, split] = weights[: len(real)], weights[len(real) :]
+        x = torch.as_tensor(found.x[None, : lower.shape[-1]], device=bound.device)
+        return replace(part, beta=beta, mixture=mixture), x
+
+    def _closed(self, parts: _Parts, margin: Tensor) -> Tensor:
+        """The system has no solution: the mixed rows exceed their bounds, or reach them and all are strict."""
         bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
-        return torch.where(strict, lower >= bound, lower > bound).any(-1)
+        return torch.where((strict | torch.isinf(bound)).all(-1), margin >= 0, margin > 0)
 
     def _settled(self, parts: _Parts) -> Tensor:
         root = self._targets.root[parts.target]
@@ -231,10 +287,10 @@ class _Tree:
         self._left += sign * torch.bincount(root, minlength=len(self._left))
 
     def _try(self, root: Tensor, x: Tensor) -> None:
-        """The corners of the linear functions as witnesses."""
+        """The corners of the linear functions, after a short descent, as witnesses."""
         problem = self._roots.problem.items(root)
-        x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
         pairs = Pairs(self._roots.bounds, self._roots.weights, self._roots.setting[root], problem)
+        x = pairs.descend(x, problem.upper - problem.lower)
         hit = torch.nonzero(pairs.violated(x))[:, 0]
         self.violated[root[hit]] = True
         self.point[root[hit]] = x[hit]
@@ -242,21 +298,22 @@ class _Tree:
     def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
         """Grid by grid."""
         root = self._targets.root[parts.target]
-        out: list[Tensor | None] = [None] * 5
+        out: list[Tensor | None] = [None] * 6
         for settings, index in grids(self._roots.setting[root]):
-            choice = Choice(parts.signs[index], parts.alpha[index], parts.beta[index])
+            choice = Choice(parts.signs[index], parts.alpha[index], parts.beta[index], parts.mixture[index])
             found = self._split_engine(settings, parts.target[index], root[index]).ascend(choice, steps)
-            values = (found.lower, found.choice.alpha, found.choice.beta, found.corner, found.gain)
+            best = found.choice
+            values = (found.margin, best.alpha, best.beta, best.mixture, found.corner, found.gain)
             out = [scatter(old, new, index, len(root)) for old, new in zip(out, values, strict=True)]
-        lower, alpha, beta, corner, gain = (value for value in out if value is not None)
-        return SplitBounds(lower, Choice(parts.signs, alpha, beta), corner, gain)
+        margin, alpha, beta, mixture, corner, gain = (value for value in out if value is not None)
+        return SplitBounds(margin, Choice(parts.signs, alpha, beta, mixture), corner, gain)
 
     def _split_engine(self, settings: Tensor, target: Tensor, root: Tensor) -> SplitEngine:
         network, targets, problem = self._engine.network, self._targets, self._roots.problem
         inputs = None if targets.inputs is None else targets.inputs[target]
         return SplitEngine(
             network, self._kinks, self._roots.weights.boxes(settings), _gather(self._ranges, root),
-            Interval(problem.lower[root], problem.upper[root]), linear.seeds_of(network, targets.outputs[target]),
+            Interval(problem.lower[root], problem.upper[root]), targets.outputs[target],
             inputs, targets.bound[target],
         )  # fmt: skip
 

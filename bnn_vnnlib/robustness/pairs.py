@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.robustness.attack import transformed
@@ -21,6 +22,26 @@ from bnn_vnnlib.robustness.safety import feasible, point_box
 
 ROUNDED_ZERO = 1e-9
 """Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""
+
+
+DESCENT = (0.5, 0.25, 0.1)
+"""Steps towards a violation, as shares of a box."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairForms:
+    """Linear functions below the rows: slope (P, R, n), and their own minima over the boxes, least (P, R)."""
+
+    slope: Tensor
+    least: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PairBounds:
+    """lower (P, R): lower bounds of the rows, at least the minima of the linear functions, or more."""
+
+    lower: Tensor
+    form: PairForms | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +67,13 @@ class Pairs:
 
     def lower(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, *, forms: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Lower bounds (P, R) of the rows over boxes (P, n), and slopes (P, R, n) of linear functions below them.
+    ) -> PairBounds:
+        """Lower bounds (P, R) of the rows over boxes (P, n).
 
-        outputs (P or 1, R, m), inputs (P or 1, R, n) or None; the slopes only if asked for and where there are any.
+        outputs (P or 1, R, m), inputs (P or 1, R, n) or None; linear functions only if asked for, and where there are
+        any.
         """
-        low, slope = None, None
+        low, slope, least = None, None, None
         for settings, index in self.grids:
             found = self.bounds.rows(
                 self.weights.boxes(settings), lower[index], upper[index], gridded(outputs, index),
@@ -60,9 +82,11 @@ class Pairs:
             low = scatter(low, found.lower, index, len(lower))
             if found.form is not None:
                 slope = scatter(slope, found.form.slope, index, len(lower))
+                minimum = found.form.minimum(Interval(lower[index], upper[index]))
+                least = scatter(least, minimum, index, len(lower))
         if low is None:
             raise ValueError("no pairs")
-        return low, slope
+        return PairBounds(low, None if slope is None or least is None else PairForms(slope, least))
 
     def outputs(self, x: Tensor) -> Tensor:
         """What the rows are over, at points (P, n), in plain floating point: (P, m)."""
@@ -70,7 +94,7 @@ class Pairs:
         network = self.bounds.engine.network
         for settings, index in self.grids:
             some = self.weights.boxes(settings)
-            params = {name: center for name, center in some.centers.items() if len(center) > 1}
+            params = {name: some.centers[name] for name, center in self.weights.centers.items() if len(center) > 1}
             value = evaluate(network, x[index] if params else x[index].flatten(0, 1), params)
             value = transformed(value.reshape(*index.shape, -1), self.bounds.transform)
             y = scatter(y, value, index, len(x))
@@ -83,7 +107,8 @@ class Pairs:
 
         Most points are turned down in plain floating point.
         """
-        near = self._distance(x)
+        with torch.no_grad():
+            near = self._nearest(self._values(x)).amin(-1)
         index = torch.nonzero(near <= ROUNDED_ZERO)[:, 0]
         held = torch.zeros_like(near, dtype=torch.bool)
         index = index[feasible(self.problem.items(index), x[index])]
@@ -92,20 +117,35 @@ class Pairs:
             held[index] = some._proved(x[index])
         return held
 
-    def _distance(self, x: Tensor) -> Tensor:
-        """(P,): min over the cases of the max over their rows of a.y + g.x - b."""
+    def descend(self, x: Tensor, width: Tensor) -> Tensor:
+        """Move points (P, n) a few steps towards a violation, by parts of `width` (P, n), inside the inner boxes."""
+        problem = self.problem
+        for share in DESCENT:
+            x = x.detach().requires_grad_()
+            value = self._values(x)
+            nearest = self._nearest(value.detach()).argmin(-1, keepdim=True)
+            of_nearest = problem.rows.case.expand(value.shape) == nearest
+            goal = torch.where(of_nearest, value.clamp(min=0), 0.0).sum()
+            (gradient,) = torch.autograd.grad(goal, x)
+            x = x.detach() - share * width * gradient.sign()
+            x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
+        return x
+
+    def _values(self, x: Tensor) -> Tensor:
+        """(P, R): a.y + g.x - b, in plain floating point."""
         rows = self.problem.rows
-        value = (self.outputs(x)[:, None] * rows.outputs).sum(-1)
-        if rows.inputs is not None:
-            value = value + (x[:, None] * rows.inputs).sum(-1)
-        worst = self.problem.worst(value - rows.inner_bound)
-        return torch.where(self.problem.exists, worst, torch.inf).amin(-1)
+        value = (self.outputs(x)[:, None] * rows.outputs).sum(-1) - rows.inner_bound
+        return value if rows.inputs is None else value + (x[:, None] * rows.inputs).sum(-1)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        """(P, C): the largest of the values (P, R) in each case; inf where there is no case."""
+        return torch.where(self.problem.exists, self.problem.worst(value), torch.inf)
 
     def _proved(self, x: Tensor) -> Tensor:
         """(P,): all rows of some case hold at the points (P, n), rounding included."""
         rows = self.problem.rows
         low, high = point_box(self.problem, x)
-        above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs)[0]
+        above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
         true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
         return (self.problem.all_rows(true) & self.problem.exists).any(-1)
 

@@ -76,7 +76,7 @@ def feasible(problem: Problem, x: Tensor) -> Tensor:
         return torch.ones(len(problem), dtype=torch.bool, device=x.device)
     lower, upper = point_box(problem, x)
     answers = [_satisfies(extra, i, lower[i], upper[i]) for i in range(len(x))]
-    return torch.tensor(answers, device=x.device)
+    return torch.tensor(answers, dtype=torch.bool, device=x.device)
 
 
 def _satisfies(extra: Constraints, item: int, lower: Tensor, upper: Tensor) -> bool:
