@@ -62,8 +62,13 @@ def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: T
 
 def _root(box: ParamBox) -> Tensor:
     """sqrt(mu^2 + s^2) plus the slack, rounded up: the norm of each entry of a parameter."""
-    norm = box.center.abs() if box.spread is None else torch.sqrt(box.center**2 + box.spread**2)
+    norm = box.center.abs() if box.spread is None else torch.hypot(box.center, box.spread)
     return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
+
+
+def _squared(x: Tensor) -> Tensor:
+    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
+    return x**2 + TINY * (x != 0).to(x.dtype)  # a number times a mask would be float32, where TINY is 0
 
 
 def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
@@ -72,7 +77,7 @@ def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> T
     norm = maps.apply(node, _root(box), z)
     if box.spread is not None and node.weight.copies == 1:
         mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
-        noise = torch.sqrt(maps.apply(node, box.spread**2, z**2) * (1 + g) + TINY)
+        noise = torch.sqrt(maps.apply(node, _squared(box.spread), _squared(z)) * (1 + g) + TINY)
         norm = torch.minimum(norm, mean + noise)
     return norm * (1 + g) + TINY
 
@@ -105,8 +110,8 @@ def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:
 
 
 def _max(node: Max, _: WeightBoxes, z: Tensor) -> Tensor:
-    """E max^2 <= sum of E z_i^2."""
-    return torch.sqrt((z**2).sum(-1)) * (1 + gamma(z.shape[-1] + 4)) + TINY
+    """E max^2 <= sum of E z_i^2 <= n times the largest."""
+    return z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY
 
 
 def _unknown(node: Product, _: WeightBoxes, *zs: Tensor) -> Tensor:

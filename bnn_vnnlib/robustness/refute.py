@@ -205,7 +205,8 @@ def _check(system: _System, lam: Tensor) -> Tensor:
     size = (lam[:, None] @ system.slope.abs())[:, 0] * (center.abs() + 2 * radius)
     total = size.sum(-1) + (lam * system.bound.abs()).sum(-1)
     rows, width = system.slope.shape[1:]
-    return value - 4 * gamma(2 * (rows + width) + 16) * total - TINY > 0
+    lost = TINY * (1 + (center.abs() + 2 * radius).sum(-1))  # products of multipliers and slopes that underflow
+    return value - 4 * gamma(2 * (rows + width) + 16) * total - lost > 0
 
 
 def _multipliers(system: _System, part: slice) -> np.ndarray:

@@ -15,7 +15,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.tail import FOLD, Split, Tail
-from bnn_vnnlib.bounds.tails.variation import Variation, center_radius
+from bnn_vnnlib.bounds.tails.variation import Variation, center_radius, squared
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.nodes import Conv, Linear, Node, Param, Scale, Shift
 
@@ -91,10 +91,10 @@ class Noise:
             aligned = _aligned(deviation, node)
             terms = math.prod(node.shape)
             total, slack = sum_to(a, aligned.shape[2:]).abs(), gamma(2 * terms) * sum_to(a.abs(), aligned.shape[2:])
-            squared = _squared(aligned)
-            self._charge(node.bias, dot(_squared(total + slack), squared), 2 * terms)
+            variances = squared(aligned)
+            self._charge(node.bias, dot(squared(total + slack), variances), 2 * terms)
             if self.detailed:
-                add(self.most, node.bias, dot(_squared(total + slack), squared), 2 * terms)
+                add(self.most, node.bias, dot(squared(total + slack), variances), 2 * terms)
                 sure = dot(_squared_down((total - slack).clamp(min=0)), _squared_down(aligned))
                 self._charge_least(node.bias, sure, 2 * terms)
         linear.shift(walk, node, position, a)
@@ -104,14 +104,14 @@ class Noise:
         if isinstance(node, Shift):
             deviation = self.deviations.param(node.bias).spread
             if deviation is not None:
-                flat = _squared(filled(_aligned(deviation, node), node).flatten(2))
+                flat = squared(filled(_aligned(deviation, node), node).flatten(2))
                 self._charge(node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
         deviation = self.deviations.param(weighted.weight).spread
         if deviation is None:
             return
         terms = deviation.shape[-1]
         center, radius = center_radius(h)
-        square = _squared((center.abs() + radius).flatten(2)) @ _squared(deviation[0]).mT
+        square = squared((center.abs() + radius).flatten(2)) @ squared(deviation[0]).mT
         self._charge(weighted.weight, torch.cat([square, square], 2), terms)
         folded = radius.flatten(2) @ deviation[0].mT
         self.folded = self._fold(self.folded, weighted.weight, torch.cat([folded, folded], 2), terms)
@@ -124,8 +124,8 @@ class Noise:
     ) -> tuple[Uses, Tensor, int]:
         """Bound 1; also the sums over uses, s_j and the number of terms, for the others."""
         center, radius = center_radius(h)
-        squared = _squared(deviation)
-        variance = over_rows(lambda flat: maps.adjoint(node, squared, flat, shape), _squared(a)) + TINY
+        variances = squared(deviation)
+        variance = over_rows(lambda flat: maps.adjoint(node, variances, flat, shape), squared(a)) + TINY
         root, terms = torch.sqrt(variance), math.prod(shape) + math.prod(node.shape) + maps.fan(node)
         self.folded = self._fold(self.folded, node.weight, dot(root, radius), terms)
         uses = Uses(node, deviation, a, variance)
@@ -169,11 +169,6 @@ def _aligned(deviation: Tensor, node: Node) -> Tensor:
     return deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
 
 
-def _squared(x: Tensor) -> Tensor:
-    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
-    return x**2 + TINY * (x != 0)
-
-
 def _squared_down(x: Tensor) -> Tensor:
     """x^2, or 0 where it may have lost digits to underflow."""
     square = x**2
@@ -198,15 +193,15 @@ class Uses:
     def most(self, center: Tensor, radius: Tensor) -> Tensor:
         """From above."""
         if self._once:
-            return dot(self.variance, _squared(center.abs() + radius))
+            return dot(self.variance, squared(center.abs() + radius))
         total, rest = self._sums(center, radius)
-        return (_squared(total + rest) * _squared(self._flat)).sum(-1)
+        return (squared(total + rest) * squared(self._flat)).sum(-1)
 
     def least(self, center: Tensor, radius: Tensor, shape: tuple[int, ...]) -> Tensor:
         """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings."""
         if self._once:
-            squared = _squared_down(self.deviation)
-            back = over_rows(lambda flat: maps.adjoint(self.node, squared, flat, shape), _squared_down(self.a))
+            variances = _squared_down(self.deviation)
+            back = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, shape), _squared_down(self.a))
             return dot((back - TINY).clamp(min=0), _squared_down((center.abs() - radius).clamp(min=0)))
         total, rest = self._sums(center, radius)
         return (_squared_down((total - rest).clamp(min=0)) * _squared_down(self._flat)).sum(-1)

@@ -84,7 +84,7 @@ class Variation:
         deviation = self.deviations.param(node.weight).spread
         if deviation is None:
             return mean * g + TINY, torch.zeros_like(mean)
-        square = maps.apply(node, deviation**2 + TINY * (deviation != 0), near**2 + TINY * (near != 0))
+        square = maps.apply(node, squared(deviation), squared(near))
         mean = mean + FOLD * maps.apply(node, deviation, near)
         return mean * g + TINY, torch.sqrt(square * (g * node.weight.copies) + TINY) * (1 + 4 * UNIT)
 
@@ -128,6 +128,11 @@ def steepest(node: Activation) -> float:
             return 0.25
         case _:
             return math.inf
+
+
+def squared(x: Tensor) -> Tensor:
+    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
+    return x**2 + TINY * (x != 0).to(x.dtype)  # a number times a mask would be float32, where TINY is 0
 
 
 def center_radius(z: Interval) -> tuple[Tensor, Tensor]:

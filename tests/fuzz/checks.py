@@ -1,0 +1,162 @@
+"""One case: every public way to bound it, attacked, and compared with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.result import Verdict
+from fuzz.decisions import decision_evidence
+from fuzz.judge import CLEAR, Court
+from fuzz.models import from_network, make_network, make_posterior
+from fuzz.outcomes import Outcome, call_batch, call_verify
+from fuzz.questions import make_question, transform_of
+from fuzz.specs import Spec
+from fuzz.variants import CHANGES, Ask, halves, make_variant
+
+ROUND = 1e-12
+"""Relative error of the sums made here out of several bounds."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A claim that does not hold: which check found it, and the evidence."""
+
+    check: str
+    evidence: str
+
+
+def run_case(spec: Spec, variants: int = 4) -> list[Violation]:
+    """All violations of one case; an exception of the project that is no refusal counts as one."""
+    network = make_network(spec)
+    posterior = make_posterior(spec, network)
+    model = from_network(network, posterior, spec)
+    ask = Ask(network, posterior, make_question(spec, model))
+    court = Court(model, ask.question, transform_of(spec, model), spec.seed)
+    rng = spec.stream("variants")
+    return list(_violations(spec, model, ask, court, rng, variants))
+
+
+def _violations(
+    spec: Spec, model: Model, ask: Ask, court: Court, rng: np.random.Generator, variants: int
+) -> Iterator[Violation]:
+    base = _ask(spec, ask)
+    if base is None:
+        return
+    known = [base]
+    same = [call_batch(spec, model, ask.question, "batch"), call_batch(spec, model, ask.question, "beside", beside=True)]
+    if len(ask.question.parts) == 1 and len({len(case) for case in ask.question.parts[0].cases}) == 1:
+        known += [outcome for outcome in same if outcome is not None and outcome.lower.shape == base.lower.shape]
+    for index in rng.permutation(len(CHANGES))[:variants]:
+        variant = make_variant(CHANGES[index], ask, spec, rng)
+        found = None if variant is None else _ask(spec, variant)
+        if variant is None or found is None:
+            continue
+        if spec.query == "decision" and not variant.rows_kept:
+            continue
+        if found.lower.shape != base.lower.shape:
+            continue  # rows that say nothing are dropped by the reader, and rows cannot be told apart
+        if spec.query == "decision":
+            found = replace(found, lower=found.lower / variant.factor, upper=found.upper / variant.factor)
+            variant = replace(variant, sense="same")
+        if variant.sense == "same" and variant.question is ask.question:
+            known.append(found)
+        yield from _compare(base, found, variant.sense)
+    for outcome in known[1:]:
+        yield from _compare(base, outcome, "same")
+    if spec.query != "decision":
+        yield from _pieces(spec, ask, base, rng)
+    yield from _attacked(spec, court, known)
+
+
+def _ask(spec: Spec, ask: Ask) -> Outcome | None:
+    model = from_network(ask.network, ask.posterior, spec)
+    property = ask.question.read(model.network.signature, ask.version)
+    found = call_verify(spec, model, property, ask.name, **ask.options)
+    if found is None or spec.query != "deterministic" or found.verdict is not Verdict.SAT or found.point is None:
+        return found
+    # a replay in onnxruntime rounds: only what holds in real arithmetic may be compared
+    court = Court(model, ask.question, transform_of(spec, model), spec.seed)
+    exactly = court.transform == "identity" and court.violates_exactly(found.point, {}, 0)
+    return replace(found, upper=np.zeros(1)) if exactly else found
+
+
+def _compare(base: Outcome, other: Outcome, sense: str) -> Iterator[Violation]:
+    """Bounds on quantities with a known relation; "safer": that of the other is at least that of the base."""
+    name = f"{base.name} / {other.name}"
+    below, above = (base.lower > other.upper), (other.lower > base.upper)
+    wrong = (below if sense != "riskier" else np.zeros(1, bool)).any() or (
+        above if sense != "safer" else np.zeros(1, bool)
+    ).any()
+    if wrong:
+        pair = [[*map(list, (o.lower, o.upper))] for o in (base, other)]
+        yield Violation(f"relation {name}", f"{sense}: {pair[0]} against {pair[1]}")
+    contrary = {base.verdict, other.verdict} == {Verdict.SAT, Verdict.UNSAT}
+    allowed = (sense == "safer" and other.verdict is Verdict.UNSAT) or (
+        sense == "riskier" and other.verdict is Verdict.SAT
+    )
+    if contrary and not allowed and (base.upper[0] <= 0 or other.upper[0] <= 0 or len(base.lower) != 1):
+        yield Violation(f"verdicts {name}", f"{sense}: {base.verdict} against {other.verdict}")
+    if base.outputs is not None and other.outputs is not None and base.outputs.shape == other.outputs.shape:
+        moved = other.name in ("outputs_moved", "outputs_scaled")
+        if not moved and (np.maximum(base.outputs[0], other.outputs[0]) > np.minimum(base.outputs[1], other.outputs[1])).any():
+            yield Violation(f"outputs {name}", f"{base.outputs.tolist()} against {other.outputs.tolist()}")
+
+
+def _pieces(spec: Spec, ask: Ask, base: Outcome, rng: np.random.Generator) -> Iterator[Violation]:
+    """T cut in two: P(T) <= min P(T_i), and P(T) >= 1 - sum (1 - P(T_i))."""
+    first, *rest = ask.question.parts
+    found = []
+    for half in halves(first, rng):
+        piece = replace(ask, question=replace(ask.question, parts=(half, *rest)), name="half")
+        outcome = _ask(spec, piece)
+        if outcome is None:
+            return
+        yield from _compare(base, outcome, "safer")
+        found.append(outcome)
+    least = 1 - sum(1 - float(outcome.lower[0]) for outcome in found)
+    if float(base.upper[0]) < least - ROUND:
+        yield Violation("two halves", f"P(T) <= {base.upper[0]!r}, halves give >= {least!r}")
+
+
+def _attacked(spec: Spec, court: Court, known: list[Outcome]) -> Iterator[Violation]:
+    if spec.query == "decision":
+        for outcome in known:
+            evidence = decision_evidence(court, outcome)
+            if evidence is not None:
+                yield Violation(f"decision {outcome.name}", evidence)
+        return
+    if spec.query == "deterministic":
+        yield from _deterministic(court, known)
+        return
+    best = max(known, key=lambda outcome: float(outcome.lower[0]))
+    evidence = court.refuted_lower(float(best.lower[0]))
+    if evidence is not None:
+        yield Violation(f"lower bound {best.name}", evidence)
+    for outcome in known:
+        if outcome.point is not None and np.isfinite(outcome.point).all():
+            evidence = court.refuted_upper(float(outcome.upper[0]), outcome.point)
+        else:
+            evidence = court.samples_above(outcome.violating) or court.suspect_upper(float(outcome.upper[0]))
+        if evidence is not None:
+            yield Violation(f"upper bound {outcome.name}", evidence)
+        right = {Verdict.UNSAT: outcome.lower[0] >= 0.95, Verdict.SAT: outcome.upper[0] < 0.95}
+        if not right.get(outcome.verdict, True):
+            yield Violation("verdict", f"{outcome.verdict} with [{outcome.lower[0]}, {outcome.upper[0]}]")
+
+
+def _deterministic(court: Court, known: list[Outcome]) -> Iterator[Violation]:
+    for outcome in known:
+        if outcome.verdict is Verdict.UNSAT:
+            x, y = court.attacked({}, strength=2)
+            if (court.distance(x.numpy(), y) < -CLEAR).any() and court.confirmed({}, x, y) == 1:
+                yield Violation(f"deterministic {outcome.name}", "unsat, and an attack violates")
+        if outcome.verdict is Verdict.SAT and outcome.point is not None:
+            x = torch.as_tensor(outcome.point)[None, None]
+            away = float(court.distance(x.numpy(), court.outputs(x, None))[0, 0])
+            if away > CLEAR:
+                yield Violation(f"deterministic {outcome.name}", f"sat, and its point is {away} away from V")

@@ -1,0 +1,240 @@
+"""What contradicts a bound: sampled networks under attack, exact binomial tests, exact arithmetic.
+
+Nothing here uses the bounds, the refutations or the reading of thresholds that it judges: whether a pair (x, y) lies in
+V is computed again from the question's own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.network import GaussianDiagonal, Model, WeightSamples
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.robustness import attack
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.problem import from_property
+from fuzz.questions import Array, Part, Question, Row, transformed
+from bnn_vnnlib.robustness.problem import from_property
+from support import exact
+
+FIRST, SECOND = 1e-3, 1e-12
+"""Levels: a suspicion from few samples is tested again on many fresh ones. Only SECOND can raise a false alarm: one in
+10^12 tests."""
+
+FEW, MANY = 128, 8192
+
+CLEAR = 1e-9
+"""Relative distance from a threshold that float64 cannot be wrong about, outside of cancellation (see `confirmed`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Court:
+    """Judges claims about one model and question.
+
+    transform : what Y is as a function of the outputs without their Softmax
+    """
+
+    model: Model
+    question: Question
+    transform: str
+    seed: int
+
+    def draw(self, count: int, seed: int) -> dict[str, Tensor]:
+        """Weights (count, *shape) by name."""
+        generator = torch.Generator().manual_seed(10**6 * self.seed % 2**40 + seed)
+        return sample(self.model.network, self.posterior, count, generator)
+
+    @property
+    def posterior(self) -> GaussianDiagonal | WeightSamples:
+        """Every model of the fuzzer has one."""
+        if self.model.posterior is None:
+            raise ValueError("no posterior")
+        return self.model.posterior
+
+    def outputs(self, x: Tensor, params: Mapping[str, Tensor] | None) -> Array:
+        """y (K, N, m) for x (K or 1, N, n)."""
+        y = evaluate(self.model.network, x, params)
+        return transformed((y if y.dim() == 3 else y.expand(1, *y.shape[-2:])).numpy(), self.transform)
+
+    def attacked(self, params: Mapping[str, Tensor], strength: int = 1, seed: int = 0) -> tuple[Tensor, Array]:
+        """Points x (K, P, n) in T, found against each network, and its outputs there (K, P, m)."""
+        count = max((len(p) for p in params.values()), default=1)
+        property = self.question.read(self.model.network.signature)
+        problem = from_property(property)
+        settings = Attack(steps=15 * strength, restarts=4 * strength, seed=seed)
+        found, _ = attack.run(self.model.network, problem, dict(params), settings, self.transform)
+        rng = np.random.default_rng(seed)
+        spread = [torch.as_tensor(points).expand(count, -1, -1) for points in self.points(rng, 8 * strength)]
+        x = torch.cat([found, *spread], 1)
+        return x, self.outputs(x, params)
+
+    def points(self, rng: np.random.Generator, count: int) -> Iterator[Array]:
+        """Corners, ends and inner points of every part."""
+        for part in self.question.parts:
+            share = rng.random((count, len(part.lower)))
+            share[::2] = share[::2].round()
+            yield np.clip(part.lower + (part.upper - part.lower) * share, part.lower, part.upper)
+
+    def distance(self, x: Array, y: Array) -> Array:
+        """(...) for x (.., n), y (.., m): < 0 where (x, y) is in V; relative to the sizes of the sums."""
+        found = np.full(np.broadcast_shapes(x.shape[:-1], y.shape[:-1]), np.inf)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for part in self.question.parts:
+                inside = np.broadcast_to(_inside(part, x), found.shape)
+                for case in part.cases:
+                    worst = np.full(found.shape, -np.inf)
+                    for row in case:
+                        worst = np.maximum(worst, _relative(row, x, y))
+                    found = np.where(inside, np.minimum(found, worst), found)
+        return np.nan_to_num(found, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+
+    def refuted_lower(self, lower: float) -> str | None:
+        """Evidence that P_safe < lower."""
+        if lower <= 0:
+            return None
+        if isinstance(self.posterior, WeightSamples):
+            return self._samples_below(self.posterior, lower)
+        for count, level, seed in ((FEW, FIRST, 1), (MANY, SECOND, 2)):
+            params = self.draw(count, seed)
+            x, y = self.attacked(params, seed=seed)
+            violated = (self.distance(x.numpy(), y) < -CLEAR).any(-1)
+            broken = int(violated.sum())
+            if stats.binom.sf(broken - 1, count, 1 - lower) >= level:
+                return None
+        shares = self.confirmed(params, x, y)
+        if shares < 1:
+            return None
+        return f"P_safe >= {lower!r}, but {broken} of {count} sampled networks violate under attack"
+
+    def refuted_upper(self, upper: float, point: Array) -> str | None:
+        """Evidence that the networks that violate at the point have less than probability 1 - upper."""
+        if upper >= 1:
+            return None
+        if not any(_inside(part, point) for part in self.question.parts):
+            return f"P_safe <= {upper!r} at a point outside T: {point.tolist()}"
+        if isinstance(self.posterior, WeightSamples):
+            return None
+        for count, level, seed in ((FEW, FIRST, 3), (MANY, SECOND, 4)):
+            params = self.draw(count, seed)
+            x = torch.as_tensor(point).reshape(1, 1, -1)
+            away = self.distance(x.numpy(), self.outputs(x, params))[:, 0]
+            near = int((away <= CLEAR).sum())
+            if stats.binom.cdf(near, count, 1 - upper) >= level:
+                return None
+        return f"P_safe <= {upper!r}, but only {near} of {count} sampled networks violate at {point.tolist()}"
+
+    def suspect_upper(self, upper: float) -> str | None:
+        """Evidence that P_safe > upper where no point is named: a strong attack breaks far too few networks.
+
+        An attack proves nothing, so whatever it leaves near a threshold counts as broken.
+        """
+        if upper >= 1 or isinstance(self.posterior, WeightSamples):
+            return None
+        for count, level, strength, near in ((FEW, FIRST, 1, 1e-9), (8 * FEW, SECOND, 5, 1e-3)):
+            params = self.draw(count, 6 + count)
+            x, y = self.attacked(params, strength=strength, seed=strength)
+            broken = int((self.distance(x.numpy(), y).min(-1) <= near).sum())
+            if stats.binom.cdf(broken, count, 1 - upper) >= level:
+                return None
+        return f"P_safe <= {upper!r}, but a strong attack breaks only {broken} of {count} sampled networks"
+
+    def feasible(self, index: int, x: Array) -> Array:
+        """Which points lie in a part, its constraints included."""
+        return _inside(self.question.parts[index], x)
+
+    def distance_of_mean(self, x: Array, mean: Array, slack: Array) -> float:
+        """Distance from V, as in `distance`, of the nearest output within `slack` of the mean, row by row."""
+        best = np.inf
+        for part in self.question.parts:
+            if not _inside(part, x):
+                continue
+            for case in part.cases:
+                best = min(best, max(float(_relative(r, x, mean) - _reach(r, x, mean, slack)) for r in case))
+        return best
+
+    def _samples_below(self, posterior: WeightSamples, lower: float) -> str | None:
+        """The mass of the samples that are broken, exactly confirmed."""
+        params = {name: torch.as_tensor(values) for name, values in posterior.samples.items()}
+        x, y = self.attacked(params, strength=2)
+        away = self.distance(x.numpy(), y)
+        broken = away.min(-1) < -CLEAR
+        share = posterior.probabilities / posterior.probabilities.sum()
+        if 1 - share[broken].sum() >= lower - 1e-12 or self.confirmed(params, x, y) < 1:
+            return None
+        return f"P_safe >= {lower!r}, but samples {np.flatnonzero(broken).tolist()} of {share.tolist()} violate"
+
+    def samples_above(self, violating: list[int]) -> str | None:
+        """Samples that are said to violate, and that a strong attack finds far from violating.
+
+        An attack proves nothing, so only a clear distance counts, and only a strong attack.
+        """
+        if not violating or not isinstance(self.posterior, WeightSamples):
+            return None
+        params = {name: torch.as_tensor(values[violating]) for name, values in self.posterior.samples.items()}
+        for strength in (1, 6):
+            x, y = self.attacked(params, strength=strength)
+            safe = self.distance(x.numpy(), y).min(-1) > 1e-3
+            if not safe.any():
+                return None
+        return f"samples {np.array(violating)[safe].tolist()} are said to violate, and no attack finds it"
+
+    def confirmed(self, params: Mapping[str, Tensor], x: Tensor, y: Array, most: int = 3) -> float:
+        """Share of the found violations that hold in exact arithmetic (of a few; 1 if there is a transform)."""
+        if self.transform != "identity":
+            return 1.0
+        away = self.distance(x.numpy(), y)
+        broken = np.flatnonzero(away.min(-1) < -CLEAR)[:most]
+        held = [self.violates_exactly(x[k, away[k].argmin()].numpy(), params, int(k)) for k in broken]
+        return float(np.mean(held)) if held else 1.0
+
+    def violates_exactly(self, x: Array, params: Mapping[str, Tensor], k: int) -> bool:
+        """Whether (x, f(x)) is in V for weights k, in real arithmetic."""
+        sources = {
+            name: exact.fractions(params[name][k] if name in params else tensor)
+            for name, tensor in self.model.network.tensors.items()
+        }
+        point = exact.fractions(x)
+        y = exact.evaluate(self.model.network, point, sources)
+        with mpmath.workprec(exact.BITS):
+            return any(
+                all(_holds(row, point, y) for row in case)
+                for part in self.question.parts
+                if _inside(part, x)
+                for case in part.cases
+            )
+
+
+def _holds(row: Row, x: exact.Exact, y: exact.Exact) -> bool:
+    total = exact.fractions(row.a) @ y + exact.fractions(row.g) @ x
+    limit = Fraction(row.b)
+    return bool(exact.at_most(total, limit) and not (row.strict and exact.at_most(limit, total)))
+
+
+def _inside(part: Part, x: Array) -> Array:
+    """x (.., n) in the box and the constraints; exactly in the box, clearly in the constraints."""
+    inside = ((part.lower <= x) & (x <= part.upper)).all(-1)
+    for g, b in part.constraints:
+        size = np.abs(x) @ np.abs(g) + abs(b)
+        inside = inside & (x @ g - b <= 1e-15 * size)
+    return np.asarray(inside)
+
+
+def _reach(row: Row, x: Array, y: Array, slack: Array) -> Array:
+    """What `slack` in the outputs makes in `_relative`."""
+    size = np.abs(y) @ np.abs(row.a) + np.abs(x) @ np.abs(row.g) + abs(row.b)
+    return np.asarray(np.abs(row.a) @ slack / np.where(size > 0, size, 1.0))
+
+
+def _relative(row: Row, x: Array, y: Array) -> Array:
+    value = y @ row.a + x @ row.g - row.b
+    size = np.abs(y) @ np.abs(row.a) + np.abs(x) @ np.abs(row.g) + abs(row.b)
+    return np.asarray(value / np.where(size > 0, size, 1.0))

@@ -1,0 +1,82 @@
+"""Calls of the public functions, and what they return brought into one form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.property import Property
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.street import verify
+from fuzz.questions import Array, Question
+from fuzz.specs import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Bounds on the same quantities, whoever computed them.
+
+    lower, upper : (1,) on P_safe, or on the rows of the decision in their order; verdict of the call
+    outputs : bounds (2, m) on the decision's outputs, or None
+    """
+
+    name: str
+    lower: Array
+    upper: Array
+    verdict: Verdict
+    point: Array | None = None
+    outputs: Array | None = None
+    violating: list[int] = field(default_factory=list)
+
+
+def call_verify(spec: Spec, model: Model, property: Property, name: str, **options: Any) -> Outcome | None:
+    """`verify`; None where the method does not serve the case."""
+    settings: dict[str, Any] = {"query": spec.query, "outputs": "probabilities", "seed": spec.seed % 1000} | options
+    try:
+        found = verify(model, property, **settings)
+    except UnsupportedError:
+        return None
+    point = None if found.witness is None else found.witness.x
+    if found.decision is not None:
+        d = found.decision
+        both = np.stack([d.lower, d.upper])
+        return Outcome(name, d.row_lower, d.row_upper, found.verdict, point, both)
+    if found.p_safe is not None:
+        samples = list(found.details.get("violating_samples", []))
+        low, high = np.array([found.p_safe.lower]), np.array([found.p_safe.upper])
+        return Outcome(name, low, high, found.verdict, point, None, samples)
+    low, high = np.zeros(1), np.ones(1)
+    if found.verdict is Verdict.UNSAT:
+        low[:] = 1.0
+    return Outcome(name, low, high, found.verdict, point)
+
+
+def call_batch(spec: Spec, model: Model, question: Question, name: str, **options: Any) -> Outcome | None:
+    """`verify_batch` on the first part of the question, alone or beside other boxes; None where it is not served."""
+    part = question.parts[0]
+    if part.constraints or any(row.g.any() for case in part.cases for row in case):
+        return None
+    cases = [
+        (np.array([row.a for row in case]), np.array([row.b for row in case]), np.array([row.strict for row in case]))
+        for case in part.cases
+    ]
+    low, high = part.lower[None], part.upper[None]
+    if options.pop("beside", False):
+        low, high = np.concatenate([low - 1, low, low]), np.concatenate([high, high, high + 0.5])
+    which = min(1, len(low) - 1)
+    try:
+        found = verify_batch(
+            model, low, high, properties=[cases], query=spec.query, seed=spec.seed % 1000, **options
+        )
+    except UnsupportedError:
+        return None
+    verdict, point = found.verdicts[which], found.points[which]
+    if found.row_lower is not None and found.row_upper is not None:
+        both = np.stack([found.lower[which], found.upper[which]])
+        return Outcome(name, found.row_lower[which], found.row_upper[which], verdict, point, both)
+    return Outcome(name, found.lower[[which]], found.upper[[which]], verdict, point)

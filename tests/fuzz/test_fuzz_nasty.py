@@ -1,0 +1,82 @@
+"""Hand-made cases that broke a bound once, or were meant to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+
+from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.model.network import GaussianDiagonal
+from bnn_vnnlib.model import model_from_proto
+from bnn_vnnlib.model.attachment import attach
+from bnn_vnnlib.robustness import refute, weight_sets
+from bnn_vnnlib.robustness.branch import Branching
+from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "leaky_relu"])
+def test_boxes_are_cut_by_the_linear_functions_own_minimum(activation, monkeypatch):
+    """A row's bound may be better than the minimum of the linear function below it; cutting a box by that function
+    with the better bound cut violations off (and proved nets safe that are not).
+    """
+    monkeypatch.setattr(Branching, "_falsify", lambda *_: None)  # only the proof
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        n, w = int(rng.integers(1, 3)), int(rng.integers(1, 6))
+        layers = [(rng.normal(size=(a, b)), rng.normal(size=a)) for a, b in ((w, n), (w, w), (1, w))]
+        net = model(layers, activation=activation)
+        x, reach = rng.normal(size=n), rng.choice([1.0, 3.0])
+        y = outputs(net, x + reach * (2 * rng.random((4000, n)) - 1))[:, 0]
+        limit = float(np.quantile(y, rng.choice([1e-3, 0.01, 0.05])))
+        question = problem(x - reach, x + reach, rows([[1.0]], [limit]))
+        every = torch.ones(1, 1, dtype=torch.bool)
+        found = Branching(bounds_of(net), weight_sets.mean_weights(net.network), question, every, 1000).run()
+        assert not found.safe.any() or not (y < limit - 1e-9 * (1 + abs(limit))).any()
+
+
+@pytest.mark.parametrize(("deviation", "x"), [(1.0, 1.0), (1e150, 1e-170), (1e-150, 1e130)])
+def test_moments_that_underflow(deviation, x):
+    """E relu(w x) = .3989 sd x in any units: squares of tiny hidden values and deviations must not vanish."""
+    net = model([([[0.0]], [0.0]), ([[1 / (deviation * x)]], [0.0]), ([[1.0]], [0.0])], likelihood="gaussian")
+    net = replace(net, posterior=GaussianDiagonal({"W0": np.array([[deviation**2]])}))
+    found = verify_batch(net, [[x]], [[x]], properties=[[rows([[1.0]], [0.0])]], query="decision")
+    assert found.lower[0, 0] <= 0.3989
+    assert found.upper[0, 0] >= 0.3990 - 1e-4
+
+
+def test_combinations_that_underflow():
+    """1e-200 * 1e-200 is lost, but z = 1e300: the rows hold (they are 1e-30 - 1e100 and less)."""
+    rows_ = torch.tensor([[[1e200, -1e-200], [2e200, -1e-200]]], dtype=torch.float64)
+    point = torch.tensor([[1e-230, 1e300]], dtype=torch.float64)
+    system = refute._System(rows_, torch.zeros(1, 2, dtype=torch.float64), point, point)
+    for multipliers in ([1e-200, 0.0], [0.0, 1e-200], [1e-200, 1e-200]):
+        assert not refute._check(system, torch.tensor([multipliers], dtype=torch.float64)).any()
+    assert not refute._infeasible(system, Deadline()).any()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-150, 1e-165, 1e-200])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_deviations_whose_squares_underflow(factor, hidden):
+    """y ~ N(0, 1) in any units; P(y > -.5) = .6915."""
+    x = 1e150 if factor > 1e-160 else 1e130
+    nodes = [
+        helper.make_node("Mul", ["W", "factor"], ["small"]),
+        helper.make_node("MatMul", ["x", "small"], ["h"]),
+        helper.make_node("Relu", ["h"], ["z"]),
+        helper.make_node("MatMul", ["z" if hidden else "h", "V"], ["y"]),
+    ]
+    nodes = nodes if hidden else [nodes[0], nodes[1], nodes[3]]
+    sign = -1.0 if hidden else 1.0
+    weights = {"W": np.zeros((1, 1)), "factor": np.array(factor), "V": np.array([[sign / (factor * x)]])}
+    plain = from_nodes(nodes, weights, (1, 1), {"W": np.ones((1, 1))})
+    net = model_from_proto(attach(onnx.load_from_string(plain.onnx_bytes), plain.posterior))
+    for method in ("auto", "linear", "tails"):
+        found = verify_batch(net, [[x]], [[x]], properties=[[rows([[1.0]], [-0.5])]], method=method, timeout=1)
+        assert found.lower[0] <= 0.6915
+        assert found.upper[0] >= 0.6914
