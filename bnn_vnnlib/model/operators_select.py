@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,7 +150,7 @@ def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], 
 
 
 def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Nearest neighbour: entry floor(i / scale)."""
+    """Nearest neighbour: entry floor(i / scale); the scales are at least 1."""
     x = variable(graph, node, inputs)
     if attribute(node, "mode", "nearest") != "nearest":
         raise unsupported(node, "only the mode nearest is supported")
@@ -157,10 +158,7 @@ def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     if scales is None:
         scales = _floats(node, inputs[1] if len(inputs) > 1 else None, "the scales")
     sizes = _scaled(node, x.shape, scales)
-    picks = [
-        np.minimum(np.floor(np.arange(new) / np.float32(scale)).astype(np.int64), old - 1)
-        for new, old, scale in zip(sizes, x.shape, scales, strict=True)
-    ]
+    picks = [_nearest(graph, node, old, new, scale) for old, new, scale in zip(x.shape, sizes, scales, strict=True)]
     return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
 
 
@@ -188,38 +186,55 @@ def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _nearest(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.int64]:
-    """The entry along one axis that each new one takes."""
+    """The entry along one axis that each new one takes.
+
+    Where a coordinate lies on the border between two entries, runtimes round differently unless all is exact: refused.
+    """
     if old == new and scale == 1:
         return np.arange(old)
-    default = "asymmetric" if graph.opset == 10 else "half_pixel"
+    at, rounded = _coordinates(graph, node, old, new, scale), _rounding(graph, node, scale)
+    picks = np.clip(rounded(at), 0, old - 1).astype(np.int64)
+    exact = scale == round(scale) or math.frexp(scale)[0] == 0.5
+    if not exact:
+        others = [np.clip(rounded(at + shift), 0, old - 1) for shift in (-1e-4, 1e-4)]
+        if any((other != picks).any() for other in others):
+            raise unsupported(node, f"which entry is the nearest depends on rounding (from {old} to {new} entries)")
+    return picks
+
+
+def _coordinates(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.float64]:
+    """Where each new entry lies among the old ones."""
+    default = "asymmetric" if graph.opset <= 10 else "half_pixel"
     mode = attribute(node, "coordinate_transformation_mode", default)
     i = np.arange(new, dtype=np.float64)
     match mode:
         case "asymmetric":
-            at = i / scale
+            return i / scale
         case "half_pixel":
-            at = (i + 0.5) / scale - 0.5
+            return (i + 0.5) / scale - 0.5
         case "pytorch_half_pixel":
-            at = (i + 0.5) / scale - 0.5 if new > 1 else np.zeros(1)
+            return (i + 0.5) / scale - 0.5 if new > 1 else np.zeros(1)
         case "align_corners":
-            at = i * (old - 1) / (new - 1) if new > 1 else np.zeros(1)
+            return i * ((old - 1) / (new - 1)) if new > 1 else np.zeros(1)
         case "half_pixel_symmetric":
-            at = old / 2 * (1 - new / (scale * old)) + (i + 0.5) / scale - 0.5
-        case _:
-            raise unsupported(node, f"coordinate_transformation_mode {mode!r}")
-    rounding = attribute(node, "nearest_mode", "floor" if graph.opset == 10 else "round_prefer_floor")
-    match rounding:
+            return old / 2 * (1 - new / (scale * old)) + (i + 0.5) / scale - 0.5
+    raise unsupported(node, f"coordinate_transformation_mode {mode!r}")
+
+
+def _rounding(graph: Builder, node: NodeProto, scale: float) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    # opsets up to 10 leave it open; onnxruntime takes the entry below when it enlarges, above when it shrinks
+    default = ("floor" if scale >= 1 else "ceil") if graph.opset <= 10 else "round_prefer_floor"
+    mode = attribute(node, "nearest_mode", default)
+    match mode:
         case "floor":
-            at = np.floor(at)
+            return np.floor
         case "ceil":
-            at = np.ceil(at)
+            return np.ceil
         case "round_prefer_floor":
-            at = np.ceil(at - 0.5)
+            return lambda at: np.ceil(at - 0.5)
         case "round_prefer_ceil":
-            at = np.floor(at + 0.5)
-        case _:
-            raise inconsistent(node, f"nearest_mode {rounding!r} is unknown")
-    return np.clip(at, 0, old - 1).astype(np.int64)
+            return lambda at: np.floor(at + 0.5)
+    raise inconsistent(node, f"nearest_mode {mode!r} is unknown")
 
 
 def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
