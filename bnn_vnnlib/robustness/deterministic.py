@@ -21,7 +21,7 @@ from bnn_vnnlib.robustness.safety import feasible, unsafe_items
 MOST = 2**14
 """Parts spent on one pair of a weight setting and an item where no time limit is given."""
 
-FEW = 12
+FEW = 20
 """Inputs are split where no more than this vary, else neurons."""
 
 

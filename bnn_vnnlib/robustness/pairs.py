@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.rounding import TINY
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.robustness.attack import transformed
@@ -24,8 +25,8 @@ ROUNDED_ZERO = 1e-9
 """Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""
 
 
-DESCENT = (0.5, 0.25, 0.1)
-"""Steps towards a violation, as shares of a box."""
+DESCENT, OVERSHOOT = 10, 1.3
+"""Steps towards a violation, and their length as a multiple of the one that reaches it if all is linear."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,16 +119,22 @@ class Pairs:
         return held
 
     def descend(self, x: Tensor, width: Tensor) -> Tensor:
-        """Move points (P, n) a few steps towards a violation, by parts of `width` (P, n), inside the inner boxes."""
+        """Move points (P, n) a few steps towards a violation, inside the inner boxes, in units of `width` (P, n).
+
+        Polyak's step for the sum of the rows of the nearest case that do not hold, which reaches zero at once where
+        that sum is linear; a little more, so as to end inside.
+        """
         problem = self.problem
-        for share in DESCENT:
+        for _ in range(DESCENT):
             x = x.detach().requires_grad_()
             value = self._values(x)
             nearest = self._nearest(value.detach()).argmin(-1, keepdim=True)
             of_nearest = problem.rows.case.expand(value.shape) == nearest
-            goal = torch.where(of_nearest, value.clamp(min=0), 0.0).sum()
-            (gradient,) = torch.autograd.grad(goal, x)
-            x = x.detach() - share * width * gradient.sign()
+            goal = torch.where(of_nearest, value.clamp(min=0), 0.0).sum(-1)
+            (gradient,) = torch.autograd.grad(goal.sum(), x)
+            steep = (gradient * width) ** 2
+            length = OVERSHOOT * goal.detach() / steep.sum(-1).clamp(min=TINY)
+            x = x.detach() - (length[:, None] * width**2 * gradient).nan_to_num(0.0, 0.0, 0.0)
             x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
         return x
 
