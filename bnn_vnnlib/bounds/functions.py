@@ -228,11 +228,11 @@ class Sign:
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Monotone and exact."""
-        return torch.sign(lower), torch.sign(upper)
+        return _sign(lower), _sign(upper)
 
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Slope between 0 and 2 / u below, 2 / -l above (1 / u and 1 / -l where the interval ends at 0)."""
-        at_lower, at_upper = torch.sign(lower), torch.sign(upper)
+        at_lower, at_upper = _sign(lower), _sign(upper)
         zero, fixed = torch.zeros_like(lower), at_lower == at_upper
         # from (0, at_lower) to (u, at_upper), and from (0, at_upper) to (l, at_lower)
         below = torch.where((upper > 0) & ~fixed, (at_upper - at_lower) / upper, zero)
@@ -249,6 +249,11 @@ class Sign:
         return Lines(
             below, torch.where(fixed, at_lower, down(at_lower)), above, torch.where(fixed, at_upper, up(at_upper))
         )
+
+
+def _sign(z: Tensor) -> Tensor:
+    """The sign; torch's is 0 for an undefined number."""
+    return torch.where(z.isnan(), z, torch.sign(z))
 
 
 # the table ---------------------------------------------------------------------------------------------------------
