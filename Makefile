@@ -5,12 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two test processes with one thread each are faster than one with many.
 export OMP_NUM_THREADS ?= 1
+# How long, where to start, how many tiny networks first; AGAIN=fuzz-runs/seed-N/case.json runs one failing case again.
+MINUTES ?= 30
+SEED ?= 0
+NETS ?= 1500
 
-.PHONY: help demo test lint wheel clean
+.PHONY: help demo test fuzz lint wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
 	@echo "make test   run all tests"
+	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
@@ -20,6 +25,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+fuzz: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --nets $(NETS) --folder fuzz-runs \
+		$(if $(AGAIN),--again $(AGAIN))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -31,7 +40,7 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build fuzz-runs
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -66,6 +66,8 @@ class OutputBounds:
 
     def _differences(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, m: int) -> Tensor:
         """(K, N, r, k): lower bounds of f_k - f_r; 0 on the diagonal."""
+        if m == 1:
+            return lower.new_zeros(max(weights.count, len(lower) if lower.dim() == 3 else 1), lower.shape[-2], 1, 1)
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         pairs = unit[None] - unit[:, None]
         different = ~torch.eye(m, dtype=torch.bool, device=lower.device)

@@ -30,12 +30,16 @@ class Violation:
     evidence: str
 
 
-def run_case(spec: Spec, variants: int = 4) -> list[Violation]:
-    """All violations of one case; an exception of the project that is no refusal counts as one."""
+def run_case(spec: Spec, variants: int = 4, seconds: float | None = None) -> list[Violation]:
+    """All violations of one case.
+
+    variants : of the question, chosen at random; seconds : time limit of each call (None: none)
+    """
     network = make_network(spec)
     posterior = make_posterior(spec, network)
     model = from_network(network, posterior, spec)
-    ask = Ask(network, posterior, make_question(spec, model))
+    limit = {} if seconds is None else {"timeout": seconds}
+    ask = Ask(network, posterior, make_question(spec, model), options=limit)
     court = Court(model, ask.question, transform_of(spec, model), spec.seed)
     rng = spec.stream("variants")
     return list(_violations(spec, model, ask, court, rng, variants))
@@ -48,7 +52,10 @@ def _violations(
     if base is None:
         return
     known = [base]
-    same = [call_batch(spec, model, ask.question, "batch"), call_batch(spec, model, ask.question, "beside", beside=True)]
+    same = [
+        call_batch(spec, model, ask.question, "batch", **ask.options),
+        call_batch(spec, model, ask.question, "beside", beside=True, **ask.options),
+    ]
     if len(ask.question.parts) == 1 and len({len(case) for case in ask.question.parts[0].cases}) == 1:
         known += [outcome for outcome in same if outcome is not None and outcome.lower.shape == base.lower.shape]
     for index in rng.permutation(len(CHANGES))[:variants]:
@@ -103,7 +110,8 @@ def _compare(base: Outcome, other: Outcome, sense: str) -> Iterator[Violation]:
         yield Violation(f"verdicts {name}", f"{sense}: {base.verdict} against {other.verdict}")
     if base.outputs is not None and other.outputs is not None and base.outputs.shape == other.outputs.shape:
         moved = other.name in ("outputs_moved", "outputs_scaled")
-        if not moved and (np.maximum(base.outputs[0], other.outputs[0]) > np.minimum(base.outputs[1], other.outputs[1])).any():
+        apart = np.maximum(base.outputs[0], other.outputs[0]) > np.minimum(base.outputs[1], other.outputs[1])
+        if apart.any() and not moved:
             yield Violation(f"outputs {name}", f"{base.outputs.tolist()} against {other.outputs.tolist()}")
 
 

@@ -23,14 +23,13 @@ from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.problem import from_property
 from fuzz.questions import Array, Part, Question, Row, transformed
-from bnn_vnnlib.robustness.problem import from_property
 from support import exact
 
 FIRST, SECOND = 1e-3, 1e-12
 """Levels: a suspicion from few samples is tested again on many fresh ones. Only SECOND can raise a false alarm: one in
 10^12 tests."""
 
-FEW, MANY = 128, 8192
+FEW, MANY = 128, 4096
 
 CLEAR = 1e-9
 """Relative distance from a threshold that float64 cannot be wrong about, outside of cancellation (see `confirmed`)."""
@@ -139,7 +138,7 @@ class Court:
         """
         if upper >= 1 or isinstance(self.posterior, WeightSamples):
             return None
-        for count, level, strength, near in ((FEW, FIRST, 1, 1e-9), (8 * FEW, SECOND, 5, 1e-3)):
+        for count, level, strength, near in ((FEW, FIRST, 1, 1e-9), (4 * FEW, SECOND, 3, 1e-3)):
             params = self.draw(count, 6 + count)
             x, y = self.attacked(params, strength=strength, seed=strength)
             broken = int((self.distance(x.numpy(), y).min(-1) <= near).sum())

@@ -16,12 +16,16 @@ from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import GaussianDiagonal, Model, Network, WeightSamples
 from bnn_vnnlib.model.nodes import Activation, Constant, Node, Param
-from fuzz.onnx_graph import to_onnx
+from fuzz.onnx_graph import has_conv, to_onnx
 from fuzz.specs import Spec
 from support import zoo
 from support.networks import Builder
 
 KINDS = ("relu", "leaky_relu", "tanh", "sigmoid")
+OTHERS = ("abs", "softplus", "softsign", "atan", "sin", "cos", "erf", "silu", "elu", "clip", "power")
+SLOPES: dict[str, tuple[Any, ...]] = {
+    "leaky_relu": (0.0, 0.01, 0.3, 1.0), "elu": (0.5, 1.0), "clip": ((-0.25, 0.5), (0.0, 6.0)), "power": (2, 3),
+}  # fmt: skip
 SHIFT = 40
 """Exponent of the powers of two between layers that are rescaled."""
 
@@ -63,16 +67,19 @@ def make_network(spec: Spec) -> Network:
 
 
 def _storable(node: Node) -> Node:
-    """ONNX holds the slope of LeakyRelu in float32."""
-    return replace(node, alpha=float(np.float32(node.alpha))) if isinstance(node, Activation) else node
+    """ONNX holds the slopes of LeakyRelu and Elu in float32."""
+    short = isinstance(node, Activation) and node.kind in ("leaky_relu", "elu")
+    return replace(node, alpha=float(np.float32(node.alpha))) if short else node
 
 
-def _kinds(spec: Spec) -> Callable[[], tuple[str, float]]:
+def _kinds(spec: Spec) -> Callable[[], tuple[str, Any]]:
     rng = spec.stream("kinds")
 
-    def draw() -> tuple[str, float]:
-        kind = str(rng.choice(KINDS)) if spec.kind == "mixed" else spec.kind
-        return kind, float(rng.choice([0.0, 0.01, 0.3, 1.0])) if kind == "leaky_relu" else 0.0
+    def draw() -> tuple[str, Any]:
+        among = {"mixed": KINDS, "other": OTHERS}.get(spec.kind, (spec.kind,))
+        kind = among[rng.integers(len(among))]
+        choices = SLOPES.get(kind, (0.0,))
+        return kind, choices[rng.integers(len(choices))]
 
     return draw
 
@@ -94,8 +101,14 @@ def _weights(spec: Spec, network: Network) -> dict[str, np.ndarray]:
             case "rescaled" if tensor.ndim >= 2:
                 matrices = sum(other.ndim >= 2 for other in tensors.values())
                 values = values * 2.0 ** (SHIFT * (-1) ** matrices)
-        tensors[name] = np.asarray(values)
+        tensors[name] = _short(network, values)
     return tensors
+
+
+def _short(network: Network, values: Any) -> np.ndarray:
+    """Numbers of float32 for graphs with convolutions."""
+    with np.errstate(under="ignore"):
+        return np.asarray(values).astype(np.float32 if has_conv(network) else np.float64).astype(np.float64)
 
 
 def make_posterior(spec: Spec, network: Network) -> GaussianDiagonal | WeightSamples:
@@ -114,17 +127,17 @@ def make_posterior(spec: Spec, network: Network) -> GaussianDiagonal | WeightSam
             keep[rng.integers(size.size)] = 1.0
             deviations[name] = deviations[name] * keep.reshape(size.shape)
     if spec.family == "gaussian":
-        return GaussianDiagonal({name: deviation**2 for name, deviation in deviations.items()})
+        return GaussianDiagonal({name: _short(network, deviation**2) for name, deviation in deviations.items()})
     share = rng.uniform(0.1, 1.0, size=spec.samples) * (rng.random(spec.samples) < 0.9)
     share = np.full(spec.samples, 1.0) if share.sum() == 0 else share
     drawn = {
-        name: network.tensors[name] + deviation * rng.normal(size=(spec.samples, *deviation.shape))
+        name: _short(network, network.tensors[name] + deviation * rng.normal(size=(spec.samples, *deviation.shape)))
         for name, deviation in deviations.items()
     }
     return WeightSamples(drawn, share / share.sum())
 
 
-Kinds = Callable[[], tuple[str, float]]
+Kinds = Callable[[], tuple[str, Any]]
 
 
 def _dense(b: Builder, spec: Spec, kinds: Kinds) -> int:

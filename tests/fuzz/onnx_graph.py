@@ -7,20 +7,47 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Param
 
-OPERATORS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "leaky_relu": "LeakyRelu"}
+OPERATORS = {
+    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "abs": "Abs",
+    "softplus": "Softplus", "softsign": "Softsign", "atan": "Atan", "exp": "Exp", "sin": "Sin", "cos": "Cos",
+    "erf": "Erf",
+}  # fmt: skip
+COMPOSED = ("silu", "clip", "power")
+UNWRITTEN = (nodes.Broadcast, nodes.Select)  # only made by the importer itself
+
+
+def has_conv(network: Network) -> bool:
+    """Whether the graph has convolutions."""
+    return any(isinstance(node, nodes.Conv) for node in network.nodes)
+
+
+def writable(network: Network) -> bool:
+    """Whether an ONNX file can hold the graph exactly."""
+
+    def suits(node: nodes.Node) -> bool:
+        if not isinstance(node, nodes.Activation):
+            return not isinstance(node, UNWRITTEN)
+        steep = node.kind == "leaky_relu" and float(node.alpha) > 1
+        return node.kind in (*OPERATORS, *COMPOSED) and not steep
+
+    return all(suits(node) for node in network.nodes)
 
 
 class _Writer:
     def __init__(self, network: Network) -> None:
         self.network = network
+        # onnxruntime convolves in float32 only; the weights of such graphs are numbers of float32 already
+        self.element = np.float32 if has_conv(network) else np.float64
         self.nodes: list[onnx.NodeProto] = []
-        self.holders = {name: numpy_helper.from_array(tensor, name) for name, tensor in network.tensors.items()}
+        self.holders = {
+            name: numpy_helper.from_array(tensor.astype(self.element), name) for name, tensor in network.tensors.items()
+        }
 
     def add(self, operator: str, inputs: Sequence[str], **attributes: Any) -> str:
         """One more node; the name of its output."""
@@ -45,7 +72,7 @@ class _Writer:
             name = self.add("Gather", [flat, self.constant(param.index)], axis=0)
         if np.all(param.factor == 1):
             return name
-        return self.add("Mul", [name, self.constant(np.asarray(param.factor, np.float64))])
+        return self.add("Mul", [name, self.constant(np.asarray(param.factor, self.element))])
 
     def node(self, node: nodes.Node, xs: list[str]) -> str:
         """Output name of one node."""
@@ -64,19 +91,32 @@ class _Writer:
             case nodes.Shift():
                 return self.add("Add", [xs[0], self.param(node.bias)])
             case nodes.Activation():
-                extra = {"alpha": node.alpha} if node.kind == "leaky_relu" else {}
-                return self.add(OPERATORS[node.kind], xs, **extra)
+                return self.activation(node, xs[0])
+            case nodes.Product():
+                return self.add("Mul", xs)
+            case nodes.Max():
+                return self.add("ReduceMax", xs, axes=[-1], keepdims=0)
             case nodes.Sum():
                 return self.sum(node, xs)
             case nodes.Reshape():
                 return self.add("Reshape", [xs[0], self.constant(np.array(node.shape, np.int64))])
             case nodes.Transpose():
                 return self.add("Transpose", xs, perm=node.perm)
-            case nodes.Broadcast():
-                return self.add("Expand", [xs[0], self.constant(np.array(node.shape, np.int64))])
             case nodes.Concat():
                 return self.add("Concat", xs, axis=node.axis)
         raise TypeError(type(node))
+
+    def activation(self, node: nodes.Activation, x: str) -> str:
+        """One operator, or the few that make up the function."""
+        match node.kind:
+            case "silu":
+                return self.add("Mul", [x, self.add("Sigmoid", [x])])
+            case "clip":
+                return self.add("Clip", [x, *(self.constant(np.asarray(end, self.element)) for end in node.alpha)])
+            case "power":
+                return self.add("Pow", [x, self.constant(np.asarray(node.alpha, self.element))])
+        extra = {"alpha": node.alpha} if node.kind in ("leaky_relu", "elu") else {}
+        return self.add(OPERATORS[node.kind], [x], **extra)
 
     def linear(self, node: nodes.Linear, x: str) -> str:
         """MatMul over the last axis; any other axis is moved there and back."""
@@ -97,7 +137,7 @@ class _Writer:
 
 
 def to_onnx(network: Network, end: str = "") -> onnx.ModelProto:
-    """The graph in float64; `end` is an operator behind the (only) output, such as "Softmax"."""
+    """The graph in float64 (float32 with convolutions); `end` is an operator behind the (only) output, such as "Softmax"."""
     writer = _Writer(network)
     inputs = [node for node in network.nodes if isinstance(node, nodes.Input)]
     by_start = {node.start: variable for node, variable in zip(inputs, network.signature.inputs, strict=True)}
@@ -108,11 +148,12 @@ def to_onnx(network: Network, end: str = "") -> onnx.ModelProto:
         else:
             names.append(writer.node(node, [names[source] for source in node.inputs]))
     outputs = [writer.add(end or "Identity", [names[position]]) for position in network.outputs]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(writer.element))
     graph = helper.make_graph(
         writer.nodes, "fuzz",
-        [helper.make_tensor_value_info(v.name, TensorProto.DOUBLE, v.shape) for v in network.signature.inputs],
+        [helper.make_tensor_value_info(v.name, kind, v.shape) for v in network.signature.inputs],
         [
-            helper.make_tensor_value_info(name, TensorProto.DOUBLE, variable.shape)
+            helper.make_tensor_value_info(name, kind, variable.shape)
             for name, variable in zip(outputs, network.signature.outputs, strict=True)
         ],
         list(writer.holders.values()),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.errors import ModelError, UnsupportedError
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.result import Verdict
@@ -41,6 +41,10 @@ def call_verify(spec: Spec, model: Model, property: Property, name: str, **optio
         found = verify(model, property, **settings)
     except UnsupportedError:
         return None
+    except ModelError as error:  # onnxruntime has not every operator in float64
+        if "NOT_IMPLEMENTED" in str(error):
+            return None
+        raise
     point = None if found.witness is None else found.witness.x
     if found.decision is not None:
         d = found.decision
@@ -70,9 +74,7 @@ def call_batch(spec: Spec, model: Model, question: Question, name: str, **option
         low, high = np.concatenate([low - 1, low, low]), np.concatenate([high, high, high + 0.5])
     which = min(1, len(low) - 1)
     try:
-        found = verify_batch(
-            model, low, high, properties=[cases], query=spec.query, seed=spec.seed % 1000, **options
-        )
+        found = verify_batch(model, low, high, properties=[cases], query=spec.query, seed=spec.seed % 1000, **options)
     except UnsupportedError:
         return None
     verdict, point = found.verdicts[which], found.points[which]

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from bnn_vnnlib.model.nodes import Activation, Broadcast, Constant
+from bnn_vnnlib.model.nodes import Constant
+from fuzz.onnx_graph import writable
 from support import zoo
 
 
 def _suits(name: str) -> bool:
     network = zoo.GRAPHS[name]()
     fixed = {node.value.source for node in network.nodes if isinstance(node, Constant)}
-    steep = any(isinstance(node, Activation) and node.alpha > 1 for node in network.nodes)
-    repeats = any(isinstance(node, Broadcast) for node in network.nodes)  # only made by the importer itself
-    unsuited = steep or repeats or "slack" in name or name == "only_constant"
-    return not unsuited and bool(network.tensors.keys() - fixed)
+    return (
+        writable(network) and "slack" not in name and name != "only_constant" and bool(network.tensors.keys() - fixed)
+    )
 
 
 ZOO = tuple(name for name in zoo.GRAPHS if _suits(name))
@@ -84,7 +84,7 @@ def random_spec(seed: int) -> Spec:
     spec = Spec(
         seed, graph, inputs=one((1, 2, 3, 5)), outputs=one((1, 2, 3)), width=one((1, 2, 4, 8, 16)),
         depth=one((0, 1, 2, 3, 4), (0.1, 0.35, 0.3, 0.15, 0.1)),
-        kind=one(("relu", "leaky_relu", "tanh", "sigmoid", "mixed"), (0.4, 0.15, 0.15, 0.1, 0.2)),
+        kind=one(("relu", "leaky_relu", "tanh", "sigmoid", "mixed", "other"), (0.4, 0.1, 0.1, 0.1, 0.2, 0.1)),
         end=one(("", "Softmax", "Sigmoid"), (0.8, 0.15, 0.05)),
         numbers=one(("normal", "integers", "sparse", "rescaled", "large"), (0.5, 0.15, 0.1, 0.15, 0.1)),
         family=family, only=one(("all", "one_tensor", "one_weight"), (0.7, 0.15, 0.15)),

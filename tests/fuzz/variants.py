@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.model.nodes import Input, Linear, Node, Param, Scale
+from bnn_vnnlib.model.nodes import Constant, Input, Linear, Node, Param, Scale
+from bnn_vnnlib.robustness.weight_sets import params_of
+from fuzz.onnx_graph import has_conv
 from fuzz.questions import Part, Question, Row
 from fuzz.specs import Spec
 
@@ -133,9 +135,6 @@ def zero_variances(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None
 
 
 def _sources(network: Network) -> list[str]:
-    from bnn_vnnlib.model.nodes import Constant
-    from bnn_vnnlib.robustness.weight_sets import params_of
-
     fixed = {node.value.source for node in network.nodes if isinstance(node, Constant)}
     return [param.source for param in params_of(network) if param.source not in fixed]
 
@@ -196,7 +195,7 @@ def outputs_moved(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
 
 def inputs_scaled(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
     """Inputs in other units, undone by the first layer."""
-    factor = 2.0 ** int(rng.choice([-300, -40, 3, 40, 300]))
+    factor = 2.0 ** int(rng.choice([3, 10] if has_conv(ask.network) else [-300, -40, 3, 40, 300]))
     network = _before(ask.network, np.full((1, 1), 1 / factor), linear=False)
     if network is None:
         return None
@@ -213,7 +212,7 @@ def outputs_scaled(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None
     """Outputs in other units."""
     if spec.end or (spec.query == "decision" and spec.likelihood != "gaussian"):
         return None
-    factor = 2.0 ** int(rng.choice([-300, -40, 3, 40, 300]))
+    factor = 2.0 ** int(rng.choice([3, 10] if has_conv(ask.network) else [-300, -40, 3, 40, 300]))
     network = _behind(ask.network, np.full((1, 1), factor), linear=False)
     if network is None:
         return None
@@ -228,7 +227,7 @@ def other_method(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
             {"method": "tails"}, {"margin": float(rng.uniform(0.01, 6))},
             {"boxes": "sampled", "num_boxes": int(rng.integers(1, 12)), "margin": float(rng.uniform(0.3, 4))},
         ]  # fmt: skip
-    return replace(ask, options=ways[rng.integers(len(ways))])
+    return replace(ask, options=ask.options | ways[rng.integers(len(ways))])
 
 
 def in_a_hurry(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
