@@ -76,7 +76,7 @@ class Choice:
 class SplitBounds:
     """margin (K, M): lower bounds of the mixed rows less their bounds, > 0 where the system has no solution; choice:
     behind it; corner (K, M, n): the input that minimises the linear function; gain (K, M, H): what the relaxation of
-    each open neuron costs, about.
+    each open neuron costs, about; 0 where the sign is known.
     """
 
     margin: Tensor
@@ -246,7 +246,7 @@ class _Split:
             a = a.detach()
             above = a.clamp(max=0).abs().amax(2) * lines.upper_intercept
             below = a.clamp(min=0).amax(2) * torch.minimum(upper, -lower) / 2
-            cost = torch.where(open_, above + below, 0.0)
+            cost = torch.where(open_, above + below + TINY, 0.0)
         self.gain[..., start : start + size] += cost.flatten(2)
 
 

@@ -91,7 +91,7 @@ def test_both_sides_of_the_exact_minimum_are_told_apart(method, seed, widths, ac
 
 @pytest.mark.parametrize("method", METHODS)
 @given(seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_samples_items_and_cases_are_decided_each_for_itself(method, seed):
     """3 samples x 3 boxes x several cases, against the exact minima; and alone as in company."""
     net = random_samples(seed, (2, 3, 3), 3)
