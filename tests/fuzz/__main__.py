@@ -21,7 +21,7 @@ def main(
     seed: Annotated[int, typer.Option(help="First seed; a second run goes on where the first one stopped.")] = 0,
     folder: Annotated[Path, typer.Option(help="Progress and failing cases.")] = Path("fuzz-runs"),
     nets: Annotated[int, typer.Option(help="Tiny networks against exact rational arithmetic.")] = 1500,
-    seconds: Annotated[float, typer.Option(help="Limit of each call.")] = 0.4,
+    seconds: Annotated[float, typer.Option(help="Limit of each call.")] = 0.25,
     again: Annotated[Path | None, typer.Option(help="Run one case.json again instead.")] = None,
 ) -> None:
     """Random networks, posteriors and properties: bound, attack, compare."""

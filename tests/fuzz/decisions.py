@@ -89,7 +89,7 @@ def _mean(court: Court, values: Array, level: float) -> tuple[Array, Array]:
 
 
 def _witness(court: Court, point: Array) -> str | None:
-    """The decision at the witness is in V, as far as sampled networks can tell: each row within the error of its mean."""
+    """The decision at the witness is not in V: some row of each case fails by more than the error of its mean."""
     for count, level in _rounds(court):
         y = _outputs(court, point[None], count)
         mean, slack = _mean(court, y, level)

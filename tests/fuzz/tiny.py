@@ -1,6 +1,6 @@
 """Tiny networks of ill-conditioned numbers against exact rational arithmetic, and Phi with 80 digits: no tolerance.
 
-A bound may be infinite (it claims nothing), but a finite one that is wrong by one unit in the last place is a violation.
+A bound may be infinite (it claims nothing); a finite one that is wrong by one unit in the last place is a violation.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def _rows(rng: np.random.Generator, regime: str) -> Iterator[str]:
                 if found.form is None:
                     continue
                 slope, offset = found.form.slope[0, 0, row], float(found.form.offset[0, 0, row])
-                if np.isfinite(offset) and bool(torch.isfinite(slope).all()):
-                    if exact.fractions(slope) @ x + Fraction(offset) > truth:
-                        yield f"{method}: linear function above {float(truth)!r}"
+                claims = np.isfinite(offset) and bool(torch.isfinite(slope).all())
+                if claims and exact.fractions(slope) @ x + Fraction(offset) > truth:
+                    yield f"{method}: linear function above {float(truth)!r}"
 
 
 def _corner(rng: np.random.Generator, weights: WeightBoxes, lower: np.ndarray, upper: np.ndarray) -> tuple[Any, Any]:

@@ -1,0 +1,163 @@
+"""What the care for rounding costs: `Engine.rows` against the same walk with every payment left out.
+
+    python scripts/measure/rounding.py
+
+The careless walk keeps the tables, the chunks and the order of the work; it replaces the rules of the dense nodes and
+of Relu by what they would be in exact arithmetic (no magnitudes, no gammas, no steps outward, no underflow). Both run
+in turn in one process, one thread; the ratio of the medians is printed. It is here to measure, never to bound.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import interval, linear, maps, walk
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import Walk, dot, over_rows, sum_to
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import nodes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.signature import Signature, Variable
+
+CASES = (((784, 128, 10), 64), ((784, 50, 50, 10), 64), ((64, 64, 10), 64), ((3, 125, 5), 1024), ((64, 64, 10), 1))
+REPEATS = 15
+
+
+def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+    (source,) = node.inputs
+    box, shape = walk.weights.param(node.weight), walk.network.nodes[source].shape
+
+    def back(weight: Tensor, rows: Tensor) -> Tensor:
+        return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), rows)
+
+    carried = back(box.center, a)
+    if box.spread is not None:
+        scale = walk.weights.scale
+        noise = scale.reshape(*scale.shape, 1, *(1,) * len(shape)) * back(box.spread, a.abs())
+        slope, offset = linear._chord_of_absolute(walk.ranges.values[source])
+        carried = carried - noise * slope[:, :, None]
+        walk.constant = walk.constant - dot(noise, offset)
+    walk.give(source, carried)
+
+
+def _shift(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+    box, rank = walk.weights.param(node.bias), len(node.shape)
+    center, radius = interval.center_of(box, rank), interval.radius_of(box, walk.weights.scale, rank)
+    tied = sum_to(a, center.shape[2:])
+    walk.constant = walk.constant + dot(tied, center)
+    if isinstance(radius, Tensor):
+        walk.constant = walk.constant - dot(tied.abs(), radius)
+    walk.give(node.inputs[0], a)
+
+
+def _activation(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+    lines = walk.ranges.lines[position]
+    positive, negative = a.clamp(min=0), a.clamp(max=0)
+    value = dot(positive, lines.lower_intercept) + dot(negative, lines.upper_intercept)
+    walk.constant = walk.constant + value
+    walk.give(node.inputs[0], positive * lines.lower_slope[:, :, None] + negative * lines.upper_slope[:, :, None])
+
+
+def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
+    box = weights.param(node.weight)
+    xc, xr = (x.lower + x.upper) / 2, (x.upper - x.lower) / 2
+    radius = maps.apply(node, box.center.abs(), xr)
+    noise = interval._noise(node, box, weights.scale, xc.abs() + xr)
+    if noise is not None:
+        radius = radius + noise
+    center = maps.apply(node, box.center, xc)
+    return Interval(center - radius, center + radius), center  # nothing reads the magnitude
+
+
+def _gain(walk: Walk, value: Tensor, error: Tensor) -> None:
+    walk.constant = walk.constant + value
+
+
+def _minimum(form: linear.LinearForm, box: Interval) -> Tensor:
+    xc, xr = ((box.lower + box.upper) / 2)[:, :, None], ((box.upper - box.lower) / 2)[:, :, None]
+    return (form.slope * xc).sum(-1) - (form.slope.abs() * xr).sum(-1) + form.offset
+
+
+@contextmanager
+def careless() -> Iterator[None]:
+    """The engine without any payment."""
+    rules: dict[Any, Any] = dict.fromkeys((nodes.Linear, nodes.Conv, nodes.Scale), _weighted) | {nodes.Shift: _shift}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(linear.LINEAR, rules | {nodes.Activation: _activation}))
+        stack.enter_context(mock.patch.dict(linear.INTERVAL, rules))
+        stack.enter_context(mock.patch.dict(interval.RULES, dict.fromkeys(rules.keys() - {nodes.Shift}, _interval)))
+        stack.enter_context(mock.patch.object(interval, "down", lambda x: x))
+        stack.enter_context(mock.patch.object(interval, "up", lambda x: x))
+        stack.enter_context(mock.patch.object(Walk, "underflow", lambda *_: None))
+        stack.enter_context(mock.patch.object(Walk, "gain", _gain))
+        stack.enter_context(mock.patch.object(walk.LinearForm, "minimum", _minimum))
+        yield
+
+
+def dense(sizes: tuple[int, ...], rng: np.random.Generator) -> Network:
+    """A Relu network with random weights."""
+    graph: list[nodes.Node] = [nodes.Input("x", (), (1, sizes[0]), 0)]
+    tensors = {}
+    for k, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        tensors[f"W{k}"] = rng.normal(size=(after, before)) * np.sqrt(2 / before)
+        tensors[f"b{k}"] = 0.1 * rng.normal(size=after)
+        weight = Param(f"W{k}", np.arange(after * before).reshape(after, before), np.asarray(1.0))
+        bias = Param(f"b{k}", np.arange(after), np.asarray(1.0))
+        graph.append(nodes.Linear(f"l{k}", (len(graph) - 1,), (1, after), weight, 1))
+        graph.append(nodes.Shift(f"s{k}", (len(graph) - 1,), (1, after), bias))
+        if k + 2 < len(sizes):
+            graph.append(nodes.Activation(f"a{k}", (len(graph) - 1,), (1, after), "relu"))
+    ends = [(Variable(name, "float64", (1, size)),) for name, size in (("x", sizes[0]), ("y", sizes[-1]))]
+    return Network(Signature(*ends), tuple(graph), (len(graph) - 1,), tensors)
+
+
+def measure(sizes: tuple[int, ...], batch: int) -> tuple[float, float, float]:
+    """Median seconds with care, without it, and the largest difference of the bounds relative to their size."""
+    rng = np.random.default_rng(0)
+    network = dense(sizes, rng)
+    centers = {name: torch.as_tensor(tensor)[None] for name, tensor in network.tensors.items()}
+    spreads = {name: torch.as_tensor(0.01 * np.abs(tensor)) for name, tensor in network.tensors.items()}
+    weights = WeightBoxes(centers, spreads, torch.ones(1, 1, dtype=torch.float64))
+    x = torch.as_tensor(rng.random((batch, sizes[0])))
+    m = sizes[-1]
+    rows = (torch.eye(m, dtype=torch.float64)[:1] - torch.eye(m, dtype=torch.float64)[1:])[None]
+
+    def once() -> tuple[float, Tensor]:
+        start = time.perf_counter()
+        found = Engine(network).rows(weights, x - 0.01, x + 0.01, rows).lower
+        return time.perf_counter() - start, found
+
+    careful, plain = [], []
+    for _ in range(REPEATS):
+        careful.append(once())
+        with careless():
+            plain.append(once())
+    difference = ((plain[-1][1] - careful[-1][1]).abs() / plain[-1][1].abs()).max()
+    return statistics.median(t for t, _ in careful), statistics.median(t for t, _ in plain), float(difference)
+
+
+def main() -> None:
+    """Print a table."""
+    torch.set_num_threads(1)
+    print("network, batch: ms with care, ms without, ratio; largest relative difference of the bounds")
+    for sizes, batch in CASES:
+        with_care, without, difference = measure(sizes, batch)
+        name = "-".join(map(str, sizes))
+        print(
+            f"{name}, {batch}: {1e3 * with_care:.2f}, {1e3 * without:.2f}, {with_care / without:.2f}; {difference:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()
