@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,8 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Node
 
+RangeKey = tuple[str, int, int]
+
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
@@ -26,6 +28,33 @@ class Ranges:
     values: dict[int, Interval] = field(default_factory=dict)
     magnitudes: dict[int, Tensor] = field(default_factory=dict)
     lines: dict[int, Lines] = field(default_factory=dict)
+
+    def tensors(self) -> dict[RangeKey, Tensor]:
+        """Every tensor by (kind, position, number)."""
+        out: dict[RangeKey, Tensor] = {}
+        for position, z in self.values.items():
+            out |= {("value", position, i): side for i, side in enumerate((z.lower, z.upper))}
+        for position, size in self.magnitudes.items():
+            out["magnitude", position, 0] = size
+        for position, lines in self.lines.items():
+            out |= {("line", position, i): part for i, part in enumerate(vars(lines).values())}
+        return out
+
+    @classmethod
+    def of(cls, tensors: Mapping[RangeKey, Tensor]) -> Ranges:
+        """The inverse of `tensors`."""
+        groups: dict[str, dict[int, list[Tensor]]] = {"value": {}, "magnitude": {}, "line": {}}
+        for (kind, position, _), tensor in tensors.items():
+            groups[kind].setdefault(position, []).append(tensor)
+        return cls(
+            {position: Interval(*sides) for position, sides in groups["value"].items()},
+            {position: size for position, (size,) in groups["magnitude"].items()},
+            {position: Lines(*parts) for position, parts in groups["line"].items()},
+        )
+
+    def gather(self, index: Tensor) -> Ranges:
+        """From tensors (Q, *shape) those of a grid (K, M) of Q: (K, M, *shape)."""
+        return self.of({key: tensor[index] for key, tensor in self.tensors().items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from bnn_vnnlib.bounds.activations import Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import Ranges
 from bnn_vnnlib.bounds.splits import Choice, SplitBounds, SplitEngine, kinks_of
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import OutOfTime
@@ -29,6 +27,7 @@ from bnn_vnnlib.robustness.branch import Decided
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.pairs import Pairs, grids, scatter
 from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.targets import root_ranges, targets_of
 
 MEMORY = 2**22
 """Activations of the parts that are bounded together, in float64 elements, at most about."""
@@ -71,47 +70,6 @@ class _Parts:
         return replace(self, signs=self.signs.scatter(-1, neuron[:, None], sign))
 
 
-@dataclass(frozen=True, eq=False)
-class _Targets:
-    """T targets: root (T,), the pair; outputs (T, R, m), inputs (T, R, n) or None, bound, strict (T, R): its rows,
-    padded with bound = inf.
-    """
-
-    root: Tensor
-    outputs: Tensor
-    inputs: Tensor | None
-    bound: Tensor
-    strict: Tensor
-
-
-def _targets(problem: Problem) -> _Targets:
-    """Every case of every item (item = root), with the item's constraints on the inputs as further rows."""
-    rows, count, extra = problem.rows, len(problem), problem.constraints
-    root, case = torch.nonzero(problem.exists.expand(count, -1), as_tuple=True)
-    mask = rows.case.expand(count, -1)[root] == case[:, None]
-    most = max(1, int(mask.sum(-1).max())) if len(root) else 1
-    order = torch.argsort(~mask, dim=-1, stable=True)[:, :most]
-
-    def of_target(tensor: Tensor) -> Tensor:
-        picked = tensor.expand(count, *tensor.shape[1:])[root]
-        return picked[torch.arange(len(root), device=root.device)[:, None], order]
-
-    outputs, strict = of_target(rows.outputs), of_target(rows.strict)
-    bound = torch.where(mask.gather(-1, order), of_target(rows.bound), torch.inf)
-    inputs = None if rows.inputs is None else of_target(rows.inputs)
-    if extra is None:
-        return _Targets(root, outputs, inputs, bound, strict)
-    if inputs is None:
-        inputs = outputs.new_zeros(*bound.shape, extra.inputs.shape[-1])
-    return _Targets(
-        root,
-        torch.nn.functional.pad(outputs, (0, 0, 0, extra.bound.shape[-1])),
-        torch.cat([inputs, extra.inputs[root]], 1),
-        torch.cat([bound, extra.bound[root]], 1),
-        torch.cat([strict, extra.strict[root]], 1),
-    )
-
-
 class NeuronBranching:
     """One run over the open pairs; parameters as for `branch.Branching`, without a transform of the outputs."""
 
@@ -152,7 +110,7 @@ class _Tree:
     def __init__(self, roots: Pairs, most: int | None) -> None:
         self._roots, self._most = roots, most
         self._engine = roots.bounds.engine
-        self._targets = _targets(roots.problem)
+        self._targets = targets_of(roots.problem)
         self._kinks = kinks_of(self._engine.network)
         self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
         count, device = len(roots.problem), roots.setting.device
@@ -171,7 +129,7 @@ class _Tree:
     def grow(self) -> None:
         """Roots first, then the tops of the stack."""
         self._engine.deadline.check()
-        self._ranges = self._root_ranges()
+        self._ranges = root_ranges(self._roots)
         stack = self._sprouts()
         while len(stack):
             self._engine.deadline.check()
@@ -329,22 +287,10 @@ class _Tree:
         network, targets, problem = self._engine.network, self._targets, self._roots.problem
         inputs = None if targets.inputs is None else targets.inputs[target]
         return SplitEngine(
-            network, self._kinks, self._roots.weights.boxes(settings), _gather(self._ranges, root),
+            network, self._kinks, self._roots.weights.boxes(settings), self._ranges.gather(root),
             Interval(problem.lower[root], problem.upper[root]), targets.outputs[target],
             inputs, targets.bound[target],
         )  # fmt: skip
-
-    def _root_ranges(self) -> Ranges:
-        """(Q, *shape): of every node, for every root."""
-        problem, weights = self._roots.problem, self._roots.weights
-        out: dict[tuple[str, int, int], Tensor] = {}
-        for settings, index in self._roots.grids:
-            for part in index.split(self._engine.chunk(len(settings), 1), 1):
-                box = Interval(problem.lower[part], problem.upper[part])
-                ranges = self._engine.ranges(weights.boxes(settings), box)
-                for key, tensor in _flattened(ranges).items():
-                    out[key] = scatter(out.get(key), tensor, part, len(problem))
-        return _unflattened(out)
 
     def _first_alpha(self) -> Tensor:
         """(Q, H): the usual choice, the side on which the neuron's range is wider."""
@@ -353,35 +299,3 @@ class _Tree:
             z = self._ranges.values[self._engine.network.nodes[position].inputs[0]]
             parts.append((z.upper >= -z.lower).double().flatten(1))
         return torch.cat(parts, -1)
-
-
-def _flattened(ranges: Ranges) -> dict[tuple[str, int, int], Tensor]:
-    """Every tensor of the ranges by (kind, position, number)."""
-    out: dict[tuple[str, int, int], Tensor] = {}
-    for position, z in ranges.values.items():
-        out |= {("value", position, i): side for i, side in enumerate((z.lower, z.upper))}
-    for position, size in ranges.magnitudes.items():
-        out["magnitude", position, 0] = size
-    for position, lines in ranges.lines.items():
-        out |= {("line", position, i): part for i, part in enumerate(vars(lines).values())}
-    return out
-
-
-def _unflattened(tensors: dict[tuple[str, int, int], Tensor]) -> Ranges:
-    def group(kind: str) -> dict[int, list[Tensor]]:
-        found: dict[int, list[Tensor]] = {}
-        for (name, position, _), tensor in tensors.items():
-            if name == kind:
-                found.setdefault(position, []).append(tensor)
-        return found
-
-    return Ranges(
-        {position: Interval(*sides) for position, sides in group("value").items()},
-        {position: sizes[0] for position, sizes in group("magnitude").items()},
-        {position: Lines(*parts) for position, parts in group("line").items()},
-    )
-
-
-def _gather(ranges: Ranges, index: Tensor) -> Ranges:
-    """For a grid (K', M') of roots."""
-    return _unflattened({key: tensor[index] for key, tensor in _flattened(ranges).items()})
