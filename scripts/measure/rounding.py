@@ -9,6 +9,7 @@ in turn in one process, one thread; the ratio of the medians is printed. It is h
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ def careless() -> Iterator[None]:
         stack.enter_context(mock.patch.dict(interval.RULES, dict.fromkeys(rules.keys() - {nodes.Shift}, _interval)))
         stack.enter_context(mock.patch.object(interval, "down", lambda x: x))
         stack.enter_context(mock.patch.object(interval, "up", lambda x: x))
-        stack.enter_context(mock.patch.object(Walk, "underflow", lambda *_: None))
+        stack.enter_context(mock.patch.object(Walk, "underflow", return_value=None))
         stack.enter_context(mock.patch.object(Walk, "gain", _gain))
         stack.enter_context(mock.patch.object(walk.LinearForm, "minimum", _minimum))
         yield
@@ -109,7 +110,7 @@ def dense(sizes: tuple[int, ...], rng: np.random.Generator) -> Network:
     """A Relu network with random weights."""
     graph: list[nodes.Node] = [nodes.Input("x", (), (1, sizes[0]), 0)]
     tensors = {}
-    for k, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for k, (before, after) in enumerate(itertools.pairwise(sizes)):
         tensors[f"W{k}"] = rng.normal(size=(after, before)) * np.sqrt(2 / before)
         tensors[f"b{k}"] = 0.1 * rng.normal(size=after)
         weight = Param(f"W{k}", np.arange(after * before).reshape(after, before), np.asarray(1.0))
