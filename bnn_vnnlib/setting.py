@@ -116,10 +116,12 @@ class Setting:
     def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
         """Bounds on P_safe of every instance; raises OutOfTime where nothing was reached."""
         from bnn_vnnlib.robustness.probabilistic import safety_bounds
+        from bnn_vnnlib.robustness.refine import Goal
 
         return safety_bounds(
-            self.bounds, self.posterior, problem, attack, self.deadline, means=self.means, boxes=self.choices.boxes,
-            number=self._boxes, margin=self.choices.margin, first=self.question.tau_safe,
+            self.bounds, self.posterior, problem, attack, self.deadline,
+            Goal(self.question.tau_safe, self.question.tau_unsafe), means=self.means, boxes=self.choices.boxes,
+            number=self._boxes, margin=self.choices.margin,
         )  # fmt: skip
 
     def expectation(self) -> Expectation:
@@ -192,11 +194,11 @@ def _transform(network: Network, query: Query, likelihood: Likelihood | None) ->
 
 def ends_in_sigmoid(network: Network) -> bool:
     """The graph itself turns its logits into probabilities, which it may still move about."""
-    from bnn_vnnlib.model.nodes import Activation, Broadcast, Concat, Reshape, Transpose
+    from bnn_vnnlib.model.nodes import Activation, Broadcast, Concat, Reshape, Select, Transpose
 
     def is_probability(position: int) -> bool:
         node = network.nodes[position]
-        if isinstance(node, Reshape | Transpose | Broadcast | Concat):
+        if isinstance(node, Reshape | Transpose | Broadcast | Concat | Select):
             return all(is_probability(source) for source in node.inputs)
         return isinstance(node, Activation) and node.kind == "sigmoid"
 

@@ -5,11 +5,13 @@ Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neur
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness import attack, weight_sets
@@ -28,48 +30,80 @@ from bnn_vnnlib.robustness.safety import (
 )
 
 
-def by_centred_boxes(
-    bounds: OutputBounds,
-    posterior: GaussianDiagonal,
-    problem: Problem,
-    points: Tensor,
-    hopeful: Tensor,
-    open_: Tensor,
-    deadline: Deadline,
-    *,
-    margin: float | None = None,
-    first: float = 0.95,
-) -> SafetyBounds:
-    """One box at the posterior mean an instance, its margin searched (or given).
+@dataclass(frozen=True, eq=False)
+class CentredBoxes:
+    """One box at the posterior mean an instance, its margin searched, or the given one.
+
+    Attributes
+    ----------
+    bounds, posterior, problem, deadline : what is bounded, and until when
+    margin : in standard deviations, or None
+    """
+
+    bounds: OutputBounds
+    posterior: GaussianDiagonal
+    problem: Problem
+    deadline: Deadline
+    margin: float | None = None
+
+    @cached_property
+    def count(self) -> int:
+        """Random weights."""
+        return weight_sets.random_count(self.bounds.engine.network, self.posterior)
+
+    @cached_property
+    def weights(self) -> WeightBoxes:
+        """The box, to be scaled by a margin."""
+        return weight_sets.centred(self.bounds.engine.network, self.posterior, self.problem.lower.device)
+
+    @property
+    def _search(self) -> MarginSearch:
+        return MarginSearch(self.problem, self.count, self.margin, self.deadline)
+
+    def unsafe(self, points: Tensor, hopeful: Tensor, among: Tensor) -> SafetyBounds:
+        """Upper bounds for the instances `among` (I,), from points (N, n) of T where `hopeful` (N,) says so."""
+
+        def holds(index: Tensor, scale: Tensor) -> Tensor:
+            part = self.problem.items(index)
+            return unsafe_items(self.bounds, self.weights.scaled(scale), part, points[index], hopeful[index])[0]
+
+        among = among & self.problem.any_item(hopeful)
+        margin, which = self._search.largest(holds, among, first=0.5, every=False)
+        mass = mass_at(margin, self.count)
+        return replace(
+            nothing_known(self.problem, points), upper=from_masses(mass, mass)[1], point=points[which],
+            point_mass=mass, unsafe_margin=margin,
+        )  # fmt: skip
+
+    def safe(self, points: Tensor, among: Tensor, first: float) -> SafetyBounds:
+        """Lower bounds for the instances `among` (I,); `first` is the mass to try first."""
+
+        def holds(index: Tensor, scale: Tensor) -> Tensor:
+            return refuted_cases(self.bounds, self.weights.scaled(scale), self.problem.items(index))[0].all(-1)
+
+        margin, _ = self._search.largest(holds, among, first=first, every=True)
+        return self.proved(points, margin)
+
+    def proved(self, points: Tensor, margin: Tensor) -> SafetyBounds:
+        """Lower bounds from margins (I,) of boxes that are proved safe, nan where there is none."""
+        mass = mass_at(margin, self.count)
+        return replace(nothing_known(self.problem, points), lower=from_masses(mass, mass)[0], safe_margin=margin)
+
+
+def by_centred_boxes(boxes: CentredBoxes, points: Tensor, hopeful: Tensor, open_: Tensor, first: float) -> SafetyBounds:
+    """Both bounds by one search for most instances.
 
     Every centred box holds the mean network: where that is safe at the point, no box is unsafe there, and once one
-    box is unsafe none is safe. So most instances need one search only.
+    box is unsafe none is safe.
 
     Parameters
     ----------
     points : (N, n) attacked points; hopeful (N,): those that seem to violate, and are in T
     open_ : (I,) the instances to bound
-    margin, first : see `MarginSearch`
+    first : the mass of the safe box to try first
     """
-    network = bounds.engine.network
-    count = weight_sets.random_count(network, posterior)
-    boxes = weight_sets.centred(network, posterior, problem.lower.device)
-
-    def unsafe(index: Tensor, scale: Tensor) -> Tensor:
-        return unsafe_items(bounds, boxes.scaled(scale), problem.items(index), points[index], hopeful[index])[0]
-
-    def safe(index: Tensor, scale: Tensor) -> Tensor:
-        return refuted_cases(bounds, boxes.scaled(scale), problem.items(index))[0].all(-1)
-
-    search = MarginSearch(problem, count, margin, deadline)
-    unsafe_margin, which = search.largest(unsafe, open_ & problem.any_item(hopeful), first=0.5, every=False)
-    safe_margin, _ = search.largest(safe, open_ & unsafe_margin.isnan(), first=first, every=True)
-    unsafe_mass = mass_at(unsafe_margin, count)
-    lower, upper = from_masses(mass_at(safe_margin, count), unsafe_mass)
-    return replace(
-        nothing_known(problem, points), lower=lower, upper=upper, point=points[which], point_mass=unsafe_mass,
-        safe_margin=safe_margin, unsafe_margin=unsafe_margin,
-    )  # fmt: skip
+    unsafe = boxes.unsafe(points, hopeful, open_)
+    return unsafe.better(boxes.safe(points, open_ & unsafe.unsafe_margin.isnan(), first))
 
 
 def by_scattered_boxes(

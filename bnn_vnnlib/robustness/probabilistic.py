@@ -5,66 +5,112 @@ Tails: see `bounds.tails`. Boxes: lower = mass of the union of boxes on which ev
 upper = 1 - mass of the union of boxes on which one point of T violates one case for all weights of the box.
 Samples: lower = sum of the probabilities of the samples that are proved safe; upper = 1 - sum of those with a point
 that is proved to violate.
+Gaussian posteriors: one pass over all instances, and what it leaves undecided is refined (see `refine`).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.errors import SoundnessError, UnsupportedError
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
-from bnn_vnnlib.robustness import attack, weight_sets
+from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.by_boxes import by_centred_boxes, by_scattered_boxes
+from bnn_vnnlib.robustness.by_boxes import CentredBoxes, by_centred_boxes, by_scattered_boxes
 from bnn_vnnlib.robustness.by_samples import by_samples
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refine import Goal, Stage, refine
+from bnn_vnnlib.robustness.refine_boxes import BoxSplitting
+from bnn_vnnlib.robustness.refine_inputs import InputSplitting
+from bnn_vnnlib.robustness.refine_points import ROUNDED_ZERO, MorePoints
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, nothing_known
-from bnn_vnnlib.robustness.tails import by_tails, tails_apply
+from bnn_vnnlib.robustness.tails import TailBounds, by_tails, tails_apply
 
 Means = Literal["both", "boxes", "tails"]
 """How a Gaussian posterior is bounded."""
 
-ROUNDED_ZERO = 1e-9
-"""Violations found by the attack in plain floating point count up to this; the bounds decide."""
-
 SETTLED = 1e-6
 """Boxes are not tried where tails leave no more than this open."""
+
+FEW = 100
+"""Up to so many random weights, boxes are split where tails are, too: beyond, they hardly ever do better."""
 
 
 def safety_bounds(
     bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, problem: Problem, settings: Attack,
-    deadline: Deadline, *, means: Means = "both", boxes: str = "mean", number: int = 5, margin: float | None = None,
-    first: float = 0.95,
+    deadline: Deadline, goal: Goal, *, means: Means = "both", boxes: str = "mean", number: int = 5,
+    margin: float | None = None,
 ) -> SafetyBounds:  # fmt: skip
     """Bounds on P_safe for every instance, by the family of the posterior.
 
     Parameters
     ----------
+    goal : the thresholds; bounds at the mean of a Gaussian posterior are refined where they decide neither
     means : for a Gaussian posterior: tails, boxes at the mean, or the better of both
     boxes, number : "sampled" takes `number` boxes around samples instead
     margin : of the boxes; None: searched (2.5 if sampled)
-    first : the mass of the first box that is tried
+
+    Raises
+    ------
+    UnsupportedError : tails alone, where they do not serve the network and the property
     """
     if isinstance(posterior, WeightSamples):
         return by_samples(bounds, posterior, problem, settings)
     if boxes == "sampled":
         width = 2.5 if margin is None else margin
         return by_scattered_boxes(bounds, posterior, problem, settings, number=number, margin=width)
-    points, values = (found[0] for found in attack.run(bounds.engine.network, problem, {}, settings, bounds.transform))
-    usable = feasible(problem, points)
-    found = nothing_known(problem, points)
-    certain = weight_sets.random_count(bounds.engine.network, posterior) == 0  # then a box is exact
-    suited = tails_apply(bounds, posterior, problem)
-    if means == "tails" and not suited:
-        raise UnsupportedError("method tails does not serve this network and property; method auto does")
-    if means != "boxes" and suited and not certain:
-        found = found.better(by_tails(bounds.engine.network, posterior, problem, points, usable, deadline))
-    if means != "tails" or certain:
-        hopeful = usable & (values <= ROUNDED_ZERO)
-        open_ = (found.lower < 1 - SETTLED) & (found.upper > SETTLED)
-        found = found.better(
-            by_centred_boxes(bounds, posterior, problem, points, hopeful, open_, deadline, margin=margin, first=first)
-        )
-    return found
+    return _Gaussian(bounds, posterior, problem, settings, deadline, goal, means, margin).bounds()
+
+
+class _Gaussian:
+    """One run with tails and boxes at the mean."""
+
+    def __init__(
+        self, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, settings: Attack,
+        deadline: Deadline, goal: Goal, means: Means, margin: float | None,
+    ) -> None:  # fmt: skip
+        self._bounds, self._posterior, self._problem = bounds, posterior, problem
+        self._settings, self._deadline, self._goal = settings, deadline, goal
+        centred = CentredBoxes(bounds, posterior, problem, deadline, margin)
+        suited, certain = tails_apply(bounds, posterior, problem), centred.count == 0  # then a box is exact
+        if means == "tails" and not suited:
+            raise UnsupportedError("method tails does not serve this network and property; method auto does")
+        network, device = bounds.engine.network, problem.lower.device
+        self._boxes = centred if means != "tails" or certain else None
+        self._tails: TailBounds | None = None
+        if means != "boxes" and suited and not certain:
+            self._tails = TailBounds(network, posterior, device, deadline)
+
+    def bounds(self) -> SafetyBounds:
+        """One pass, then refinement."""
+        network, problem = self._bounds.engine.network, self._problem
+        points, values = (part[0] for part in attack.run(network, problem, {}, self._settings, self._bounds.transform))
+        usable = feasible(problem, points)
+        found = nothing_known(problem, points)
+        if self._tails is not None:
+            found = found.better(by_tails(network, self._posterior, problem, points, usable, self._deadline))
+        if self._boxes is not None:
+            open_ = (found.lower < 1 - SETTLED) & (found.upper > SETTLED)
+            hopeful = usable & (values <= ROUNDED_ZERO)
+            found = found.better(by_centred_boxes(self._boxes, points, hopeful, open_, self._goal.safe))
+        found = refine(found, self._goal, self._stages(points, values), self._deadline)
+        if bool((found.lower > found.upper).any()):
+            raise SoundnessError("a lower bound on P_safe exceeds an upper one")
+        return found
+
+    def _stages(self, points: torch.Tensor, values: torch.Tensor) -> list[Stage]:
+        problem, tails, boxes = self._problem, self._tails, self._boxes
+        stages: list[Stage] = [
+            MorePoints(
+                self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline
+            )
+        ]
+        if tails is not None:
+            stages.append(InputSplitting(self._bounds, tails, problem, nothing_known(problem, points), self._deadline))
+        if boxes is not None and (tails is None or boxes.count <= FEW):
+            stages.append(BoxSplitting(boxes, points, self._goal.safe))
+        return stages

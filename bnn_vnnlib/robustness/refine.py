@@ -1,0 +1,86 @@
+"""Anytime refinement of bounds on P_safe: pieces of work in turn until the question is decided or nothing is left.
+
+Guarantee: bounds only ever improve, since each piece of work yields valid bounds of its own and the tighter one is
+kept; whatever has been reached when time is up stays. A stage treats the instances independently of each other, so
+that nothing depends on the neighbours or the order, except for where time is cut off.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.robustness.safety import SafetyBounds
+
+CLOSED = 1e-9
+"""Bounds that are this close to each other are not refined."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The thresholds on P_safe: decided where the lower bound reaches `safe` or the upper one falls below `unsafe`."""
+
+    safe: float
+    unsafe: float
+
+    def missing(self, found: SafetyBounds) -> tuple[Tensor, Tensor]:
+        """(I,), (I,): where a better lower bound, and where a better upper bound, can still decide the instance."""
+        safe, unsafe = found.lower >= self.safe, found.upper < self.unsafe
+        open_ = ~(safe | unsafe) & (found.upper - found.lower > CLOSED)
+        return open_ & (found.upper >= self.safe), open_ & (found.lower < self.unsafe)
+
+
+class Stage(Protocol):
+    """A kind of work that comes in pieces of limited size."""
+
+    def due(self, turn: int) -> bool:
+        """Whether the stage has a piece in that turn (0, 1, ...), while others have."""
+
+    def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
+        """The next piece for the instances whose lower (I,) or upper (I,) bound is wanted; None: nothing is left.
+
+        A piece that time cuts off returns what it has.
+        """
+
+
+def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: Deadline) -> SafetyBounds:
+    """Better bounds: the stages take turns.
+
+    Parameters
+    ----------
+    found : the bounds so far, of all instances
+    stages : in the order of their turns
+    """
+    left = list(stages)
+    for turn in itertools.count():
+        for stage in [stage for stage in left if stage.due(turn)] or left:
+            below, above = goal.missing(found)
+            if deadline.passed or not bool((below | above).any()):
+                return found
+            try:
+                news = stage.step(below, above)
+            except OutOfTime:
+                return found
+            if news is None:
+                left = [other for other in left if other is not stage]
+            else:
+                found = found.better(news)
+        if not left:
+            break
+    return found
+
+
+def rarely(turn: int) -> bool:
+    """At turns 0, 1, 2, 4, 8, ...: for work that is mostly tried again in vain, or grows from piece to piece."""
+    return turn & (turn - 1) == 0
+
+
+def owned(chosen: Tensor, instance: Tensor) -> Tensor:
+    """Indices of the items whose instance is chosen (I,)."""
+    return torch.nonzero(chosen[instance])[:, 0]
