@@ -171,16 +171,16 @@ class _Tree:
         root = self._targets.root[parts.target]
         self._spent += torch.bincount(root, minlength=len(self._spent))
         open_ = torch.nonzero(~self._closed(parts, found.margin))[:, 0]
-        choice = found.choice
+        choice, before = found.choice, parts
         parts = _Parts(parts.target, parts.signs, choice.alpha, choice.beta, choice.mixture)
-        self._count(parts, -1)
         parts, gain = parts.pick(open_), found.gain[open_]
         if len(parts):
             self._try(root[open_], found.corner[open_])
             stuck = gain.amax(-1) <= 0
             self._last_resort(parts.pick(stuck))
             parts = self._halves(parts.pick(~stuck), gain[~stuck])
-            self._count(parts, 1)
+        self._count(before, -1)  # only now: a part whose halves time has cut off is not closed
+        self._count(parts, 1)
         if self._most is not None:
             self._given_up |= self._spent > self._most
         return parts
