@@ -1,0 +1,41 @@
+"""Expectations of a regression network's outputs, bounded close to the truth.
+
+A method bounds rows c.D(x) + g.x, D(x) = E_w f^w(x), from below over boxes of x:
+    lower(lower (N, n), upper (N, n), outputs (N or 1, R, m), inputs (N or 1, R, n) or None) -> (N, R),
+-inf where it has nothing to say. Every bound holds with rounding included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bnn_vnnlib.clock import Deadline
+    from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
+
+
+class RegressionMethod(Protocol):
+    """One way to bound rows over the expected outputs."""
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """(N, R) lower bounds."""
+        ...
+
+
+def methods(
+    network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device, deadline: Deadline
+) -> tuple[RegressionMethod, ...]:
+    """The methods that apply to this graph, cheapest first; none for anything but a chain of dense Gaussian layers."""
+    from bnn_vnnlib.model.network import GaussianDiagonal
+    from bnn_vnnlib.robustness.regression.chain import chain_of
+    from bnn_vnnlib.robustness.regression.one_layer import OneLayer
+
+    if not isinstance(posterior, GaussianDiagonal):
+        return ()
+    chain = chain_of(network, posterior, device)
+    if chain is None:
+        return ()
+    return (OneLayer(chain, deadline),) if OneLayer.serves(chain) else ()
