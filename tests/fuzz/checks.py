@@ -70,7 +70,6 @@ def _violations(
         if found.lower.shape != base.lower.shape:
             continue  # rows that say nothing are dropped by the reader, and rows cannot be told apart
         if spec.query == "decision":
-            found = replace(found, lower=found.lower / variant.factor, upper=found.upper / variant.factor)
             variant = replace(variant, sense="same")
         if variant.sense == "same" and variant.question is ask.question:
             known.append(found)

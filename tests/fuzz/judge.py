@@ -67,13 +67,14 @@ class Court:
     def attacked(self, params: Mapping[str, Tensor], strength: int = 1, seed: int = 0) -> tuple[Tensor, Array]:
         """Points x (K, P, n) in T, found against each network, and its outputs there (K, P, m)."""
         count = max((len(p) for p in params.values()), default=1)
-        property = self.question.read(self.model.network.signature)
-        problem = from_property(property)
-        settings = Attack(steps=15 * strength, restarts=4 * strength, seed=seed)
-        found, _ = attack.run(self.model.network, problem, dict(params), settings, self.transform)
         rng = np.random.default_rng(seed)
-        spread = [torch.as_tensor(points).expand(count, -1, -1) for points in self.points(rng, 8 * strength)]
-        x = torch.cat([found, *spread], 1)
+        tried = [torch.as_tensor(points).expand(count, -1, -1) for points in self.points(rng, 8 * strength)]
+        property = self.question.read(self.model.network.signature)
+        if property.num_cases > 0:  # else nothing can be violated, says the reader: random points will tell
+            settings = Attack(steps=15 * strength, restarts=4 * strength, seed=seed)
+            problem = from_property(property)
+            tried.append(attack.run(self.model.network, problem, dict(params), settings, self.transform)[0])
+        x = torch.cat(tried, 1)
         return x, self.outputs(x, params)
 
     def points(self, rng: np.random.Generator, count: int) -> Iterator[Array]:

@@ -137,7 +137,7 @@ class _Writer:
 
 
 def to_onnx(network: Network, end: str = "") -> onnx.ModelProto:
-    """The graph in float64 (float32 with convolutions); `end`: an operator behind the only output, such as "Softmax"."""
+    """The graph in float64 (float32 with convolutions); `end`: an operator behind the only output ("Softmax")."""
     writer = _Writer(network)
     inputs = [node for node in network.nodes if isinstance(node, nodes.Input)]
     by_start = {node.start: variable for node, variable in zip(inputs, network.signature.inputs, strict=True)}

@@ -72,7 +72,8 @@ class Question:
 
     def read(self, signature: Signature, version: int = 1) -> Property:
         """The property, as read from its text."""
-        return parse_property(self.text(signature, version), signature=signature)
+        several = len(signature.inputs) + len(signature.outputs) > 2  # not in version 1
+        return parse_property(self.text(signature, 2 if several else version), signature=signature)
 
 
 def _entries(signature: Signature, which: str) -> list[str]:

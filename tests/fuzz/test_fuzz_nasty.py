@@ -11,13 +11,20 @@ import torch
 from onnx import helper
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness import refute, weight_sets
 from bnn_vnnlib.robustness.branch import Branching
+from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
+from bnn_vnnlib.robustness.pairs import Pairs
 from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
+
+
+def nowhere(pairs: Pairs, x: torch.Tensor) -> torch.Tensor:
+    """No point violates: what is left to a search is its proof."""
+    return torch.zeros(len(x), dtype=torch.bool)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -25,7 +32,7 @@ def test_boxes_are_cut_by_the_linear_functions_own_minimum(activation, monkeypat
     """A row's bound may be better than the minimum of the linear function below it; cutting a box by that function
     with the better bound cut violations off (and proved nets safe that are not).
     """
-    monkeypatch.setattr(Branching, "_falsify", lambda *_: None)  # only the proof
+    monkeypatch.setattr(Pairs, "violated", nowhere)
     rng = np.random.default_rng(3)
     for _ in range(12):
         n, w = int(rng.integers(1, 3)), int(rng.integers(1, 6))
@@ -90,3 +97,34 @@ def test_softmax_of_one_output(query):
     assert safe.verdicts[0] == "unsat"
     tied = verify_batch(net, [[-1.0]], [[1.0]], properties=[[rows([[1.0]], [1.0])]], query=query)
     assert tied.verdicts[0] in ("sat", "unknown")
+
+
+@pytest.mark.parametrize("where", ["_last_resort", "_halves"])
+def test_time_that_ends_in_the_middle_of_a_split(where, monkeypatch):
+    """A part that was taken off the stack, and whose halves were never bounded, is not closed."""
+
+    def late(*_):
+        raise OutOfTime
+
+    monkeypatch.setattr(Pairs, "violated", nowhere)
+    monkeypatch.setattr(f"bnn_vnnlib.robustness.branch_neurons._Tree.{where}", late)
+    rng = np.random.default_rng(1)
+    net = model([(rng.normal(size=(a, b)), rng.normal(size=a)) for a, b in ((4, 2), (1, 4))])
+    y = outputs(net, 6 * rng.random((2000, 2)) - 3)[:, 0]
+    question = problem([-3, -3], [3, 3], rows([[1.0]], [float(np.quantile(y, 0.2))]))
+    every = torch.ones(1, 1, dtype=torch.bool)
+    found = NeuronBranching(bounds_of(net), weight_sets.mean_weights(net.network), question, every, 1000).run()
+    assert not found.safe.any()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_rows_that_only_fill_up_close_nothing(strict, monkeypatch):
+    """Cases of one and of two rows side by side, all of which can hold."""
+    monkeypatch.setattr(Pairs, "violated", nowhere)
+    rng = np.random.default_rng(2)
+    net = model([(rng.normal(size=(a, b)), rng.normal(size=a)) for a, b in ((4, 2), (2, 4))])
+    one, two = rows([[1.0, 0.0]], [50.0], [strict]), rows(np.eye(2), [50.0, 50.0], [strict, strict])
+    question = problem([-1, -1], [1, 1], one, two, outputs=2)
+    every = torch.ones(1, 1, dtype=torch.bool)
+    found = NeuronBranching(bounds_of(net), weight_sets.mean_weights(net.network), question, every, 100).run()
+    assert not found.safe.any()

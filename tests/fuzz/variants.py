@@ -24,7 +24,7 @@ Sense = Literal["same", "safer", "riskier"]
 class Ask:
     """A network, a posterior, a question, and how it is asked.
 
-    factor : by which the rows of a decision are multiplied; rows_kept : the rows are the same ones, in their order
+    rows_kept : the rows are the same ones, in their order
     """
 
     network: Network
@@ -34,7 +34,6 @@ class Ask:
     sense: Sense = "same"
     version: int = 1
     options: dict[str, Any] = field(default_factory=dict)
-    factor: float = 1.0
     rows_kept: bool = True
 
 
@@ -60,7 +59,7 @@ def scaled_rows(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
     """Rows times a power of two."""
     factor = 2.0 ** int(rng.choice([-200, -3, 5, 150]))
     question = _rows(ask, lambda row: Row(row.a * factor, row.g * factor, row.b * factor, row.strict))
-    return replace(ask, question=question, factor=factor)
+    return replace(ask, question=question, rows_kept=False)  # the reader may divide a row by its only coefficient
 
 
 def smaller_boxes(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
