@@ -17,8 +17,9 @@ from bnn_vnnlib.robustness.refute import before_softmax
 from bnn_vnnlib.robustness.safety import SafetyBounds
 from bnn_vnnlib.robustness.tails import TailBounds, lower_of
 
-SPLITS = 256
-"""Splits of one instance, before the next instances have their turn; four times as many in each further round."""
+SPLITS, FEWEST, INPUTS = 256, 16, 64
+"""Splits of one instance before the next ones have their turn; four times as many in each further round. With more
+inputs than INPUTS proportionally fewer, since halving one of many changes little; but no fewer than FEWEST."""
 
 ROUND = 32
 """Splits of one instance in one piece of work, at most; later an eighth of those made before."""
@@ -83,8 +84,9 @@ class InputSplitting:
         if not self._queue:
             if self._limit and self._deadline.at is None:
                 return False
-            self._limit = 4 * self._limit or SPLITS
-            size = MEMORY // (2 * self._limit * self._problem.lower.shape[1])
+            inputs = self._problem.lower.shape[1]
+            self._limit = 4 * self._limit or min(SPLITS, max(FEWEST, SPLITS * INPUTS // inputs))
+            size = MEMORY // (2 * self._limit * inputs)
             if size == 0 or not bool(below.any()):
                 return False
             self._queue = list(torch.nonzero(below)[:, 0].split(size))

@@ -29,7 +29,7 @@ from bnn_vnnlib.robustness.tails import TailBounds
 PIECES = 3
 """Pieces where no time limit is given."""
 
-NETWORKS, FEWEST, MEMORY = 64, 8, 2**23
+NETWORKS, FEWEST, MEMORY = 64, 8, 2**20
 """Networks that are sampled to choose points by: as many as keep their weights within MEMORY numbers."""
 
 ALONE = 8
