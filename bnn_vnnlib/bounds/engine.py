@@ -19,9 +19,12 @@ from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Conv, Input, Linear, Scale
+from bnn_vnnlib.model.nodes import Activation, Conv, Input, Linear, Max, Product, Scale, Sum
 
 Method = Literal["interval", "linear"]
+
+WIDE = 128
+"""Inputs from which on the first layer is not bounded linearly: it would store outputs x inputs for every item."""
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, about (4 MiB: near the caches, which is faster on a CPU)."""
@@ -118,12 +121,15 @@ class Engine:
         of one map loses no more than the product of both radii.
         """
         known, node = ranges.values[position], self.network.nodes[position]
+        first = self._maps_below(position) <= 1
+        if first and (box.lower.shape[-1] > WIDE or not weights.spreads):
+            return known
         items, n = box.lower.shape[1:]
         form = linear.dense_units(self.network, weights, ranges, position, items, n)
         if form is not None:
             lower, upper = form.minimum(box).unflatten(2, (2, -1)).unbind(2)
             return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
-        if self._maps_below(position) <= 1:
+        if first:
             return known
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
@@ -142,14 +148,14 @@ class Engine:
         return Interval(*(side.reshape(*side.shape[:2], *node.shape) for side in sides))
 
     def _maps_below(self, position: int) -> int:
-        """Weighted maps and activations between the input and a node, that node included."""
+        """Weighted maps, activations and meeting branches between the input and a node, that node included."""
         seen, stack, count = set(), [position], 0
         while stack:
             place = stack.pop()
             if place not in seen:
                 seen.add(place)
                 node = self.network.nodes[place]
-                count += isinstance(node, Linear | Conv | Scale | Activation)
+                count += isinstance(node, Linear | Conv | Scale | Activation | Sum | Product | Max)
                 stack.extend(node.inputs)
         return count
 
@@ -179,7 +185,9 @@ class Engine:
         nodes = self.network.nodes
         need = rows * self._widest
         if self.method == "linear":
+            wide = self.network.signature.input_size > WIDE
             sources = [node.inputs[0] for node in nodes if isinstance(node, Activation)]
+            sources = [s for s in sources if not (wide and self._maps_below(s) <= 1)]
             below = (2 * math.prod(nodes[s].shape) * max(self._sizes[: max(1, s - 1)]) for s in sources)
             need = max(need, *below, 1)
         return max(1, MEMORY // (boxes * need))

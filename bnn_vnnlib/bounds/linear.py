@@ -73,7 +73,7 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     noise = None
     if box.spread is not None:
         scale = walk.weights.scale
-        noise = scale.reshape(*scale.shape, 1, *(1,) * len(shape)) * back(box.spread, size)
+        noise = back(box.spread, size * scale.reshape(*scale.shape, 1, *(1,) * len(node.shape)))
     if box.slack is not None:
         slack = back(box.slack, size)
         noise = slack if noise is None else noise + slack
@@ -88,8 +88,8 @@ def _carry(walk: Walk, source: int, carried: Tensor, noise: Tensor | None, error
         walk.error = walk.error + error
     else:
         slope, offset = _chord_of_absolute(walk.ranges.values[source])
-        carried = carried - noise * slope[:, :, None]
-        walk.gain(-dot(noise, offset), error)
+        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
+        walk.gain(-dot(noise, offset) if bool(offset.any()) else torch.zeros_like(walk.constant), error)
     walk.underflow(source)
     walk.give(source, carried)
 

@@ -75,11 +75,11 @@ class LinearForm:
 
     def minimum(self, box: Interval) -> Tensor:
         """Lower bound (K, M, R) over the input box (1, M, n)."""
-        xc = ((box.lower + box.upper) / 2)[:, :, None]
-        xr = torch.maximum(box.upper[:, :, None] - xc, xc - box.lower[:, :, None]) * (1 + 2 * UNIT)
+        xc = (box.lower + box.upper) / 2
+        xr = torch.maximum(box.upper - xc, xc - box.lower) * (1 + 2 * UNIT)
         g = gamma(2 * xc.shape[-1])
-        size = self.slope.abs()
-        value = (self.slope * xc).sum(-1) - (size * (xr * (1 + g) + g * xc.abs())).sum(-1) * (1 + g)
+        # products with a vector: nothing of the size of the slopes is stored but their absolute values
+        value = dot(self.slope, xc) - dot(self.slope.abs(), xr * (1 + g) + g * xc.abs()) * (1 + g)
         lower = value + self.offset
         lower = lower - 4 * UNIT * (value.abs() + self.offset.abs()) - TINY
         return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf)
