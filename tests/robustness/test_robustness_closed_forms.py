@@ -13,7 +13,8 @@ from scipy import special, stats
 from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import decision, weight_sets
+from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness.decision import by_weights
 from bnn_vnnlib.robustness.moments import output_norms
 from robustness.robustness_builders import from_nodes, model, random_model, rows
 
@@ -298,6 +299,6 @@ class Uncertain:
 def test_a_value_counts_with_the_mass_that_hurts(value, least):
     """The row has this value on the union and vanishes off it: E = value times the mass, whatever that is."""
     values, norm = torch.full((1, 1, 3), value, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    found = decision._on_union(values, 3, 3, Uncertain(), norm)
+    found = by_weights.on_union(values, 3, 3, Uncertain(), norm)
     assert float(found) <= least
     assert float(found) == pytest.approx(least, abs=1e-12)

@@ -1,0 +1,120 @@
+"""Rows over the expected softmax as a method of the decision's portfolio (`robustness.decision`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.classification.lines import Lines
+from bnn_vnnlib.robustness.classification.splitting import Effort, Splitting
+from bnn_vnnlib.robustness.outputs import over_box
+
+MEMORY = 2**22
+"""Numbers of one chunk, at most about."""
+
+SPLIT = Effort(tolerance=2e-4, most=400)
+"""How far inputs are split."""
+
+FEW = 20
+"""Inputs are split where no more than this vary."""
+
+
+class Source(Protocol):
+    """What bounds rows over the expected softmax on boxes."""
+
+    @property
+    def size(self) -> int:
+        """Numbers that one box takes."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Classes."""
+        ...
+
+    def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> tuple[Lines, Tensor]:
+        """Lines and numbers (P, R) below outputs (P or 1, R, m) . D over boxes (P, n)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxRows:
+    """Lower bounds on c.D(x) + g.x from a source.
+
+    Parameters
+    ----------
+    effort : split the inputs; None = one look at each box
+    """
+
+    source: Source
+    deadline: Deadline
+    effort: Effort | None = None
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
+        return self.towards(lower, upper, outputs, inputs, None)
+
+    def towards(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
+    ) -> Tensor:
+        """The same; with a goal (N, R), no more is done than to exceed it, or to see that it cannot be reached."""
+        known, _ = self._looked(lower, upper, outputs, inputs)
+        few = (lower < upper).sum(-1) <= FEW
+        if self.effort is None or not bool(few.any()):
+            return known
+        rows = outputs.shape[1]
+        aim = torch.full_like(known, torch.inf) if goal is None else goal.expand_as(known)
+        left = few[:, None] & ~(known > aim)
+        item, row = torch.nonzero(left, as_tuple=True)
+        if len(item) == 0:
+            return known
+        outputs = outputs.expand(len(lower), rows, -1)[item, row][:, None]
+        if inputs is not None:
+            inputs = inputs.expand(len(lower), rows, -1)[item, row][:, None]
+
+        def bound(low: Tensor, high: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            some = None if inputs is None else inputs[target]
+            value, slope = self._looked(low, high, outputs[target], some)
+            return value[:, 0], slope[:, 0]
+
+        splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, goal is not None)
+        found = known.clone()
+        found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
+        return found
+
+    def _looked(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One look at each box: bounds (P, R), slopes (P, R, n)."""
+        step = max(1, MEMORY // (self.source.size + outputs.shape[1] * lower.shape[-1]))
+        parts = []
+        for index in torch.arange(len(lower), device=lower.device).split(step):
+            self.deadline.check()
+            parts.append(self._chunk(lower[index], upper[index], _some(outputs, index), _some(inputs, index)))
+        return torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])
+
+    def _chunk(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        missing = self.source.count - outputs.shape[-1]  # a logit that is always 0
+        lines, numbers = self.source.rows(lower, upper, torch.nn.functional.pad(outputs, (0, missing)))
+        center = (lower + upper) / 2
+        radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
+        if inputs is not None:
+            lines = _plus(lines, inputs, center, radius)
+            moved = over_box(inputs, lower, upper)[0]
+            numbers = numbers + moved - 2 * UNIT * (numbers.abs() + moved.abs())
+        return torch.maximum(lines.minimum(radius), numbers.nan_to_num(-torch.inf)), lines.slope
+
+
+def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines:
+    """Add g . x = g . center + g . (x - center); each sum of slopes is one rounding."""
+    slope = lines.slope + inputs
+    at, size = (inputs @ center[..., None])[..., 0], (inputs.abs() @ center.abs()[..., None])[..., 0]
+    paid = 2 * gamma(2 * center.shape[-1] + 8) * size + 4 * UNIT * (lines.value.abs() + at.abs()) + TINY
+    return Lines(lines.value + at - paid - 2 * UNIT * Lines(at, slope).reach(radius), slope)
+
+
+def _some(rows: Any, index: Tensor) -> Any:
+    return rows if rows is None or len(rows) == 1 else rows[index]

@@ -1,0 +1,187 @@
+"""Bounds on the decision of every item of a problem, its cases refuted, and a point where it violates one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.engine import RowBounds
+from bnn_vnnlib.clock import OutOfTime
+from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.robustness import attack
+from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.decision.method import Method, towards
+from bnn_vnnlib.robustness.decision.portfolio import Expectation
+from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refute import refuted_by
+from bnn_vnnlib.robustness.safety import feasible, point_box
+
+PREDICTIVE = 32
+"""Weight samples that stand for the predictive in an attack."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionOutcome:
+    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n)."""
+
+    row_lower: Tensor
+    row_upper: Tensor
+    lower: Tensor
+    upper: Tensor
+    refuted: Tensor
+    violated: Tensor
+    point: Tensor
+    complete: bool
+
+
+def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionOutcome:
+    """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
+    run = _Run(expect, problem, settings)
+    complete = False
+    try:
+        run.work()
+        complete = True
+    except OutOfTime:
+        pass
+    row_low, row_high, out_low, out_high = run.sides
+    return DecisionOutcome(
+        row_low, row_high, *_clipped(expect, out_low, out_high), run.refuted, run.violated, run.point, complete
+    )
+
+
+class _Run:
+    """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs."""
+
+    def __init__(self, expect: Expectation, problem: Problem, settings: Attack) -> None:
+        self._expect, self._problem, self._settings = expect, problem, settings
+        self._rows, self._outputs = problem.rows.outputs.shape[1:]
+        n, device = len(problem), problem.lower.device
+        self.low = problem.lower.new_full((n, 2 * (self._rows + self._outputs)), -torch.inf)
+        self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
+        self.refuted, self.violated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
+        self.point = attack.inner_box(problem)[0]
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lower and upper bounds of the rows (N, R), then of the outputs (N, m)."""
+        r, m = self._rows, self._outputs
+        row, negated_row, out, negated_out = self.low.split([r, r, m, m], -1)
+        return row, -negated_row, out, -negated_out
+
+    def work(self) -> None:
+        """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
+        expect = self._expect
+        everything = torch.arange(len(self._problem), device=self.low.device)
+        for method in expect.quick or (expect.by_weights,):
+            self._bound(method, everything)
+        self._compare()
+        self._attack()
+        for method in expect.thorough:
+            self._aim(method)
+        for criterion in expect.criteria:
+            index = self._open
+            if len(index):
+                self.refuted[index] |= criterion.refuted(self._problem.items(index))
+        if expect.quick and len(self._open):
+            self._bound(expect.by_weights, self._open)
+        for method in expect.thorough:
+            self._bound(method, everything)
+
+    @property
+    def _open(self) -> Tensor:
+        return torch.nonzero(~(self.refuted | self.violated))[:, 0]
+
+    def _bound(self, method: Method, index: Tensor) -> None:
+        """The rows and the outputs of some items, in one pass over the network."""
+        part = self._problem.items(index)
+        rows = part.rows
+        unit = torch.eye(self._outputs, dtype=torch.float64, device=self.low.device)
+        unit = unit.expand(len(rows.outputs), -1, -1)
+        outputs = torch.cat([rows.outputs, -rows.outputs, unit, -unit], 1)
+        inputs = rows.inputs
+        if inputs is not None:
+            none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
+            inputs = torch.cat([inputs, -inputs, none], 1)
+        found = method.lower(part.lower, part.upper, outputs, inputs)
+        self.low[index] = torch.maximum(self.low[index], found)
+        self._refute(index)
+
+    def _aim(self, method: Method) -> None:
+        """The rows of the open items, as far as it takes to refute them."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, rows = self._problem.items(index), self._rows
+        padding = part.rows.case >= part.cases
+        goal = torch.where(self._false[index] | padding, -torch.inf, part.rows.bound)
+        known = self.low[index, :rows]
+        found = towards(method, part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
+        self.low[index, :rows] = torch.maximum(known, found)
+        self._refute(index)
+
+    def _compare(self) -> None:
+        """The criteria that cost no more than a bound."""
+        for criterion in self._expect.criteria:
+            index = self._open
+            if len(index):
+                self._false[index] |= criterion.false_rows(self._problem.items(index))
+                self._refute(index)
+
+    def _refute(self, index: Tensor) -> None:
+        """By the bounds and by the rows that are known to be false."""
+        part = self._problem.items(index)
+        row, _, low, high = (side[index] for side in self.sides)
+        magnitude = torch.maximum(low.abs(), high.abs()).nan_to_num(torch.inf, torch.inf)
+        known = RowBounds(row.masked_fill(self._false[index], torch.inf)[None], None, magnitude[None])
+        self.refuted[index] |= refuted_by(part, known, self._expect.bounds.engine.deadline)[0].all(-1)
+
+    def _attack(self) -> None:
+        """Attack the sampled predictive on the items that are left, then bound D at the points found."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, expect = self._problem.items(index), self._expect
+        network = expect.bounds.engine.network
+        generator = torch.Generator().manual_seed(self._settings.seed)
+        drawn = sample(network, expect.posterior, PREDICTIVE, generator)
+        params = {name: value.to(self.point) for name, value in drawn.items()}
+        smaller = _smaller(self._settings)
+        x = attack.run(network, part, params, smaller, expect.bounds.transform, aim="mean")[0][0]
+        self.point[index] = x
+        self.violated[index] = violates(expect, part, x)
+
+
+def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected probabilities lie in [0, 1]."""
+    return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
+
+
+def _smaller(settings: Attack) -> Attack:
+    """Every step of an attack on the predictive costs PREDICTIVE networks."""
+    return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
+
+
+def violates(expect: Expectation, problem: Problem, x: Tensor) -> Tensor:
+    """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
+    rows = problem.rows
+    lower, upper = point_box(problem, x)
+    held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
+    for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
+        true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
+        held = (problem.all_rows(true) & problem.exists).any(-1)
+        if bool(held.all()):
+            break
+    return held & feasible(problem, x)
+
+
+def _above(
+    expect: Expectation, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+) -> Iterator[Tensor]:
+    """Upper bounds of the rows, method by method, each at least as good as the one before."""
+    best = lower.new_full((len(lower), outputs.shape[1]), torch.inf)
+    for method in expect.methods:
+        best = torch.minimum(best, -method.lower(lower, upper, -outputs, None if inputs is None else -inputs))
+        yield best

@@ -1,0 +1,55 @@
+"""What a method of the portfolio is."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from bnn_vnnlib.robustness.problem import Problem
+
+
+class Method(Protocol):
+    """One way to bound rows over the decision.
+
+    Sound, rounding included; an item's bound does not depend on its neighbours (up to rounding).
+    """
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n), -inf where it has nothing to say.
+
+        outputs (N or 1, R, m), inputs (N or 1, R, n) or None.
+        """
+        ...
+
+
+@runtime_checkable
+class Aimed(Protocol):
+    """A method that can stop once a goal (N, R) is exceeded or out of reach."""
+
+    def towards(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
+    ) -> Tensor:
+        """As `Method.lower`."""
+        ...
+
+
+class Criterion(Protocol):
+    """A proof that rows are false which does not go through bounds on the decision itself."""
+
+    def false_rows(self, problem: Problem) -> Tensor:
+        """(N, R): no x of the item has a decision for which the row holds."""
+        ...
+
+    def refuted(self, problem: Problem) -> Tensor:
+        """(N,): every case of the item is refuted; as much work as is needed."""
+        ...
+
+
+def towards(
+    method: Method, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor
+) -> Tensor:
+    """With the goal where the method knows what to do with it."""
+    if isinstance(method, Aimed):
+        return method.towards(lower, upper, outputs, inputs, goal)
+    return method.lower(lower, upper, outputs, inputs)

@@ -1,0 +1,107 @@
+"""Which methods serve a network and its posterior, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.robustness import classification, regression, weight_sets
+from bnn_vnnlib.robustness.decision.by_weights import ByWeights
+from bnn_vnnlib.robustness.decision.method import Criterion, Method
+from bnn_vnnlib.robustness.mass import BoxUnion
+from bnn_vnnlib.robustness.outputs import OutputBounds
+
+MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
+"""Masses of the nested boxes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """E_w of rows over the transformed outputs.
+
+    Parameters
+    ----------
+    weights, mass : K boxes and the mass of their unions, or K samples and their probabilities
+    only_weights : nothing but these is used, because boxes were asked for
+    """
+
+    bounds: OutputBounds
+    posterior: GaussianDiagonal | WeightSamples
+    weights: WeightBoxes
+    mass: BoxUnion | Tensor
+    only_weights: bool
+
+    @cached_property
+    def by_weights(self) -> ByWeights:
+        """The method that serves any graph."""
+        return ByWeights(self.bounds, self.posterior, self.weights, self.mass)
+
+    @cached_property
+    def _classification(self) -> classification.Portfolio:
+        if self.only_weights:
+            return classification.Portfolio()
+        return classification.methods(self.bounds, self.posterior, self.weights, self.mass)
+
+    @cached_property
+    def _regression(self) -> tuple[Method, ...]:
+        if self.bounds.transform != "identity" or self.only_weights:
+            return ()
+        engine, device = self.bounds.engine, self.weights.scale.device
+        return regression.methods(engine.network, self.posterior, device, engine.deadline)
+
+    @cached_property
+    def quick(self) -> tuple[Method, ...]:
+        """One look at each item."""
+        return self._classification.quick
+
+    @cached_property
+    def thorough(self) -> tuple[Method, ...]:
+        """Methods that split inputs."""
+        return (*self._classification.thorough, *self._regression)
+
+    @property
+    def points(self) -> tuple[Method, ...]:
+        """Methods that serve single points."""
+        return self._classification.points
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """Proofs that classes keep their order."""
+        return self._classification.criteria
+
+    @property
+    def methods(self) -> Iterator[Method]:
+        """All of them, in order of cost."""
+        yield from (*self.quick, *self.points, self.by_weights, *self.thorough)
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
+        return torch.stack([method.lower(lower, upper, outputs, inputs) for method in self.methods]).amax(0)
+
+    def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Upper bounds (N, R), by the lower bounds of the negated rows."""
+        return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
+
+
+def expectation(
+    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, *, boxes: str, number: int,
+    margin: float | None, seed: int,
+) -> Expectation:  # fmt: skip
+    """Prepare the boxes of a Gaussian posterior; samples need none."""
+    network = bounds.engine.network
+    only = boxes == "sampled" or margin is not None or bounds.engine.method == "interval"
+    if isinstance(posterior, WeightSamples):
+        return Expectation(bounds, posterior, *weight_sets.sample_weights(network, posterior, device), only)
+    if boxes == "sampled":
+        width = 2.5 if margin is None else margin
+        family = weight_sets.scattered_family(network, posterior, number, width, seed, device)
+    else:
+        family = weight_sets.centred_family(network, posterior, MASSES, device, margin=margin)
+    return Expectation(bounds, posterior, family.weights, family.union, only)
