@@ -14,12 +14,16 @@ from fuzz.decisions import decision_evidence
 from fuzz.judge import CLEAR, Court
 from fuzz.models import from_network, make_network, make_posterior
 from fuzz.outcomes import Outcome, call_batch, call_verify
+from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question, transform_of
 from fuzz.specs import Spec
 from fuzz.variants import CHANGES, Ask, halves, make_variant
 
 ROUND = 1e-12
 """Relative error of the sums made here out of several bounds."""
+
+PROOFS = 0.3
+"""Share of the cases whose mean network is put to branch and bound alone."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ def _violations(
     if spec.query != "decision":
         yield from _pieces(spec, ask, base, rng)
     yield from _attacked(spec, court, known)
+    if spec.query != "decision" and rng.random() < PROOFS:
+        evidence = proof_evidence(court, rng)
+        if evidence is not None:
+            yield Violation("proof", evidence)
 
 
 def _ask(spec: Spec, ask: Ask) -> Outcome | None:

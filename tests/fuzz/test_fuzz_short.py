@@ -7,13 +7,17 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from bnn_vnnlib.robustness import mass
+from bnn_vnnlib.robustness.branch import Decided
 from fuzz import campaign as campaigns
 from fuzz import outcomes
 from fuzz.campaign import Campaign, judged, read_spec
 from fuzz.checks import Violation, run_case
+from fuzz.judge import Court
 from fuzz.models import make_model
+from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler
 from fuzz.tiny import judge_tiny
@@ -133,3 +137,18 @@ def test_a_crash_is_a_violation(monkeypatch):
     (found,) = judged(EASY, 0, None)
     assert found.check == "crash"
     assert "torch says no" in found.evidence
+
+
+def test_wrong_proofs_are_found(monkeypatch):
+    def believe(self):
+        shape = self._open.shape
+        return Decided(
+            torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool), torch.zeros(*shape, 2)
+        )
+
+    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.2)
+    net = make_model(spec)
+    court = Court(net, make_question(spec, net), "identity", 3)
+    assert proof_evidence(court, np.random.default_rng(0)) is None
+    monkeypatch.setattr("fuzz.proofs.Branching.run", believe)
+    assert "safe" in proof_evidence(court, np.random.default_rng(0))
