@@ -19,7 +19,7 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.regression.rows import Rows
 
 CHUNK = 2**19
-"""Numbers (boxes x neurons) of one call, at most about."""
+"""Numbers (boxes times what one takes) of one call, at most about."""
 
 ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
@@ -60,6 +60,11 @@ class Relaxation(Protocol):
 
     def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
         """Rigorous bounds over boxes."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Numbers that one box takes, about."""
         ...
 
 
@@ -112,12 +117,12 @@ def _tolerance(rows: Rows, values: Tensor) -> Tensor:
     return ACCURACY * varies + 8 * rows.payment + 1e-12 * values.abs().amax(0)
 
 
-def _chunks(relaxation: Relaxation, rows: Rows, size: int) -> range:
-    return range(0, size, max(1, CHUNK // max(1, rows.v.shape[-1])))
+def _step(relaxation: Relaxation) -> int:
+    return max(1, CHUNK // max(1, relaxation.size))
 
 
 def _values(relaxation: Relaxation, rows: Rows, owner: Tensor, x: Tensor) -> Tensor:
-    step = _chunks(relaxation, rows, len(x)).step
+    step = _step(relaxation)
     parts = [relaxation.value(rows.of(o), p) for o, p in zip(owner.split(step), x.split(step), strict=True)]
     return torch.cat(parts).nan_to_num(torch.inf, torch.inf, torch.inf)
 
@@ -138,7 +143,7 @@ def _bounded(relaxation: Relaxation, rows: Rows, boxes: _Boxes) -> tuple[Bounded
 
 
 def _bound(relaxation: Relaxation, rows: Rows, boxes: _Boxes) -> Bounded:
-    step = _chunks(relaxation, rows, len(boxes.owner)).step
+    step = _step(relaxation)
     parts = [
         relaxation.bound(rows.of(owner), lower, upper)
         for owner, lower, upper in zip(

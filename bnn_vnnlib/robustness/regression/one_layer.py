@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.regression.branching import minimise
-from bnn_vnnlib.robustness.regression.chain import Chain
+from bnn_vnnlib.robustness.regression.branching import Relaxation, minimise
+from bnn_vnnlib.robustness.regression.chain import Chain, Layer
+from bnn_vnnlib.robustness.regression.quadrature import expectations_for
 from bnn_vnnlib.robustness.regression.relu import ReluRows
 from bnn_vnnlib.robustness.regression.rows import rows_over
+from bnn_vnnlib.robustness.regression.smooth import TanhRows
+
+CURVED_INPUTS = 64
+"""Up to this many inputs there are Hessians."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +32,9 @@ class OneLayer:
     @staticmethod
     def serves(chain: Chain) -> bool:
         """One activation of a known kind."""
-        return len(chain.activations) == 1 and chain.kinds <= {"relu", "leaky_relu"}
+        if len(chain.activations) != 1:
+            return False
+        return chain.kinds <= {"relu", "leaky_relu"} or chain.layers[0].inputs <= CURVED_INPUTS
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) bounds on outputs.D(x) + inputs.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
@@ -37,11 +44,25 @@ class OneLayer:
             return part.expand(count, height, -1).reshape(count * height, -1)
 
         low, high = each(lower[:, None]), each(upper[:, None])
-        hidden, top = self.chain.layers
-        kind, alpha = self.chain.activations[0]
-        rows = rows_over(
-            hidden, top, kind, alpha, each(outputs), None if inputs is None else each(inputs),
-            torch.maximum(low.abs(), high.abs()),
-        )  # fmt: skip
-        found = minimise(ReluRows(hidden), rows, low, high, self.deadline)
+        size = torch.maximum(low.abs(), high.abs())
+        (kind, alpha), (hidden, top) = self.chain.activations[0], self.chain.layers
+        if kind == "sigmoid":
+            hidden = _halved(hidden)
+        added = None if inputs is None else each(inputs)
+        rows = rows_over(hidden, top, kind, alpha, each(outputs), added, size)
+        found = minimise(_relaxation(kind, hidden, size), rows, low, high, self.deadline)
         return found.reshape(count, height)
+
+
+def _relaxation(kind: str, hidden: Layer, size: Tensor) -> Relaxation:
+    if kind in ("relu", "leaky_relu"):
+        return ReluRows(hidden)
+    return TanhRows(hidden, expectations_for(hidden.deviation(size**2).nan_to_num(0.0, 0.0, 0.0)))
+
+
+def _halved(layer: Layer) -> Layer:
+    """The pre-activations over 2, exactly."""
+    return Layer(
+        layer.mean / 2, layer.slack / 2, layer.variance / 4,
+        layer.bias / 2, layer.bias_slack / 2, layer.bias_variance / 4,
+    )  # fmt: skip

@@ -45,6 +45,11 @@ class ReluRows:
 
     hidden: Layer
 
+    @property
+    def size(self) -> int:
+        """Numbers that one box takes."""
+        return self.hidden.outputs
+
     def value(self, rows: Rows, x: Tensor) -> Tensor:
         """The rows at points (B, n), not rounded."""
         m = x @ self.hidden.mean.mT + self.hidden.bias

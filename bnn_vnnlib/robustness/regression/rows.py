@@ -4,10 +4,12 @@
 with v = c E[W] because the last layer is independent of the hidden one, and h = E relu or E tanh:
     leaky(a) = alpha a + (1 - alpha) relu(a),   sigmoid(a) = 1/2 + tanh(a/2)/2.
 
-Rounding, a priori and once for every row: all that is computed on a box are sums of products whose absolute values add
-up to at most a small multiple of |v_k| A_k with A_k = |mu_k|.X + |b_k| + s_k(X), X >= |x| on the item's box. So every
-bound pays `payment` = C sum |v_k| A_k, C = 16 gamma(n) + 32 ABSOLUTE with n all the lengths of sums together,
-plus what slack in the means costs. Inequalities are used in forms that hold for any float coefficients.
+Rounding, a priori and once for every row. First the row is replaced by the one with the stored numbers as exact
+parameters: v, mu_k, b_k, linear, constant as computed, the variances as stored. As h is 1-Lipschitz and |h(a)| <= |a|,
+that costs |v* - v| |a| + |v| |m* - m| and so on. Then all that is computed on a box are sums of products whose absolute
+values add up to at most a small multiple of |v_k| A_k with A_k = |mu_k|.X + |b_k| + s_k(X), X >= |x| on the item's box:
+every value pays C sum |v_k| A_k, C = 16 gamma(n) + 32 ABSOLUTE with n all the lengths of sums together. Inequalities
+are used in forms that hold for any float coefficients.
 """
 
 from __future__ import annotations
@@ -38,8 +40,7 @@ class Rows:
     ----------
     v (M, K), linear (M, n), constant (M,) : see above
     payment (M,) : what the value of a row pays on any part of its box
-    steep (M, n) : sum_k |v_k| |mu_kj|, for the rounding of slopes
-    slope_payment (M, n) : what a slope pays besides
+    slope_payment (M, n) : what a slope pays on any part of the box
     room (M, K) : error of a computed m or s on the box, at most
     """
 
@@ -47,7 +48,6 @@ class Rows:
     linear: Tensor
     constant: Tensor
     payment: Tensor
-    steep: Tensor
     slope_payment: Tensor
     room: Tensor
 
@@ -74,13 +74,13 @@ def rows_over(
     deviation = torch.sqrt(hidden.variance)
     largest = size @ hidden.mean.abs().mT + hidden.bias.abs() + hidden.deviation(size**2)
     blurred = size @ hidden.slack.mT + hidden.bias_slack
-    room = (16 * long * largest + blurred) * (1 + 1e-6) + LOST
+    room = 16 * long * largest * (1 + 1e-6) + LOST
     share = 16 * long + 32 * ABSOLUTE
     weight = v.abs() + wrong
-    paid = paid + (weight * (share * largest + 4 * blurred + LOST)).sum(-1)
+    paid = paid + (weight * (share * largest + blurred + LOST)).sum(-1)
     match kind:
         case "relu" | "leaky_relu":
-            paid = paid + (wrong * largest).sum(-1)
+            paid = paid + (wrong * (largest + blurred)).sum(-1)
             linear = linear + alpha * (v @ hidden.mean)
             constant = constant + alpha * (v @ hidden.bias)
             v = (1 - alpha) * v
@@ -90,11 +90,7 @@ def rows_over(
             paid = paid + wrong.sum(-1) + share * weight.sum(-1)
             v = v / 2
             constant = constant + v.sum(-1)
-    steep = weight @ hidden.mean.abs()
-    slope = (
-        wrong @ (hidden.mean.abs() + deviation)
-        + weight @ hidden.slack
-        + 16 * (long + ABSOLUTE) * (steep + weight @ deviation + linear.abs())
-    )
+    steep = weight @ hidden.mean.abs() + weight @ deviation + (weight @ hidden.variance) * size
+    slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + LOST
     paid = (paid + 8 * UNIT * constant.abs()) * (1 + 1e-6)
-    return Rows(v, linear, constant, paid, steep, slope * (1 + 1e-6) + LOST, room)
+    return Rows(v, linear, constant, paid, slope, room)
