@@ -54,6 +54,8 @@ def call_verify(spec: Spec, model: Model, property: Property, name: str, **optio
         samples = list(found.details.get("violating_samples", []))
         low, high = np.array([found.p_safe.lower]), np.array([found.p_safe.upper])
         return Outcome(name, low, high, found.verdict, point, None, samples)
+    if settings["query"] == "decision":  # the reader dropped every case: no rows, no bounds
+        return None
     low, high = np.zeros(1), np.ones(1)
     if found.verdict is Verdict.UNSAT:
         low[:] = 1.0
