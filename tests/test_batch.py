@@ -51,8 +51,9 @@ def test_nothing_depends_on_the_order_or_the_size_of_the_batch(net, query, famil
     assert len(set(whole.verdicts)) > 1  # the question is not an empty one
 
 
-def test_the_attack_is_the_same_for_every_neighbourhood():
+def test_the_attack_is_the_same_for_every_neighbourhood(monkeypatch):
     """Deep and wide enough that random starts matter: once, every item drew its own."""
+    monkeypatch.setattr("bnn_vnnlib.robustness.deterministic.MOST_BOXES", 4)
     net = random_model(1, [6, 24, 24, 3], spread=0.3)
     low = np.random.default_rng(0).uniform(-1, 1, (60, 6))
     labels = outputs(net, low + 0.25).argmax(-1)
@@ -114,7 +115,7 @@ def test_properties_without_cases_or_without_rows(net, query):
         found = verify_batch(net, low, high, properties=[cases], query=query)
         assert (found.verdicts == word).all()
         if query == "probabilistic":
-            assert (found.lower >= 1 - 1e-11).all() if word == "unsat" else (found.upper <= 1e-11).all()
+            assert (found.lower >= 1 - 1e-7).all() if word == "unsat" else (found.upper <= 1e-7).all()
     mixed = verify_batch(net, low, high, properties=[[], [nothing], [ordinary]], query=query)
     assert mixed.verdicts[:2].tolist() == ["unsat", "sat"]
 

@@ -58,6 +58,8 @@ def _gatherer(network: Network, params: Mapping[str, Tensor], device: torch.devi
         if source is None:
             source = torch.as_tensor(network.tensors[param.source], device=device)
         entries = source.reshape(-1, math.prod(shape))
+        if param.whole and entries.shape[1] == param.index.size:  # most weights; a gather would copy them
+            return entries.reshape(len(entries), *param.shape)
         index = torch.as_tensor(param.index, device=device).reshape(-1)
         factor = torch.as_tensor(param.factor, dtype=torch.float64, device=device)
         return entries[:, index].reshape(len(entries), *param.shape) * factor

@@ -44,6 +44,12 @@ class Param:
         return self.index.shape
 
     @cached_property
+    def whole(self) -> bool:
+        """The source as it is, up to its shape."""
+        flat = self.index.reshape(-1)
+        return bool(np.all(self.factor == 1) and np.array_equal(flat, np.arange(len(flat))))
+
+    @cached_property
     def copies(self) -> int:
         """How often the most used entry of the source appears; 1 unless the weight was tiled or gathered."""
         return int(np.unique(self.index, return_counts=True)[1].max(initial=1))

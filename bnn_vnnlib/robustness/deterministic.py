@@ -18,8 +18,8 @@ from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import before_softmax, refuted_cases
 from bnn_vnnlib.robustness.safety import feasible, unsafe_items
 
-MOST = 2**14
-"""Parts spent on one pair of a weight setting and an item where no time limit is given."""
+MOST_BOXES, MOST_PARTS = 2**14, 2**10
+"""Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""
 
 FEW = 20
 """Inputs are split where no more than this vary, else neurons."""
@@ -46,11 +46,13 @@ def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points:
     if not bool(open_.any()):
         return found
     bounds = before_softmax(bounds, problem)
-    most = MOST if bounds.engine.deadline.at is None else None
+    endless = bounds.engine.deadline.at is not None
     neurons = _by_neurons(bounds, problem)
-    for method, chosen in ((Branching, open_ & ~neurons), (NeuronBranching, open_ & neurons)):
+    for method, chosen, most in (
+        (Branching, open_ & ~neurons, MOST_BOXES), (NeuronBranching, open_ & neurons, MOST_PARTS),
+    ):  # fmt: skip
         if bool(chosen.any()):
-            found = found.met(method(bounds, weights, problem, chosen, most).run())
+            found = found.met(method(bounds, weights, problem, chosen, None if endless else most).run())
     return found
 
 
