@@ -9,6 +9,8 @@ float64. Underflow adds at most half a subnormal spacing a product, covered by T
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,11 +36,29 @@ def gamma(n: int) -> float:
     return 2.0 * (n + 8) * UNIT / (1.0 - 2.0 * (n + 8) * UNIT)
 
 
+class _Next(torch.autograd.Function):
+    """nextafter with the derivative of the identity, so that bounds can be descended on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, towards: float) -> Tensor:
+        return torch.nextafter(x, x.new_tensor(towards))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
 def down(x: Tensor) -> Tensor:
     """Largest float64 below x: a lower bound on the exact result of the operation that was rounded to x."""
-    return torch.nextafter(x, x.new_tensor(-torch.inf))
+    return _next(x, -torch.inf)
 
 
 def up(x: Tensor) -> Tensor:
     """Smallest float64 above x: an upper bound on the exact result of the operation that was rounded to x."""
-    return torch.nextafter(x, x.new_tensor(torch.inf))
+    return _next(x, torch.inf)
+
+
+def _next(x: Tensor, towards: float) -> Tensor:
+    if x.requires_grad:
+        return _Next.apply(x, towards)
+    return torch.nextafter(x, x.new_tensor(towards))

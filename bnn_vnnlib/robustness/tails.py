@@ -2,12 +2,14 @@
 
 Lower: 1 - sum over items of (delta + sum over the cases of the least failure probability of their rows), where delta is
 the budget of the item's own event. Upper: at one point x* the failures of the rows of one case add up, because all of
-them have to hold: P_safe <= delta + sum of failures. Several budgets are tried, and the best bound is taken.
+them have to hold: P_safe <= delta + sum of failures. A plain pass with a small budget settles what is easy; the rest
+gets thorough ones, with a budget of the size of what the rows fail with. `improved` tunes all that is free.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,11 +24,45 @@ from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
 
-BUDGETS = (1e-2, 1e-4, 1e-7, 1e-13)
-"""Probabilities spent on the ranges of one item."""
+FIRST, SECOND = 1e-8, 1e-3
+"""Probabilities spent on the ranges of one item: in the first pass, and in the first thorough one."""
+
+LEAST, MOST = 1e-10, 0.1
+"""Between them: in the second thorough one, by what the rows have failed with."""
+
+CLOSED = 1e-7
+"""An item with a smaller failure probability is left alone."""
 
 SETTLED = 0.999
 """No upper bound is looked for where the lower bound exceeds this."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """Rows over boxes, and how their failures add up.
+
+    total : from the failures (.., N, R) of the problem's rows to (.., N)
+    """
+
+    problem: Problem
+    lower: Tensor
+    upper: Tensor
+    outputs: Tensor
+    inputs: Tensor | None
+    bound: Tensor
+    total: Callable[[Problem, Tensor], Tensor]
+
+    def items(self, index: Tensor) -> _Question:
+        """Some items."""
+
+        def pick(rows: Tensor) -> Tensor:
+            return rows if len(rows) == 1 else rows[index]
+
+        inputs = None if self.inputs is None else pick(self.inputs)
+        return _Question(
+            self.problem.items(index), self.lower[index], self.upper[index], pick(self.outputs), inputs,
+            pick(self.bound), self.total,
+        )  # fmt: skip
 
 
 class TailBounds:
@@ -34,9 +70,7 @@ class TailBounds:
 
     def __init__(self, network: Network, posterior: GaussianDiagonal, device: torch.device, deadline: Deadline) -> None:
         self._engine = TailEngine(network, deadline)
-        self._means = weight_sets.mean_weights(network, device)
-        self._deviations = weight_sets.centred(network, posterior, device)
-        self._budgets = torch.tensor(BUDGETS, dtype=torch.float64, device=device)
+        self._weights = weight_sets.mean_weights(network, device), weight_sets.centred(network, posterior, device)
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
@@ -44,11 +78,7 @@ class TailBounds:
 
     def item_failures(self, problem: Problem) -> Tensor:
         """(N,) upper bounds on P_w(some x of the item violates some case), the item's budget included; at most 1."""
-        rows = problem.rows
-        failure = self._failures((problem.lower, problem.upper), rows.outputs, rows.inputs, rows.bound)
-        worst = problem.least(failure)  # (K, N, C): one row is enough
-        total = torch.where(problem.exists, worst, 0.0).sum(-1) + self._budgets[:, None]
-        return (total.amin(0) * (1 + 4 * (problem.cases + 8) * UNIT)).clamp(max=1.0)
+        return self._bounded(_violations(problem))
 
     def improved(self, problem: Problem, failures: Tensor, steps: int, goal: float) -> Tensor:
         """(N,) bounds no larger than `failures` (N,), of `item_failures`, after some steps of optimisation.
@@ -56,21 +86,78 @@ class TailBounds:
         Parameters
         ----------
         steps : at most
-        goal : items whose bound is below are left alone
+        goal : items whose bound is not above it are left alone
         """
-        return failures
+        return self._tuned(_violations(problem), failures, steps, goal)
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
         """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
-        rows = problem.rows
-        inputs = None if rows.inputs is None else -rows.inputs
-        failure = self._failures((lower, upper), -rows.outputs, inputs, -rows.inner_bound)
-        total = problem.total(failure) + self._budgets[:, None, None]
-        best = torch.where(problem.exists, total, torch.inf).amin(-1).amin(0)
-        return _remaining(best, rows.outputs.shape[1])
+        return _remaining(self._bounded(_all_rows(problem, lower, upper)), problem.rows.outputs.shape[1])
 
-    def _failures(self, box: tuple[Tensor, Tensor], outputs: Tensor, inputs: Tensor | None, bound: Tensor) -> Tensor:
-        return self._engine.failures(self._means, self._deviations, box, outputs, inputs, bound, self._budgets)
+    def _bounded(self, question: _Question) -> Tensor:
+        """(N,): one plain pass, then two thorough ones over what it leaves open."""
+        found = self._total(question, torch.full_like(question.lower[:, 0], FIRST), thorough=False)
+        index = torch.nonzero(found > CLOSED)[:, 0]
+        if len(index) == 0:
+            return found
+        part, best = question.items(index), found[index]
+        budgets = torch.full_like(best, SECOND)
+        for _ in range(2):
+            value = self._total(part, budgets, thorough=True)
+            best = torch.minimum(best, value)
+            budgets = ((value - budgets) / 3).clamp(LEAST, MOST)
+        return found.index_copy(0, index, best)
+
+    def _total(self, question: _Question, budgets: Tensor, *, thorough: bool) -> Tensor:
+        """(N,) failures of the items with their budgets (N,), at most 1."""
+        budgets = budgets if self._engine.events else torch.zeros_like(budgets)
+        rows = self._engine.failures(
+            *self._weights, (question.lower, question.upper), question.outputs, question.inputs, question.bound,
+            budgets[None], thorough=thorough,
+        )  # fmt: skip
+        return _up(question.total(question.problem, rows)[0] + budgets, question).clamp(max=1.0)
+
+    def _tuned(self, question: _Question, failures: Tensor, steps: int, goal: float) -> Tensor:
+        index = torch.nonzero(failures > goal)[:, 0]
+        if len(index) == 0 or not self._engine.events:
+            return failures
+        part, start = question.items(index), (failures[index] / 3).clamp(LEAST, MOST)
+
+        def total(rows: Tensor, some: slice) -> Tensor:
+            items = torch.arange(len(index), device=index.device)[some]
+            return part.total(part.problem.items(items), rows)[0]
+
+        found = self._engine.tuned(
+            *self._weights, (part.lower, part.upper), part.outputs, part.inputs, part.bound, start, total, steps
+        )
+        return failures.index_copy(0, index, torch.minimum(failures[index], _up(found, part)))
+
+
+def _violations(problem: Problem) -> _Question:
+    """Of every case one row has to fail: their least failure probabilities add up over the cases."""
+    rows = problem.rows
+
+    def total(problem: Problem, failures: Tensor) -> Tensor:
+        return torch.where(problem.exists, problem.least(failures), 0.0).sum(-1)
+
+    return _Question(problem, problem.lower, problem.upper, rows.outputs, rows.inputs, rows.bound, total)
+
+
+def _all_rows(problem: Problem, lower: Tensor, upper: Tensor) -> _Question:
+    """The negated rows at a point: those of one case add up, and the best case counts."""
+    rows = problem.rows
+
+    def total(problem: Problem, failures: Tensor) -> Tensor:
+        return torch.where(problem.exists, problem.total(failures), torch.inf).amin(-1)
+
+    inputs = None if rows.inputs is None else -rows.inputs
+    return _Question(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound, total)
+
+
+def _up(total: Tensor, question: _Question) -> Tensor:
+    """The terms of the sum were added with roundings."""
+    terms = question.problem.cases + question.outputs.shape[1]
+    return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0)
 
 
 def tails_apply(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> bool:

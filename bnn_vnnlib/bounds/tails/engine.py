@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import run
-from bnn_vnnlib.bounds.tails.run import SIDES, Deviations, Plan, Run, claimed
-from bnn_vnnlib.bounds.tails.tail import deviations_of
+from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers
+from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
+from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import UnsupportedError
@@ -35,9 +38,9 @@ class TailEngine:
 
     def failures(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
-        inputs: Tensor | None, bound: Tensor, budgets: Tensor,
+        inputs: Tensor | None, bound: Tensor, budgets: Tensor, *, thorough: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Upper bounds (K, N, R) on P(C y + G x <= bound for some x, on G), apart from P(not G) <= budgets[k].
+        """Upper bounds (K, N, R) on P(C y + G x <= bound for some x, on G), apart from P(not G) <= budgets.
 
         Parameters
         ----------
@@ -45,30 +48,73 @@ class TailEngine:
         box : lower, upper (N, n)
         outputs, inputs : C (N or 1, R, m), G (N or 1, R, n) or None, exact
         bound : (N or 1, R)
-        budgets : (K,) probabilities that the ranges of an item may fail
+        budgets : (K,) or (K, N) probabilities that the ranges of an item may fail
+        thorough : see `Plan`
         """
         self.check(deviations)
-        plan = self.plan(budgets)
-        lower, upper = box
-        step = self.chunk(len(budgets), outputs.shape[1])
+        budgets = budgets[:, None] if budgets.dim() == 1 else budgets
         parts = []
-        for start in range(0, len(lower), step):
-            self.deadline.check()
-            some = slice(start, start + step)
-            shape = (len(budgets), *lower[some].shape)
-            sides = Interval(lower[some].expand(shape), upper[some].expand(shape))
-            found = Run(self.network, means, deviations, sides, plan)
-            tail = found.tail(linear.some(outputs, some), None if inputs is None else linear.some(inputs, some))
-            parts.append(tail.failure(linear.some(bound, some)))
-        return torch.cat(parts, 1) if parts else lower.new_zeros(len(budgets), 0, outputs.shape[1])
+        for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
+            plan = self._plan(budgets if budgets.shape[1] == 1 else budgets[:, part], thorough)
+            rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part)
+            parts.append(rows.tail(plan).failure(linear.some(bound, part)))
+        return torch.cat(parts, 1) if parts else box[0].new_zeros(len(budgets), 0, outputs.shape[1])
 
-    def plan(self, budgets: Tensor) -> Plan:
-        """Equal shares of the budgets for all events."""
-        places = claimed(self.network)
-        count = SIDES * sum(math.prod(self.network.nodes[position].shape) for position in places)
-        share = budgets.cpu().numpy() / max(count, 1) * (1 - 1e-12)
-        one, half = (budgets.new_tensor(deviations_of(p))[:, None, None] for p in (share, share / 2))
-        return Plan(dict.fromkeys(places, Deviations(one, half, one)))
+    def tuned(
+        self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
+        inputs: Tensor | None, bound: Tensor, budgets: Tensor, total: Callable[[Tensor, slice], Tensor], steps: int,
+    ) -> Tensor:  # fmt: skip
+        """(N,) upper bounds on the total failure of each item, its budget included, after `steps` of `tuning`.
+
+        Parameters
+        ----------
+        budgets : (N,) to start from
+        total : from the rows' failures (1, M, R) of some items to what they add up to (M,), differentiable
+        """
+        self.check(deviations)
+        parts = []
+        for part in self._parts(len(box[0]), 2, outputs.shape[1]):  # a graph is kept: smaller chunks
+            rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part)
+            tuning = self._tuning(rows, budgets[part])
+            least = linear.some(bound, part)
+
+            def sum_up(failures: Tensor, part: slice = part) -> Tensor:
+                return total(failures, part)
+
+            tuned(tuning, rows.tail, least, sum_up, steps, lambda: self.deadline.passed)
+            with torch.no_grad():
+                plan, spent = tuning.plan(rounded=True)
+                parts.append(sum_up(rows.tail(plan).failure(least)) + spent)
+        return torch.cat(parts) if parts else box[0].new_zeros(0)
+
+    def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
+        """Equal shares of the budgets (K, M or 1) for all events."""
+        share = budgets.cpu().numpy() / max(self.events, 1) * (1 - 1e-12)
+        levels = {k: budgets.new_tensor(deviations_of(share / k))[:, :, None] for k in powers(self.network)}
+        return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
+
+    def _tuning(self, rows: Rows, budgets: Tensor) -> Tuning:
+        """Start from equal shares, and from slopes in the middle."""
+        slopes = {}
+        first = rows.run(self._plan(budgets[None], False))
+        for position in first.ranges.lines:
+            node = self.network.nodes[position]
+            z = first.ranges.values[node.inputs[0]]
+            choice = torch.full_like(z.lower, 0.5)
+            slopes[position] = torch.stack([choice, choice])
+        level = budgets.clamp(SMALLEST, LARGEST).log()
+        return Tuning(self.network, claimed(self.network), level, level.new_zeros(len(level), self.events), slopes)
+
+    @property
+    def events(self) -> int:
+        """One-sided events of an item; none: no budget needs to be spent."""
+        return EVENTS * sum(math.prod(self.network.nodes[position].shape) for position in claimed(self.network))
+
+    def _parts(self, items: int, budgets: int, rows: int) -> Iterator[slice]:
+        step = self.chunk(budgets, rows)
+        for start in range(0, items, step):
+            self.deadline.check()
+            yield slice(start, start + step)
 
     def check(self, deviations: WeightBoxes) -> None:
         """Refuse what tails do not serve."""
@@ -83,3 +129,27 @@ class TailEngine:
         sizes = [math.prod(node.shape) for node in self.network.nodes]
         need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in claimed(self.network))])
         return max(1, run.MEMORY // (budgets * need))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of some items, under K budgets."""
+
+    network: Network
+    means: WeightBoxes
+    deviations: WeightBoxes
+    box: tuple[Tensor, Tensor]
+    outputs: Tensor
+    inputs: Tensor | None
+    budgets: int
+    part: slice
+
+    def run(self, plan: Plan) -> Run:
+        """Ranges with that plan."""
+        lower, upper = (side[None, self.part].expand(self.budgets, -1, -1) for side in self.box)
+        return Run(self.network, self.means, self.deviations, Interval(lower, upper), plan)
+
+    def tail(self, plan: Plan) -> Tail:
+        """Their tails."""
+        inputs = None if self.inputs is None else linear.some(self.inputs, self.part)
+        return self.run(plan).tail(linear.some(self.outputs, self.part), inputs)

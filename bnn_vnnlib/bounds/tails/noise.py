@@ -7,133 +7,214 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear, maps
+from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, sum_to
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
-from bnn_vnnlib.bounds.tails.tail import FOLD, Split, Tail
-from bnn_vnnlib.bounds.tails.variation import Variation, center_radius, squared
+from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
+from bnn_vnnlib.bounds.tails.uses import Uses, Weighted, aligned
+from bnn_vnnlib.bounds.tails.variation import Moments, Variation, center_radius, squared, squared_down
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.nodes import Conv, Linear, Node, Param, Scale, Shift
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Concat,
+    Conv,
+    Linear,
+    Node,
+    Param,
+    Reshape,
+    Scale,
+    Shift,
+    Sum,
+    Transpose,
+)
 
-LOST = 1e-290
-"""Squares below this may have lost digits."""
-
-Weighted = Linear | Conv | Scale
+Squares = dict[str, Tensor]
 
 
 @dataclass(eq=False)
 class Noise:
     """The sums behind a `Tail`, collected on the way back.
 
+    Parameters
+    ----------
     deviations : standard deviations
     variation : rho' and h0 of the nodes, or None where a source enters at several nodes
+    zero : (K, M, R)
     detailed : collect for bound 3, too
+    own : nodes whose noise is left out of `middle`
+    smooth : for bound 4: by activation, how far the slope of its function may be from the slope of the line below
+        and of the line above
+
+    Attributes
+    ----------
     folded, near : sum of rho_j s_j, sum of rho'_j s_j (K, M, R)
-    squares, near_squares : source -> its part of L^2, of L'^2
+    squares, near_squares, below : source -> its part of L^2, of L'^2, of L^2 without the own noise
     most : source -> its part of b; least : a; play : 0 where the variance of S is no random variable
+    amplitude : node -> how far its coefficient may be from the gradient, where that is random
     """
 
     deviations: WeightBoxes
     variation: Variation | None
     zero: Tensor
     detailed: bool = False
-    squares: dict[str, Tensor] = field(default_factory=dict)
-    near_squares: dict[str, Tensor] = field(default_factory=dict)
-    most: dict[str, Tensor] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
+    smooth: Mapping[int, tuple[Tensor, Tensor]] | None = None
+    squares: Squares = field(default_factory=dict)
+    near_squares: Squares = field(default_factory=dict)
+    below: Squares = field(default_factory=dict)
+    most: Squares = field(default_factory=dict)
+    amplitude: dict[int, Tensor] = field(default_factory=dict)
+    swings: dict[str, Swing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folded = self.near = self.least = self.play = self.zero
 
     def rules(self) -> Rules:
         """The linear method, with the noise of every parameter collected on the way."""
-        return {**LINEAR, Linear: self.weighted, Conv: self.weighted, Scale: self.weighted, Shift: self.shift}
+        rules: Rules = {**LINEAR, Linear: self.weighted, Conv: self.weighted, Scale: self.weighted, Shift: self.shift}
+        if self.smooth is None:
+            return rules
+        return {**rules, Activation: self.activation, **dict.fromkeys((Sum, Reshape, Transpose, Concat), self.moved)}
 
     def tail(self, level: Tensor) -> Tail:
         """The tail of a row with this m0."""
-        spread = _root(self.squares, self.zero)
-        mean = _less(level, FOLD * self.folded)
+        bounds: tuple[Normal | Martingale, ...] = ()
+        if self.smooth is None:
+            bounds = (Normal(_less(level, FOLD * self.folded), _root(self.squares, self.zero)),)
         if self.variation is None:
-            return Tail(mean, spread)
+            return Tail(bounds)
         centred = _less(level, FOLD * self.near)
+        bounds = (*bounds, self._martingale(centred, self.squares))
         if not self.detailed:
-            return Tail(mean, spread, centred)
+            return Tail(bounds)
         least = self.least * (1 - 2 * (len(self.squares) + 8) * UNIT)
         most = _root(self.most, self.zero) ** 2 * (1 + 2 * UNIT)
-        split = Split(_root(self.near_squares, self.zero), least, most, self.play == 0)
-        return Tail(mean, spread, centred, split)
+        return Tail(bounds, Split(centred, _root(self.near_squares, self.zero), least, most, self.play == 0))
+
+    def middle(self, level: Tensor) -> Tail:
+        """The tail of the row's mean given the earlier weights, at the centre; `level` is m0 there."""
+        return Tail((self._martingale(level, self.below),))
+
+    def _martingale(self, mean: Tensor, squares: Squares) -> Martingale:
+        return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
     def weighted(self, walk: Walk, node: Weighted, position: int, a: Tensor) -> None:
         """The mean goes on; delta . h is charged."""
-        deviation = self.deviations.param(node.weight).spread
+        deviation, amplitude = self.deviations.param(node.weight).spread, self.amplitude.pop(position, None)
         if deviation is not None:
             (source,) = node.inputs
             h, shape = walk.ranges.values[source], walk.network.nodes[source].shape
-            uses, root, terms = self._charge_map(node, deviation, a, h, shape)
+            uses = Uses(node, deviation, a, amplitude, shape)
+            center, radius = center_radius(h)
+            self._charge(position, node.weight, uses.most(center, radius), uses.terms)
+            self.folded = self._fold(self.folded, node.weight, dot(uses.root, radius), uses.terms)
             if self.variation is not None:
                 near = self.variation.known[source]
-                self.near = self._fold(self.near, node.weight, dot(root, near), terms)
+                self.near = self._fold(self.near, node.weight, dot(uses.root, near), uses.terms)
+                if uses.once and source in self.variation.moments:
+                    self._swing(node.weight, uses.variance, self.variation.moments[source], uses.terms)
                 if self.detailed:
-                    add(self.near_squares, node.weight, uses.most(torch.zeros_like(near), near), terms)
-                    center, radius = self.variation.at_center(source, h)
-                    add(self.most, node.weight, uses.most(center, radius), terms)
-                    self._charge_least(node.weight, uses.least(center, radius, shape), terms)
-                    self.play = self.play + dot(root, radius)
+                    self._charge_split(node, uses, near, *self.variation.at_center(source, h))
         linear.weighted(walk, node, position, a)
 
     def shift(self, walk: Walk, node: Shift, position: int, a: Tensor) -> None:
         """A bias that is added at several places is one variable."""
-        deviation = self.deviations.param(node.bias).spread
+        deviation, amplitude = self.deviations.param(node.bias).spread, self.amplitude.pop(position, None)
         if deviation is not None:
-            aligned = _aligned(deviation, node)
-            terms = math.prod(node.shape)
-            total, slack = sum_to(a, aligned.shape[2:]).abs(), gamma(2 * terms) * sum_to(a.abs(), aligned.shape[2:])
-            variances = squared(aligned)
-            self._charge(node.bias, dot(squared(total + slack), variances), 2 * terms)
+            deviation = aligned(deviation, node)
+            terms, shape = 2 * math.prod(node.shape), deviation.shape[2:]
+            total, slack = sum_to(a, shape).abs(), gamma(terms) * sum_to(a.abs(), shape)
+            reach = total + slack if amplitude is None else total + slack + sum_to(amplitude, shape)
+            square = dot(squared(reach), squared(deviation))
+            self._charge(position, node.bias, square, terms)
             if self.detailed:
-                add(self.most, node.bias, dot(squared(total + slack), variances), 2 * terms)
-                sure = dot(_squared_down((total - slack).clamp(min=0)), _squared_down(aligned))
-                self._charge_least(node.bias, sure, 2 * terms)
+                add(self.most, node.bias, square, terms)
+                sure = dot(squared_down((total - slack).clamp(min=0)), squared_down(deviation))
+                self._charge_least(node.bias, sure, terms)
+        if amplitude is not None:
+            self._pass(node.inputs[0], amplitude)
         linear.shift(walk, node, position, a)
 
-    def units(self, node: Node, weighted: Linear, h: Interval) -> None:
+    def activation(self, walk: Walk, node: Activation, position: int, a: Tensor) -> None:
+        """The lines, and how far the gradient may be from them."""
+        if self.smooth is not None and position in self.smooth:
+            (source,) = node.inputs
+            below, above = (side[:, :, None] for side in self.smooth[position])
+            amplitude = (a.clamp(min=0) * below - a.clamp(max=0) * above) * (1 + 2.0**-40)
+            self.amplitude[source] = self.amplitude.get(source, 0.0) + amplitude
+        LINEAR[Activation](walk, node, position, a)
+
+    def moved(self, walk: Walk, node: Node, position: int, a: Tensor) -> None:
+        """Amplitudes move like coefficients, without signs."""
+        amplitude = self.amplitude.pop(position, None)
+        if amplitude is not None:
+            shadow = Walk(walk.network, walk.weights, walk.ranges, {}, self.zero, self.zero)
+            LINEAR[type(node)](shadow, node, position, amplitude)
+            for source, moved in shadow.pending.items():
+                self._pass(source, moved.abs())
+        LINEAR[type(node)](walk, node, position, a)
+
+    def units(self, position: int, node: Node, weighted: Linear, h: Interval) -> None:
         """The same for the rows I and -I over a dense layer: its own weights and biases, row by row."""
         if isinstance(node, Shift):
             deviation = self.deviations.param(node.bias).spread
             if deviation is not None:
-                flat = squared(filled(_aligned(deviation, node), node).flatten(2))
-                self._charge(node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
+                flat = squared(filled(aligned(deviation, node), node).flatten(2))
+                self._charge(position, node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
         deviation = self.deviations.param(weighted.weight).spread
         if deviation is None:
             return
         terms = deviation.shape[-1]
         center, radius = center_radius(h)
-        square = squared((center.abs() + radius).flatten(2)) @ squared(deviation[0]).mT
-        self._charge(weighted.weight, torch.cat([square, square], 2), terms)
-        folded = radius.flatten(2) @ deviation[0].mT
-        self.folded = self._fold(self.folded, weighted.weight, torch.cat([folded, folded], 2), terms)
+        square, folded = _row_sums(deviation, center.abs() + radius, radius)
+        self._charge(position, weighted.weight, _twice(square), terms)
+        self.folded = self._fold(self.folded, weighted.weight, _twice(folded), terms)
         if self.variation is not None:
+            moments = self.variation.moments.get(weighted.inputs[0])
+            if moments is not None:
+                self._swing(weighted.weight, squared(deviation)[None], moments, terms, 2)
             folded = self.variation.known[weighted.inputs[0]].flatten(2) @ deviation[0].mT
-            self.near = self._fold(self.near, weighted.weight, torch.cat([folded, folded], 2), terms)
+            self.near = self._fold(self.near, weighted.weight, _twice(folded), terms)
 
-    def _charge_map(
-        self, node: Weighted, deviation: Tensor, a: Tensor, h: Interval, shape: tuple[int, ...]
-    ) -> tuple[Uses, Tensor, int]:
-        """Bound 1; also the sums over uses, s_j and the number of terms, for the others."""
-        center, radius = center_radius(h)
-        variances = squared(deviation)
-        variance = over_rows(lambda flat: maps.adjoint(node, variances, flat, shape), squared(a)) + TINY
-        root, terms = torch.sqrt(variance), math.prod(shape) + math.prod(node.shape) + maps.fan(node)
-        self.folded = self._fold(self.folded, node.weight, dot(root, radius), terms)
-        uses = Uses(node, deviation, a, variance)
-        self._charge(node.weight, uses.most(center, radius), terms)
-        return uses, root, terms
+    def rows_of(self, weighted: Linear, near: Tensor) -> None:
+        """The same for the rows I over a dense layer between -near and near."""
+        deviation = self.deviations.param(weighted.weight).spread
+        if deviation is not None:
+            square, folded = _row_sums(deviation, near, near)
+            add(self.squares, weighted.weight, square, deviation.shape[-1])
+            self.folded = self._fold(self.folded, weighted.weight, folded, deviation.shape[-1])
 
-    def _charge(self, param: Param, square: Tensor, terms: int) -> None:
+    def _swing(self, param: Param, variance: Tensor, moments: Moments, terms: int, repeat: int = 1) -> None:
+        """From the s_j^2 of each row (K or 1, M or 1, R, *shape)."""
+        up = (1 + gamma(4 * terms + 16)) * param.copies
+        deviations, variance = moments.deviation.flatten(2), variance.flatten(3)
+        if moments.independent:
+            slope = (torch.sqrt(variance) * deviations[:, :, None]).amax(-1)
+        else:
+            slope = torch.sqrt(dot(variance.expand(*deviations.shape[:2], -1, -1), squared(deviations)))
+        square = dot(variance.expand(*deviations.shape[:2], -1, -1), moments.square.flatten(2))
+        root = torch.sqrt(square * up + TINY) * (1 + 4 * UNIT)
+        slope = slope * (math.sqrt(param.copies) * (1 + gamma(4 * terms + 16))) + TINY
+        self.swings[param.source] = Swing(*(torch.cat([part] * repeat, 2) for part in (root, slope)))
+
+    def _pass(self, position: int, amplitude: Tensor) -> None:
+        """On to a node that is not known yet; what is known does not depend on the own noise of what is above."""
+        if self.variation is not None and position not in self.variation.known:
+            self.amplitude[position] = self.amplitude.get(position, 0.0) + amplitude
+
+    def _charge(self, position: int, param: Param, square: Tensor, terms: int) -> None:
         add(self.squares, param, square, terms)
+        if self.own and position not in self.own:
+            add(self.below, param, square, terms)
+
+    def _charge_split(self, node: Weighted, uses: Uses, near: Tensor, center: Tensor, radius: Tensor) -> None:
+        add(self.near_squares, node.weight, uses.most(torch.zeros_like(near), near), uses.terms)
+        add(self.most, node.weight, uses.most(center, radius), uses.terms)
+        self._charge_least(node.weight, uses.least(center, radius), uses.terms)
+        self.play = self.play + dot(uses.root, radius)
 
     def _charge_least(self, param: Param, square: Tensor, terms: int) -> None:
         if param.copies == 1:  # entries that are one variable could cancel
@@ -144,7 +225,16 @@ class Noise:
         return (total + folded * up) * (1 + 2 * UNIT) + TINY
 
 
-def add(squares: dict[str, Tensor], param: Param, square: Tensor, terms: int) -> None:
+def _row_sums(deviation: Tensor, reach: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of a dense layer: sum of sigma^2 reach^2, and of sigma radius."""
+    return squared(reach.flatten(2)) @ squared(deviation[0]).mT, radius.flatten(2) @ deviation[0].mT
+
+
+def _twice(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows], 2)
+
+
+def add(squares: Squares, param: Param, square: Tensor, terms: int) -> None:
     """Add one use of a parameter; uses of a source at several nodes add up before they are squared."""
     square = square * param.copies * (1 + gamma(4 * terms + 16)) + TINY
     if param.source in squares:
@@ -162,86 +252,3 @@ def _root(squares: Mapping[str, Tensor], zero: Tensor) -> Tensor:
 
 def _less(level: Tensor, fold: Tensor) -> Tensor:
     return level - fold - 2 * UNIT * (level.abs() + fold)
-
-
-def _aligned(deviation: Tensor, node: Node) -> Tensor:
-    """(1, *p) -> (1, 1, 1, .., *p) of the node's rank."""
-    return deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
-
-
-def _squared_down(x: Tensor) -> Tensor:
-    """x^2, or 0 where it may have lost digits to underflow."""
-    square = x**2
-    return torch.where(square > LOST, square, 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Uses:
-    """Sums over the weights k of a node, over their uses: sum_k sigma_k^2 (|g_k| + r_k)^2 -> (K, M, R)."""
-
-    node: Weighted
-    deviation: Tensor
-    a: Tensor
-    variance: Tensor
-
-    @property
-    def _once(self) -> bool:
-        """Every weight is used once."""
-        node = self.node
-        return isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis]
-
-    def most(self, center: Tensor, radius: Tensor) -> Tensor:
-        """From above."""
-        if self._once:
-            return dot(self.variance, squared(center.abs() + radius))
-        total, rest = self._sums(center, radius)
-        return (squared(total + rest) * squared(self._flat)).sum(-1)
-
-    def least(self, center: Tensor, radius: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings."""
-        if self._once:
-            variances = _squared_down(self.deviation)
-            back = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, shape), _squared_down(self.a))
-            return dot((back - TINY).clamp(min=0), _squared_down((center.abs() - radius).clamp(min=0)))
-        total, rest = self._sums(center, radius)
-        return (_squared_down((total - rest).clamp(min=0)) * _squared_down(self._flat)).sum(-1)
-
-    @property
-    def _flat(self) -> Tensor:
-        deviation = _aligned(self.deviation, self.node) if isinstance(self.node, Scale) else self.deviation
-        return deviation.reshape(1, 1, 1, -1)
-
-    def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """|g_k|, and r_k with what the rounding of the signed sums may have cost."""
-        reach = center.abs() + radius
-        slack = gamma(2 * math.prod(self.node.shape)) * self._uses(self.a.abs(), reach)
-        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), radius) + slack + TINY
-
-    def _uses(self, a: Tensor, h: Tensor) -> Tensor:
-        """For each weight the sum over its uses of A_i h_j: (K, M, R, weights)."""
-        node = self.node
-        match node:
-            case Scale():
-                shape = _aligned(self.deviation, node).shape[2:]
-                return sum_to(a * h[:, :, None], shape).reshape(*a.shape[:3], -1)
-            case Linear():
-                left = a.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
-                right = h.movedim(node.axis + 2, -1).flatten(2, -2)[:, :, None]  # (K, M, 1, P, in)
-                return (left.mT @ right).flatten(3)
-            case Conv():
-                return _convolved(node, a, h)
-
-
-def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
-    """The gradient of a . conv(h) with respect to the kernel."""
-    k, m = h.shape[:2]
-    batch, outputs = node.shape[:2]
-    top, left, bottom, right = node.pads
-    image = F.pad(h.reshape(k * m * batch, *h.shape[3:]), (left, right, top, bottom))
-    kernel = node.weight.shape[2:]
-    patches = F.unfold(image, kernel, dilation=node.dilations, stride=node.strides)  # (K M B, C kernel, places)
-    per_group = node.weight.shape[1] * math.prod(kernel)
-    patches = patches.reshape(k, m, batch, node.groups, per_group, -1)
-    rows = a.reshape(*a.shape[:3], batch, node.groups, outputs // node.groups, -1)
-    used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, -1, -1, -1, -1, -1, -1), patches)
-    return used.flatten(3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -12,90 +12,28 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import Ranges, Walk
-from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Walk
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.tails.differences import Differences
 from bnn_vnnlib.bounds.tails.noise import Noise
+from bnn_vnnlib.bounds.tails.plan import Deviations, Plan, own_noise_is_independent, sources_enter_once
+from bnn_vnnlib.bounds.tails.smoothing import Law, Smooth, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
     Activation,
-    Broadcast,
-    Constant,
     Conv,
     Input,
     Linear,
-    Max,
     Node,
-    Product,
     Scale,
-    Select,
     Shift,
 )
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, at most about."""
-
-SIDES = 3
-"""Events of an element whose range is claimed: below, above, and the variation over the box."""
-
-
-@dataclass(frozen=True, eq=False)
-class Deviations:
-    """z of the events of one claimed node; `sides`, `centred` broadcast to (K, M, 2 size), `near` to (K, M, size).
-
-    With p the probability of an event: Phi(-sides) <= p, 2 Phi(-centred) <= p, Phi(-near) <= p.
-    """
-
-    sides: Tensor
-    centred: Tensor
-    near: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """What is free to choose: any choice is sound.
-
-    deviations : of each claimed node; slopes : of some activations, the choice of their lines (2, K, M, *shape)
-    """
-
-    deviations: Mapping[int, Deviations]
-    slopes: Mapping[int, Tensor] = field(default_factory=dict)
-
-
-def claimed(network: Network) -> list[int]:
-    """Nodes whose ranges have to be claimed: the first ones behind a parameter on every way to an activation, to a
-    weighted map or to a place where branches meet.
-
-    Every parameter counts as random here, which costs a few events and keeps the plan independent of the posterior.
-    """
-    found: list[int] = []
-    known = []
-    for node in network.nodes:
-        match node:
-            case Input() | Constant():
-                known.append(True)
-                continue
-            case Activation() | Linear() | Conv() | Scale() | Broadcast() | Select() | Product() | Max():
-                for source in node.inputs:
-                    if not known[source]:
-                        found.append(source)
-                        known[source] = True
-            case _:
-                pass
-        open_ = isinstance(node, Linear | Conv | Scale | Shift)
-        known.append(not open_ and all(known[source] for source in node.inputs))
-    uses = [*network.outputs, *(source for node in network.nodes for source in node.inputs)]
-    found += [p for p in range(len(network.nodes)) if not known[p] and uses.count(p) > 1]
-    return sorted(found)
-
-
-def sources_enter_once(network: Network, deviations: WeightBoxes) -> bool:
-    """No random source is read by two nodes."""
-    params = [getattr(node, name) for node in network.nodes for name in ("weight", "bias") if hasattr(node, name)]
-    names = [param.source for param in params if param.source in deviations.spreads]
-    return len(set(names)) == len(names)
 
 
 @dataclass(eq=False)
@@ -110,28 +48,56 @@ class Run:
     ranges: Ranges = field(default_factory=Ranges)
 
     def __post_init__(self) -> None:
-        """Variation is None where bounds 2 and 3 do not apply."""
+        """`variation` is None where only bound 1 applies; `smooth` holds the lines of bound 4."""
         once = sources_enter_once(self.network, self.deviations)
         self.variation = Variation(self.means, self.deviations) if once else None
+        self.smooth: dict[int, Smooth] = {}
+        self._middles: dict[int, Interval] = {}
+        self._laws: dict[int, Law] = {}
         for position, node in enumerate(self.network.nodes):
             self._enclose(position, node)
             if self.variation is not None:
                 self.variation.enclose(position, node, self.ranges.values)
+                if position in self._laws:
+                    self._moments(position, node, self.variation)
             if position in self.plan.deviations:
                 self._claim(position, self.plan.deviations[position])
 
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
         """The tails of the rows C y + G x."""
         k, items = self.box.lower.shape[:2]
-        return self.walk(linear.seeds_of(self.network, outputs.expand(k, items, -1, -1)), inputs, detailed=True)
+        seeds = linear.seeds_of(self.network, outputs.expand(k, items, -1, -1))
+        found = self._walk(seeds, False, detailed=True, inputs=inputs)[0]
+        return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
 
-    def walk(self, seeds: list[tuple[int, Tensor]], inputs: Tensor | None = None, *, detailed: bool = False) -> Tail:
-        """The tails of rows over nodes."""
+    def _walk(
+        self, seeds: list[tuple[int, Tensor]], smooth: bool, *, own: frozenset[int] = frozenset(),
+        inputs: Tensor | None = None, detailed: bool = False,
+    ) -> tuple[Tail, Tail]:  # fmt: skip
+        """The tails of rows over nodes, and of their middles."""
         zero = seeds[0][1].new_zeros(seeds[0][1].shape[:3])
-        walk = Walk(self.network, self.means, self.ranges, {}, zero, zero)
+        walk, noise = self._start(zero, smooth, own, detailed)
         for position, a in seeds:
             walk.give(position, a)
-        return self._finish(walk, Noise(self.deviations, self.variation, zero, detailed), max(walk.pending), inputs)
+        return self._finish(walk, noise, max(walk.pending), inputs)
+
+    def _start(self, zero: Tensor, smooth: bool, own: frozenset[int], detailed: bool = False) -> tuple[Walk, Noise]:
+        ranges, far = self.ranges, None
+        if smooth:
+            lines = {position: found.lines for position, found in self.smooth.items()}
+            ranges = Ranges(ranges.values, ranges.magnitudes, {**ranges.lines, **lines})
+            far = {position: (found.below, found.above) for position, found in self.smooth.items()}
+        walk = Walk(self.network, self.means, ranges, {}, zero, zero)
+        return walk, Noise(self.deviations, self.variation, zero, detailed, own, far)
+
+    def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
+        form = linear.finish(walk, last, self.box.lower.shape[-1], noise.rules())
+        if inputs is not None:
+            form = form.plus(inputs, self.box)
+        tail = noise.tail(form.minimum(self.box))
+        if not noise.own:
+            return tail, tail
+        return tail, noise.middle(at(form, (self.box.lower + self.box.upper) / 2))
 
     def _enclose(self, position: int, node: Node) -> None:
         """The range of a node on G where it follows from earlier ones, and its magnitude."""
@@ -152,38 +118,66 @@ class Run:
             lower, upper = arguments[0].lower, arguments[0].upper
             lines = ACTIVATIONS[node.kind].lines(node.alpha, lower, upper, self.plan.slopes.get(position))
             self.ranges.lines[position] = lines
+            self._smoothen(position, node)
         result, magnitude = interval.RULES[type(node)](node, self.means, *arguments)
         self.ranges.magnitudes[position] = magnitude
         if not isinstance(node, Linear | Conv | Scale):
             values[position] = result
 
     def _claim(self, position: int, deviations: Deviations) -> None:
-        """The range of a node and its variation, every event failing with its own probability at most."""
+        """The range of a node and what else is claimed of it, every event with its own probability of failing."""
         shape = self.network.nodes[position].shape
-        size = math.prod(shape)
-        sides, start = [], 0
-        for tail in self.units(position, size):
-            stop = start + tail.mean.shape[2] // 2
-            z = (_part(side, start, stop, size) for side in (deviations.sides, deviations.centred))
-            sides.append(tail.quantile(*z).unflatten(2, (2, -1)))
+        size, start = math.prod(shape), 0
+        sides: list[Tensor] = []
+        middles: list[Tensor] = []
+        for tail, middle in self.units(position, size):
+            stop = start + tail.bounds[0].mean.shape[2] // 2
+            for found, parts, z in ((tail, sides, deviations.sides), (middle, middles, deviations.middle)):
+                levels = {k: _part(side, start, stop, size) for k, side in z.items()}
+                parts.append(found.quantile(levels).unflatten(2, (2, -1)))
             start = stop
-        lower, negated = torch.cat(sides, -1).unbind(2)
-        claim = Interval(lower.reshape(*lower.shape[:2], *shape), -negated.reshape(*negated.shape[:2], *shape))
+        claim = _interval(sides, shape)
         self.ranges.values[position] = claim
         if self.variation is not None:
             near = deviations.near
+            other = torch.full_like(claim.lower, torch.inf)
+            if self.plan.thorough and self.ranges.lines:  # in front of the first activation there is nothing to gain
+                other = -self._differences(position, size, near, self.variation).reshape(other.shape)
             near = near.reshape(*near.shape[:2], *(shape if near.shape[2] > 1 else (1,) * len(shape)))
-            self.variation.claim(position, near, claim)
+            self.variation.claim(position, near, other, claim)
+            self._middles[position] = _interval(middles, shape)
 
-    def units(self, position: int, size: int) -> Iterator[Tail]:
-        """The tails of the rows e_i, then -e_i, part by part."""
+    def _smoothen(self, position: int, node: Activation) -> None:
+        """The lines of bound 4 for an activation behind a claimed node."""
+        (source,) = node.inputs
+        if self.variation is not None and self.plan.thorough and source in self._middles:
+            law = Law(
+                self.ranges.values[source], self._middles[source], *self.variation.variances[source],
+                self.variation.known[source],
+            )  # fmt: skip
+            found = smoothed(node, law, self.ranges.lines[position], self.plan.moves.get(position))
+            if found is not None:
+                self.smooth[position] = found
+            self._laws[position] = law
+
+    def _moments(self, position: int, node: Node, variation: Variation) -> None:
+        if isinstance(node, Activation):
+            independent = own_noise_is_independent(self.network, node.inputs[0])
+            found = moments_of(node, self._laws[position], variation.known[position], independent)
+            if found is not None:
+                variation.moments[position] = found
+
+    def units(self, position: int, size: int) -> Iterator[tuple[Tail, Tail]]:
+        """The tails of the rows e_i, then -e_i, and of their middles, part by part."""
         k, items = self.box.lower.shape[:2]
         zero = self.box.lower.new_zeros(k, items, 2 * size)
-        walk = Walk(self.network, self.means, self.ranges, {}, zero, zero)
-        if linear.start_at_units(walk, position):
-            noise = Noise(self.deviations, self.variation, zero)
-            self._unit_noise(noise, position)
-            yield self._finish(walk, noise, position)
+        own: frozenset[int] = frozenset()
+        if self.variation is not None and self.plan.thorough:
+            own = self.variation.own(self.network, position)
+        styles = (False, True) if any(place < position for place in self.smooth) else (False,)
+        found = [self._dense(position, zero, smooth, own) for smooth in styles]
+        if found[0] is not None:
+            yield _merged([pair for pair in found if pair is not None])
             return
         shape = self.network.nodes[position].shape
         widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
@@ -193,21 +187,60 @@ class Run:
             unit = zero.new_zeros(count, size)
             unit[torch.arange(count), torch.arange(start, start + count)] = 1.0
             rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(k, items, -1, *shape)
-            yield self.walk([(position, rows)])
+            yield _merged([self._walk([(position, rows)], smooth, own=own) for smooth in styles])
 
-    def _unit_noise(self, noise: Noise, position: int) -> None:
+    def _differences(self, position: int, size: int, deviation: Tensor, variation: Variation) -> Tensor:
+        """(K, M, size): minus a bound of the variation."""
+        differences = Differences(self.network, self.means, self.deviations, self.box, self.ranges, variation)
+        found = differences.dense(position)
+        if found is not None:
+            return found.quantile({1: deviation})
+        k, items = self.box.lower.shape[:2]
+        shape = self.network.nodes[position].shape
+        widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
+        step = max(1, MEMORY // (k * items * widest))
+        parts = []
+        for index in torch.arange(size, device=deviation.device).split(step):
+            unit = deviation.new_zeros(len(index), size)
+            unit[torch.arange(len(index)), index] = 1.0
+            rows = unit.reshape(1, 1, -1, *shape).expand(k, items, -1, *shape)
+            z = deviation if deviation.shape[2] == 1 else deviation[:, :, index]
+            parts.append(differences.bound(position, rows).quantile({1: z}))
+        return torch.cat(parts, 2)
+
+    def _dense(self, position: int, zero: Tensor, smooth: bool, own: frozenset[int]) -> tuple[Tail, Tail] | None:
+        """All units of a dense layer without storing an identity; None for any other node."""
+        walk, noise = self._start(zero, smooth, own)
+        if not linear.start_at_units(walk, position):
+            return None
         nodes = self.network.nodes
         node = nodes[position]
         weighted = nodes[node.inputs[0]] if isinstance(node, Shift) else node
         if not isinstance(weighted, Linear):
             raise TypeError("a dense layer ends in a Linear")
-        noise.units(node, weighted, self.ranges.values[weighted.inputs[0]])
+        noise.units(position, node, weighted, self.ranges.values[weighted.inputs[0]])
+        return self._finish(walk, noise, position)
 
-    def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> Tail:
-        form = linear.finish(walk, last, self.box.lower.shape[-1], noise.rules())
-        if inputs is not None:
-            form = form.plus(inputs, self.box)
-        return noise.tail(form.minimum(self.box))
+
+def at(form: LinearForm, x: Tensor) -> Tensor:
+    """Lower bound (K, M, R) of a linear form at points (K, M, n)."""
+    value, size = form.slope @ x[..., None], form.slope.abs() @ x.abs()[..., None]
+    level = value[..., 0] + form.offset
+    error = gamma(2 * x.shape[-1]) * size[..., 0] + 4 * UNIT * (value[..., 0].abs() + form.offset.abs()) + TINY
+    return (level - error).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+
+def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
+    tail, middle = pairs[0]
+    for other, another in pairs[1:]:
+        tail, middle = tail.better(other), middle.better(another)
+    return tail, middle
+
+
+def _interval(sides: list[Tensor], shape: tuple[int, ...]) -> Interval:
+    """From lower bounds of z and of -z (K, M, 2, elements), in parts."""
+    lower, negated = torch.cat(sides, -1).unbind(2)
+    return Interval(lower.reshape(*lower.shape[:2], *shape), -negated.reshape(*negated.shape[:2], *shape))
 
 
 def _part(deviation: Tensor, start: int, stop: int, size: int) -> Tensor:

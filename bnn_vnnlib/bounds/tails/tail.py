@@ -1,4 +1,4 @@
-"""Lower tails of a row: three bounds on one probability, of which the least is taken.
+"""Lower tails of a row: four bounds on one probability, of which the least is taken.
 
 The row is at least m0 + sum over layers of delta . h(x) + bias noise on G (see the package). With h(x) in
 [hc - rho, hc + rho] on G, all x are served by
@@ -38,11 +38,21 @@ T being Owen's function. Q is convex and L'-Lipschitz in the noise, L'^2 like L^
 z > 0 P(Q > E Q + z L') <= Phi(-z) as in 1. Therefore P(the right side <= t) is at most Phi(-z) plus the former at
 u = -(E' - t - z L'). It serves thresholds on both sides of the mean. Where the ranges of all h0 are points, the
 variance of S is a number, known up to roundings, and Phi(k) alone will do.
+
+The node's part of L^2 in bound 2 is sum_j s_j^2 |h_j|^2 with every h_j at the end of its range. But they cannot all be
+there. Let h_j = f(zeta_j), f = relu or leaky, zeta_j ~ N(m_j, sd_j^2) given the earlier weights (`variation`). The root
+of the part, as a function of the standardised own noise of the zeta_j, is convex and Lipschitz with max_j s_j sd_j if
+that noise is independent for different j, else with (sum s_j^2 sd_j^2)^(1/2), and its mean is at most
+(sum s_j^2 E(|h_j| + rho'_j)^2)^(1/2) =: root. So by 1., given the earlier weights, it exceeds root + z slope with
+probability at most Phi(-z): the `swing`. M is stopped where <M> exceeds the new L^2, which changes nothing otherwise.
+
+4. Bound 2 with other lines, which do not pay for the noise of the activation's own input: see `smoothing`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,10 +73,100 @@ SPLITS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 39.0)
 """z of bound 3; the last one is free and serves what is (nearly) not folded."""
 
 
+Levels = Mapping[int, Tensor]
+"""For k = 1, 2, 4, 8, ..: z >= 0 with k Phi(-z) <= p, broadcastable."""
+
+
+@dataclass(frozen=True, eq=False)
+class Normal:
+    """Bound 1: P(the row's lower bound <= t) <= Phi(-(mean - t) / spread) for t < mean; both (K, M, R)."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def failure(self, threshold: Tensor) -> Tensor:
+        """Upper bound on the probability."""
+        return _normal(_below(self.mean, threshold), self.spread)
+
+    def quantile(self, levels: Levels) -> Tensor:
+        """Threshold that is not reached except with probability p."""
+        return _dropped(self.mean, levels[1], self.spread)
+
+    def log_failure(self, threshold: Tensor) -> Tensor:
+        """Logarithm of `failure`, smooth, not rounded."""
+        return torch.special.log_ndtr(-(self.mean - threshold) / self.spread)
+
+
+@dataclass(frozen=True, eq=False)
+class Swing:
+    """For z > 0 a node's part of L is at most root + z slope, except with probability Phi(-z)."""
+
+    root: Tensor
+    slope: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Martingale:
+    """Bounds 2 and 4: mean (E') and, of each source, its part of L^2 and its swing where there is one."""
+
+    mean: Tensor
+    squares: tuple[Tensor, ...]
+    swings: tuple[Swing | None, ...]
+
+    @property
+    def events(self) -> int:
+        """Number of swings."""
+        return sum(swing is not None for swing in self.swings)
+
+    def spread(self, z: Tensor | None = None) -> Tensor:
+        """L, rounded up; except with probability events Phi(-z) if z is given."""
+        total = torch.zeros_like(self.mean)
+        for square, swing in zip(self.squares, self.swings, strict=True):
+            if z is not None and swing is not None:
+                square = torch.minimum(square, (swing.root + z * swing.slope) ** 2 * (1 + 8 * UNIT) + TINY)
+            total = total + square
+        return torch.sqrt(total * (1 + 2 * len(self.squares) * UNIT)) * (1 + 4 * UNIT)
+
+    def failure(self, threshold: Tensor) -> Tensor:
+        """Upper bound on the probability."""
+        gap = _below(self.mean, threshold)
+        found = 2 * _normal(gap, self.spread())
+        if self.events:
+            z = self._balanced(gap)
+            left = z.new_tensor(_ndtr(-z.cpu().numpy())) * self.events
+            found = torch.minimum(found, (2 * _normal(gap, self.spread(z)) + left) * (1 + 4 * UNIT))
+        return found
+
+    def quantile(self, levels: Levels) -> Tensor:
+        """Threshold that is not reached except with probability p; half of it for the swings."""
+        found = _dropped(self.mean, levels[2], self.spread())
+        if self.events:
+            z = levels[2 * 2 ** (self.events - 1).bit_length()]
+            found = torch.maximum(found, _dropped(self.mean, levels[4], self.spread(z)))
+        return found
+
+    def log_failure(self, threshold: Tensor) -> Tensor:
+        """Logarithm of `failure`, smooth, not rounded."""
+        gap = self.mean - threshold
+        if not self.events:
+            return math.log(2) + torch.special.log_ndtr(-gap / self.spread())
+        z = self._balanced(gap)
+        left = math.log(self.events) + torch.special.log_ndtr(-z)
+        return torch.logaddexp(math.log(2) + torch.special.log_ndtr(-gap / self.spread(z)), left)
+
+    def _balanced(self, gap: Tensor) -> Tensor:
+        """z that makes both parts about equal; any will do."""
+        z = torch.full_like(gap, 3.0)
+        for _ in range(4):
+            z = (gap / self.spread(z)).nan_to_num(0.0, 40.0, 0.0).clamp(0.0, 40.0)
+        return z
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What bound 3 needs: folded L', the bounds a, b of the variance of S, and whether it is fixed; all (K, M, R)."""
+    """Bound 3: E' and L', the bounds a, b of the variance of S, and whether it is fixed; all (K, M, R)."""
 
+    mean: Tensor
     folded: Tensor
     least: Tensor
     most: Tensor
@@ -75,51 +175,37 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """On G a row is at least F with E F >= mean and L <= spread; all (K, M, R).
+    """Bounds on the lower tail of a row, each valid."""
 
-    centred : E' of bound 2, or None where a source enters at several nodes
-    split : for bound 3, or None
-    """
-
-    mean: Tensor
-    spread: Tensor
-    centred: Tensor | None = None
+    bounds: tuple[Normal | Martingale, ...]
     split: Split | None = None
 
     def failure(self, threshold: Tensor) -> Tensor:
         """Upper bound on P(the lower bound of the row <= threshold)."""
-        found = _normal(_below(self.mean, threshold), self.spread)
-        if self.centred is not None:
-            found = torch.minimum(found, 2 * _normal(_below(self.centred, threshold), self.spread))
-        if self.centred is not None and self.split is not None:
-            found = torch.minimum(found, self._split_failure(threshold, self.split))
-        return found.nan_to_num(1.0, 1.0, 1.0).clamp(0.0, 1.0)
-
-    def _split_failure(self, threshold: Tensor, split: Split) -> Tensor:
-        if self.centred is None:
-            raise TypeError("only a centred tail is split")
-        lost = self.mean.new_tensor(_ndtr(-np.array(SPLITS))).reshape(-1, *(1,) * self.mean.dim())
-        z = lost.new_tensor(SPLITS).reshape(lost.shape)
-        drop = z * split.folded * (1 + 4 * UNIT)
-        gap = _below(self.centred, threshold)
-        gap = gap - drop - 2 * UNIT * (gap.abs() + drop)
-        return (lost + _stopped(gap, split)).nan_to_num(1.0, 1.0, 1.0).amin(0)
+        found = [bound.failure(threshold) for bound in self.bounds]
+        if self.split is not None:
+            found.append(_split_failure(threshold, self.split))
+        return torch.stack(found).nan_to_num(1.0, 1.0, 1.0).amin(0).clamp(0.0, 1.0)
 
     def log_failure(self, threshold: Tensor) -> Tensor:
-        """Logarithm of the lesser of bounds 1 and 2, not rounded: smooth, for an optimiser to descend on."""
-        found = torch.special.log_ndtr(-(self.mean - threshold) / self.spread)
-        if self.centred is not None:
-            other = torch.special.log_ndtr(-(self.centred - threshold) / self.spread)
-            found = torch.minimum(found, math.log(2) + other)
-        return found
+        """About the logarithm of `failure`: smooth, not rounded, for an optimiser to descend on."""
+        return torch.stack([bound.log_failure(threshold) for bound in self.bounds]).amin(0)
 
-    def quantile(self, deviations: Tensor, centred: Tensor) -> Tensor:
-        """Threshold that the row stays above on G, except with probability p.
+    def quantile(self, levels: Levels) -> Tensor:
+        """Threshold that the row stays above on G, except with probability p."""
+        return torch.stack([bound.quantile(levels) for bound in self.bounds]).amax(0)
 
-        deviations, centred : z >= 0 with Phi(-z) <= p and with 2 Phi(-z) <= p, broadcastable
-        """
-        found = _dropped(self.mean, deviations, self.spread)
-        return found if self.centred is None else torch.maximum(found, _dropped(self.centred, centred, self.spread))
+    def better(self, other: Tail) -> Tail:
+        """What both say."""
+        return Tail(self.bounds + other.bounds, self.split or other.split)
+
+
+def _split_failure(threshold: Tensor, split: Split) -> Tensor:
+    gap = _below(split.mean, threshold)
+    lost = gap.new_tensor(_ndtr(-np.array(SPLITS))).reshape(-1, *(1,) * gap.dim())
+    drop = gap.new_tensor(SPLITS).reshape(lost.shape) * split.folded * (1 + 4 * UNIT)
+    gap = gap - drop - 2 * UNIT * (gap.abs() + drop)
+    return (lost + _stopped(gap, split)).nan_to_num(1.0, 1.0, 1.0).amin(0)
 
 
 def deviations_of(probability: NDArray[np.float64]) -> NDArray[np.float64]:

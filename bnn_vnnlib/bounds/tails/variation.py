@@ -5,37 +5,93 @@ Forwards, on earlier events: |h(x) - h(x0)| <= rho' elementwise. A weighted map 
 a convex function of the noise with a known mean and Lipschitz constant, which does not exceed its mean by z times the
 latter except with probability Phi(-z) (bound 1 of `tail`). Biases drop out; activations multiply by their largest
 slope at most. What the ranges allow is never exceeded.
+
+On the way, the law of z_i(x0) given the weights of earlier nodes: Gaussian, with a variance between known bounds.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.nodes import Activation, Constant, Conv, Input, Linear, Node, Product, Scale, Shift, Sum
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import (
+    Activation,
+    Constant,
+    Conv,
+    Input,
+    Linear,
+    Node,
+    Product,
+    Reshape,
+    Scale,
+    Shift,
+    Sum,
+    Transpose,
+)
+
+STEEPEST = {
+    "abs": 1.0, "clip": 1.0, "softplus": 1.0, "atan": 1.0, "softsign": 1.0, "sin": 1.0, "cos": 1.0, "silu": 1.13,
+    "gelu": 1.13, "gelu_tanh": 1.13, "erf": 1.13, "hard_swish": 1.5,
+}  # fmt: skip
+"""Lipschitz constants."""
+
+LOST = 1e-290
+"""Squares below this may have lost digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Open:
+    """A node behind random weights, (K or 1, M, *shape) each.
+
+    mean, spread : of the convex function that bounds the variation, its Lipschitz constant
+    least, most : bounds of the variance at the centre, given the earlier weights
+    """
+
+    mean: Tensor
+    spread: Tensor
+    least: Tensor
+    most: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Of an activation's output h at the centre, given the earlier weights; (K or 1, M, *shape).
+
+    square : bound of E(|h| + rho')^2; deviation : of its input; independent : for different elements
+    """
+
+    square: Tensor
+    deviation: Tensor
+    independent: bool
 
 
 @dataclass(eq=False)
 class Variation:
-    """rho' of the nodes where it is known, and mean and Lipschitz constant of what bounds it elsewhere.
+    """rho' of the nodes where it is known, and the noise of the nodes where it is not yet.
 
-    known : position -> (K or 1, M, *shape); open : position -> two of these
+    known : position -> (K or 1, M, *shape)
     fixed : h(x0) where no weight has a part in it
+    variances : of claimed nodes, bounds of the variance given the earlier weights
+    moments : of activations and what moves their elements, where they are known
     """
 
     means: WeightBoxes
     deviations: WeightBoxes
     known: dict[int, Tensor] = field(default_factory=dict)
-    open: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    open: dict[int, Open] = field(default_factory=dict)
     fixed: dict[int, Tensor] = field(default_factory=dict)
+    variances: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    moments: dict[int, Moments] = field(default_factory=dict)
 
     def enclose(self, position: int, node: Node, values: dict[int, Interval]) -> None:
         """Go on by one node, whose range is known by now if it can be."""
@@ -45,20 +101,36 @@ class Variation:
             case Constant():
                 self.known[position] = torch.zeros_like(values[position].lower)
             case Activation():
-                self.known[position] = self._capped(steepest(node) * self.known[node.inputs[0]], values[position])
+                least, most = slopes(node, values[node.inputs[0]])
+                near = torch.maximum(-least, most) * self.known[node.inputs[0]]
+                self.known[position] = self._capped(near, values[position])
             case Product():
                 self.known[position] = self._capped(self._of_product(node, values), values[position])
             case Linear() | Conv() | Scale():
-                self.open[position] = self._mapped(node, self.known[node.inputs[0]])
+                self.open[position] = self._mapped(node, values[node.inputs[0]])
             case _:
                 self._moved(position, node)
 
-    def claim(self, position: int, deviation: Tensor, value: Interval) -> None:
-        """Close an open node, one event an element, each failing with probability at most Phi(-deviation)."""
+    def claim(self, position: int, deviation: Tensor, other: Tensor, value: Interval) -> None:
+        """Close an open node, one event an element, each failing with probability at most Phi(-deviation).
+
+        other : another bound that fails no more often
+        """
         if position in self.open:
-            mean, spread = self.open.pop(position)
-            drop = (deviation * spread).nan_to_num(torch.inf, torch.inf)
-            self.known[position] = self._capped((mean + drop) * (1 + 8 * UNIT), value)
+            opened = self.open.pop(position)
+            drop = (deviation * opened.spread).nan_to_num(torch.inf, torch.inf)
+            near = torch.minimum((opened.mean + drop) * (1 + 8 * UNIT), other)
+            self.known[position] = self._capped(near, value)
+            self.variances[position] = opened.least * (1 - 2.0**-40), opened.most
+
+    def own(self, network: Network, position: int) -> frozenset[int]:
+        """The open nodes behind a claimed node, itself included: their noise is what it has of its own."""
+        found, stack = {position}, [position]
+        while stack:
+            fresh = [s for s in network.nodes[stack.pop()].inputs if s not in self.known and s not in found]
+            found.update(fresh)
+            stack.extend(fresh)
+        return frozenset(found)
 
     def at_center(self, position: int, h: Interval) -> tuple[Tensor, Tensor]:
         """Center and radius of h0, clipped to the range h."""
@@ -76,36 +148,60 @@ class Variation:
         near = values[x].magnitude * self.known[y] + values[y].magnitude * self.known[x]
         return near * (1 + 4 * UNIT) + TINY
 
-    def _mapped(self, node: Linear | Conv | Scale, near: Tensor) -> tuple[Tensor, Tensor]:
-        box, g = self.means.param(node.weight), 1 + gamma(4 * maps.fan(node) + 16)
+    def _mapped(self, node: Linear | Conv | Scale, value: Interval) -> Open:
+        (source,) = node.inputs
+        box, near, g = self.means.param(node.weight), self.known[source], gamma(4 * maps.fan(node) + 16)
         mean = maps.apply(node, box.center.abs(), near)
         if box.slack is not None:
             mean = mean + maps.apply(node, box.slack, near)
-        deviation = self.deviations.param(node.weight).spread
+        deviation, zero = self.deviations.param(node.weight).spread, torch.zeros_like(mean)
         if deviation is None:
-            return mean * g + TINY, torch.zeros_like(mean)
-        square = maps.apply(node, squared(deviation), squared(near))
+            return Open(mean * (1 + g) + TINY, zero, zero, zero)
+        copies, variance = node.weight.copies, squared(deviation)
+        center, radius = self.at_center(source, value)
+        least = zero
+        if copies == 1:  # entries that are one variable could cancel
+            least = maps.apply(node, squared_down(deviation), squared_down((center.abs() - radius).clamp(min=0)))
+            least = (least * (1 - 2 * g) - TINY).clamp(min=0)
+        square, most = maps.apply(node, variance, torch.cat([squared(near), squared(center.abs() + radius)], 1)).chunk(
+            2, 1
+        )
         mean = mean + FOLD * maps.apply(node, deviation, near)
-        return mean * g + TINY, torch.sqrt(square * (g * node.weight.copies) + TINY) * (1 + 4 * UNIT)
+        spread = torch.sqrt(square * ((1 + g) * copies) + TINY) * (1 + 4 * UNIT)
+        return Open(mean * (1 + g) + TINY, spread, least, most * ((1 + g) * copies) + TINY)
 
     def _moved(self, position: int, node: Node) -> None:
-        """Sums, maxima and moves of elements; a sum of bounds is a bound, and |max x - max y| <= max |x - y|."""
+        """Sums, maxima and moves of elements; a sum of bounds is a bound, and |max x - max y| <= max |x - y|.
+
+        A bias does not vary, but what it is added to has noise of its own from then on.
+        """
         if not isinstance(node, Shift | Sum) and all(source in self.fixed for source in node.inputs):
             centers = (Interval(self.fixed[source], self.fixed[source]) for source in node.inputs)
             self.fixed[position] = interval.RULES[type(node)](node, self.means, *centers)[0].lower
-        if all(source in self.known for source in node.inputs):
+        if isinstance(node, Reshape | Transpose) and node.inputs[0] in self.moments:
+            old = self.moments[node.inputs[0]]
+            square, scale = (self._through(node, [part]) for part in (old.square, old.deviation))
+            self.moments[position] = Moments(square, scale, old.independent)
+        if not isinstance(node, Shift) and all(source in self.known for source in node.inputs):
             self.known[position] = self._through(node, [self.known[source] for source in node.inputs])
             return
-        pairs = [
-            self.open[s] if s in self.open else (self.known[s], torch.zeros_like(self.known[s])) for s in node.inputs
-        ]
-        mean, spread = (self._through(node, list(part)) for part in zip(*pairs, strict=True))
-        self.open[position] = mean, spread
+        parts = zip(*(vars(self._opened(source)).values() for source in node.inputs), strict=True)
+        opened = Open(*(self._through(node, list(part)) for part in parts))
+        if isinstance(node, Shift):
+            deviation = self.deviations.param(node.bias).spread
+            if deviation is not None:
+                aligned = deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])
+                sure = squared_down(aligned) * (1 - 64 * UNIT)
+                opened = replace(
+                    opened, least=opened.least + sure, most=(opened.most + squared(aligned)) * (1 + 8 * UNIT)
+                )
+        self.open[position] = opened
 
-    def _pair(self, position: int) -> tuple[Tensor, Tensor]:
+    def _opened(self, position: int) -> Open:
         if position in self.open:
             return self.open[position]
-        return self.known[position], torch.zeros_like(self.known[position])
+        zero = torch.zeros_like(self.known[position])
+        return Open(self.known[position], zero, zero, zero)
 
     def _through(self, node: Node, near: list[Tensor]) -> Tensor:
         if isinstance(node, Shift):
@@ -113,26 +209,32 @@ class Variation:
         return interval.RULES[type(node)](node, self.means, *(Interval(-x, x) for x in near))[0].upper
 
 
-def steepest(node: Activation) -> float:
-    """Lipschitz constant of an activation, infinite where none is known here."""
-    match node.kind:
-        case "relu" | "tanh" | "abs" | "clip" | "softplus" | "atan" | "softsign" | "sin" | "cos":
-            return 1.0
-        case "silu" | "gelu" | "gelu_tanh" | "erf":
-            return 1.13
-        case "hard_swish":
-            return 1.5
-        case "leaky_relu":
-            return max(1.0, float(node.alpha))  # type: ignore[arg-type]
-        case "sigmoid":
-            return 0.25
-        case _:
-            return math.inf
+def slopes(node: Activation, z: Interval) -> tuple[Tensor, Tensor]:
+    """Least and largest slope of an activation over a range; infinite where nothing is known here."""
+    shape, kind = ACTIVATIONS[node.kind], node.kind
+    if isinstance(shape, Kink):
+        low, high = sorted((float(node.alpha), 1.0))  # type: ignore[arg-type]
+        flat, steep = (low, high) if float(node.alpha) <= 1 else (high, low)  # type: ignore[arg-type]
+        left, right = z.lower.new_tensor(flat), z.lower.new_tensor(steep)
+        at = (torch.where(z.lower >= 0, right, left), torch.where(z.upper <= 0, left, right))
+        return torch.minimum(*at), torch.maximum(*at)
+    if isinstance(shape, Sigmoidal):  # the slope falls from 0 to both sides
+        nearest = torch.maximum(z.lower, -z.upper).clamp(min=0)
+        error = 1e-13
+        return (shape.derivative(z.magnitude) - error).clamp(min=0), shape.derivative(nearest) + error
+    most = torch.full_like(z.lower, STEEPEST.get(kind, math.inf))
+    return -most, most
 
 
 def squared(x: Tensor) -> Tensor:
     """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
     return x**2 + TINY * (x != 0).to(x.dtype)  # a number times a mask would be float32, where TINY is 0
+
+
+def squared_down(x: Tensor) -> Tensor:
+    """x^2, or 0 where it may have lost digits to underflow."""
+    square = x**2
+    return torch.where(square > LOST, square, 0.0)
 
 
 def center_radius(z: Interval) -> tuple[Tensor, Tensor]:

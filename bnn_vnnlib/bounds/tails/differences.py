@@ -1,0 +1,115 @@
+"""A tighter rho' (see `variation`): rows of the differences h(x) - h(x0), walked back to x - x0.
+
+Differences obey the network without its biases, with lines of their own: on G an activation whose slopes lie in
+[c - r, c + r] over the range of its input has |f(z + d) - f(z) - c d| <= r |d| <= r rho'. What is left of a row,
+    |row| <= |a (x - x0)| + sum of r rho' + sum over maps of rho'_j |delta_j|,
+is a convex function of the noise, and bound 1 of `tail` serves it. Rows e_i are enough: everything is symmetric.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import linear, maps
+from bnn_vnnlib.bounds.curves import Lines
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import LINEAR, Ranges, Rules, Walk, dot
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.tails.noise import Noise
+from bnn_vnnlib.bounds.tails.tail import Normal
+from bnn_vnnlib.bounds.tails.variation import Variation, center_radius, slopes
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
+
+
+@dataclass(eq=False)
+class Differences:
+    """The differences on G, from what is known of them so far."""
+
+    network: Network
+    means: WeightBoxes
+    deviations: WeightBoxes
+    box: Interval
+    ranges: Ranges
+    variation: Variation
+
+    def bound(self, position: int, rows: Tensor) -> Normal:
+        """Normal whose quantile is at most -|row of differences| with the probability asked for.
+
+        rows (K, M, R, *shape) over the node.
+        """
+        walk, noise = self._start(position, rows.new_zeros(rows.shape[:3]))
+        walk.give(position, rows)
+        return self._finish(walk, noise, position)
+
+    def dense(self, position: int) -> Normal | None:
+        """The same for all rows e_i over a dense layer, without an identity; None for any other node."""
+        nodes = self.network.nodes
+        node = nodes[position]
+        place = node.inputs[0] if isinstance(node, Shift) else position
+        weighted = nodes[place]
+        if not isinstance(weighted, Linear) or math.prod(weighted.shape) != weighted.shape[weighted.axis]:
+            return None
+        (source,), box = weighted.inputs, self.means.param(weighted.weight)
+        if box.slack is not None:
+            return None
+        near = self.variation.known[source]
+        magnitude = 2 * self.ranges.magnitudes[place].flatten(2)
+        walk, noise = self._start(position, torch.zeros_like(magnitude).expand(*self.box.lower.shape[:2], -1))
+        noise.rows_of(weighted, near)
+        walk.error = walk.error + 4 * gamma(2 * (near[0, 0].numel() + maps.fan(weighted))) * magnitude + TINY
+        walk.underflow(source)
+        shape = nodes[source].shape
+        walk.give(source, box.center.expand(*self.box.lower.shape[:2], -1, -1).reshape(*walk.error.shape, *shape))
+        return self._finish(walk, noise, source)
+
+    def _start(self, position: int, zero: Tensor) -> tuple[Walk, Noise]:
+        values = {p: Interval(-near, near) for p, near in self.variation.known.items()}
+        # a difference is at most twice the largest value
+        magnitudes = {p: 2 * magnitude for p, magnitude in self.ranges.magnitudes.items()}
+        lines = {p: self._lines(p) for p in self.ranges.lines if p < position}
+        walk = Walk(self.network, self.means, Ranges(values, magnitudes, lines), {}, zero, zero)
+        return walk, Noise(self.deviations, None, zero)
+
+    def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:
+        rules: Rules = {**noise.rules(), Activation: LINEAR[Activation], Shift: _same, Constant: _nothing,
+                        Product: _stop, Max: _stop}  # fmt: skip
+        form = linear.finish(walk, last, self.box.lower.shape[-1], rules)
+        _, radius = center_radius(self.box)
+        (normal,) = noise.tail(form.minimum(Interval(-radius, radius))).bounds
+        if not isinstance(normal, Normal):
+            raise TypeError("without a variation there is one normal bound")
+        return normal
+
+    def _lines(self, position: int) -> Lines:
+        """c d - r rho' <= f(z + d) - f(z) <= c d + r rho'."""
+        node = self.network.nodes[position]
+        if not isinstance(node, Activation):
+            raise TypeError("only activations have lines")
+        (source,) = node.inputs
+        least, most = slopes(node, self.ranges.values[source])
+        slope = (least + most) / 2
+        reach = (torch.maximum(most - slope, slope - least) * (1 + 2 * UNIT)) * self.variation.known[source]
+        offset = torch.where(torch.isfinite(slope), reach * (1 + 2 * UNIT), self.variation.known[position])
+        slope = torch.where(torch.isfinite(slope), slope, 0.0)
+        return Lines(slope, -offset, slope, offset)
+
+
+def _same(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
+    walk.give(node.inputs[0], a)
+
+
+def _nothing(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
+    """A constant does not vary."""
+
+
+def _stop(walk: Walk, node: Node, position: int, a: Tensor) -> None:
+    """What is not linear varies by its rho' at most."""
+    near = walk.ranges.values[position].upper
+    value = dot(a.abs(), near)
+    walk.gain(-value, 4 * math.prod(node.shape) * UNIT * value)

@@ -1,0 +1,125 @@
+"""Sums over the weights of one map, over all places where a weight is used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds.linear import dot, over_rows, sum_to
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.tails.variation import squared, squared_down
+from bnn_vnnlib.model.nodes import Conv, Linear, Node, Scale
+
+Weighted = Linear | Conv | Scale
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """Sums over the weights k of a node, over their uses: sum_k sigma_k^2 (|g_k| + r_k)^2 -> (K, M, R).
+
+    a (K, M, R, *output shape), amplitude : the same or None, added to |A| where signs are not known;
+    shape : of the node's input
+    """
+
+    node: Weighted
+    deviation: Tensor
+    a: Tensor
+    amplitude: Tensor | None
+    shape: tuple[int, ...]
+
+    @cached_property
+    def root(self) -> Tensor:
+        """s_j, rounded up."""
+        return torch.sqrt(self._variance(self.a.abs()))
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """s_j^2 with the amplitudes, rounded up."""
+        if self.amplitude is None:
+            return self.root**2 * (1 + 8 * UNIT)
+        return self._variance(self.a.abs() + self.amplitude)
+
+    @property
+    def terms(self) -> int:
+        """Products in one sum, at most."""
+        return math.prod(self.shape) + math.prod(self.node.shape) + maps.fan(self.node)
+
+    def most(self, center: Tensor, radius: Tensor) -> Tensor:
+        """From above."""
+        reach = center.abs() + radius
+        if self.once:
+            return dot(self.variance, squared(reach))
+        total, rest = self._sums(center, radius)
+        if self.amplitude is not None:
+            rest = rest + self._uses(self.amplitude, reach)
+        return (squared(total + rest) * squared(self._flat)).sum(-1)
+
+    def least(self, center: Tensor, radius: Tensor) -> Tensor:
+        """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings."""
+        if self.once:
+            variances = squared_down(self.deviation)
+            back = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squared_down(self.a))
+            return dot((back - TINY).clamp(min=0), squared_down((center.abs() - radius).clamp(min=0)))
+        total, rest = self._sums(center, radius)
+        return (squared_down((total - rest).clamp(min=0)) * squared_down(self._flat)).sum(-1)
+
+    @property
+    def once(self) -> bool:
+        """Every weight is used once."""
+        node = self.node
+        return isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis]
+
+    def _variance(self, size: Tensor) -> Tensor:
+        variances = squared(self.deviation)
+        return over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squared(size)) + TINY
+
+    @property
+    def _flat(self) -> Tensor:
+        deviation = aligned(self.deviation, self.node) if isinstance(self.node, Scale) else self.deviation
+        return deviation.reshape(1, 1, 1, -1)
+
+    def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """|g_k|, and r_k with what the rounding of the signed sums may have cost."""
+        reach = center.abs() + radius
+        slack = gamma(2 * math.prod(self.node.shape)) * self._uses(self.a.abs(), reach)
+        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), radius) + slack + TINY
+
+    def _uses(self, a: Tensor, h: Tensor) -> Tensor:
+        """For each weight the sum over its uses of A_i h_j: (K, M, R, weights)."""
+        node = self.node
+        match node:
+            case Scale():
+                shape = aligned(self.deviation, node).shape[2:]
+                return sum_to(a * h[:, :, None], shape).reshape(*a.shape[:3], -1)
+            case Linear():
+                left = a.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
+                right = h.movedim(node.axis + 2, -1).flatten(2, -2)[:, :, None]  # (K, M, 1, P, in)
+                return (left.mT @ right).flatten(3)
+            case Conv():
+                return _convolved(node, a, h)
+
+
+def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
+    """The gradient of a . conv(h) with respect to the kernel."""
+    k, m = h.shape[:2]
+    batch, outputs = node.shape[:2]
+    top, left, bottom, right = node.pads
+    image = F.pad(h.reshape(k * m * batch, *h.shape[3:]), (left, right, top, bottom))
+    kernel = node.weight.shape[2:]
+    patches = F.unfold(image, kernel, dilation=node.dilations, stride=node.strides)  # (K M B, C kernel, places)
+    per_group = node.weight.shape[1] * math.prod(kernel)
+    patches = patches.reshape(k, m, batch, node.groups, per_group, -1)
+    rows = a.reshape(*a.shape[:3], batch, node.groups, outputs // node.groups, -1)
+    used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, -1, -1, -1, -1, -1, -1), patches)
+    return used.flatten(3)
+
+
+def aligned(deviation: Tensor, node: Node) -> Tensor:
+    """(1, *p) -> (1, 1, 1, .., *p) of the node's rank."""
+    return deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])

@@ -1,0 +1,83 @@
+"""Tail bounds against sampled networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bnn_vnnlib.bounds.tails.tail import Normal
+from bnn_vnnlib.model import evaluate
+from support.networks import Builder, dense_network
+from support.tails import (
+    INSIDE,
+    failures,
+    left_claims,
+    node_values,
+    random_deviations,
+    record,
+    rows_of,
+    seed_of,
+    setup,
+    surprising,
+    tensor,
+)
+
+SAMPLES = 5_000
+
+
+@pytest.mark.parametrize(("size", "thorough"), [(0.1, True), (1.0, False), (1.0, True)])
+@pytest.mark.parametrize("name", INSIDE)
+def test_sampled_networks_fail_no_more_often(
+    monkeypatch: pytest.MonkeyPatch, name: str, size: float, thorough: bool
+) -> None:
+    """The grid over-estimates the minimum: its frequencies are below the true ones, which are below the bounds."""
+    budget = 0.02
+    case, rows, grid = setup(monkeypatch, name, size, 0.1, budget, thorough=thorough)
+    weights = case.weights(case.draw(torch.Generator().manual_seed(seed_of(name)), SAMPLES))
+    values = node_values(case.network, grid, weights)
+    values = [value.nan_to_num(0.0) if value.isnan().any() else value for value in values]  # log of a negative number
+    left = left_claims(case, values)
+    assert not surprising(left.sum().reshape(1), SAMPLES, tensor([budget])).any()
+    least = rows_of(case.network, values, rows).amin(1)
+    for one in case.tail.bounds:
+        z = tensor([-2.0, -0.5, 0.01, 0.5, 1.0, 2.0, 3.0, 4.0])[:, None, None, None]
+        thresholds = one.mean - z * (one.spread if isinstance(one, Normal) else one.spread())
+        bound = case.tail.failure(thresholds)[:, 0, 0] + budget  # (Z, R)
+        count = (least[None] <= thresholds[:, 0]).sum(1).expand(bound.shape) * (SAMPLES // len(least))
+        assert not surprising(count, SAMPLES, bound).any()
+
+
+@pytest.mark.parametrize("source", [0, 1, 2, 3, None])
+def test_one_random_layer_alone_is_sampled_closely(monkeypatch: pytest.MonkeyPatch, source: int | None) -> None:
+    """Ranges that hold with a budget near 0, and the bulk of the distribution at a point."""
+    network = dense_network([3, 6, 2], "leaky_relu", 0.3, seed=3)
+    rng = np.random.default_rng(5)
+    deviations = random_deviations(network, rng, 0.2)
+    if source is not None:
+        deviations = {f"w{source}": deviations[f"w{source}"]}
+    x, rows = rng.normal(size=3), tensor([[1.0, -1.0]])
+    case = record(monkeypatch, network, deviations, (x, x), rows, 1e-6)
+    weights = case.weights(case.draw(torch.Generator().manual_seed(6), 200_000))
+    y = evaluate.evaluate(network, tensor(x)[None], weights)[:, 0] @ rows[0]
+    thresholds = torch.quantile(y[:1000], tensor([0.001, 0.01, 0.1, 0.3, 0.6]))
+    found = failures(network, deviations, (x, x), rows.expand(5, 2), thresholds, (1e-6,))[0, 0] + 1e-6
+    count = (y[1000:, None] <= thresholds).sum(0)
+    assert not surprising(count, len(y) - 1000, found).any()
+    if source in (2, 3):  # the last layer: exact
+        exact = stats.norm.cdf(thresholds.numpy(), y.mean(), y.std())
+        assert (found.numpy() <= np.where(exact < 0.4, exact * 1.1 + 1e-5, 1.1)).all()
+
+
+def test_the_budget_is_shared_by_all_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent exact tails: two of the five events of an element are left as often as the budget says."""
+    builder = Builder(7)
+    x = builder.dense(builder.input(1, 2), 50, "relu")
+    builder.dense(x, 1)
+    network, at = builder.network(), np.array([0.5, -1.0])
+    sd = {"w0": np.full((50, 2), 0.3), "w1": np.full(50, 0.1)}
+    case = record(monkeypatch, network, sd, (at, at), tensor([[1.0]]), 0.2)
+    weights = case.weights(case.draw(torch.Generator().manual_seed(8), SAMPLES))
+    rate = left_claims(case, node_values(network, tensor(at)[None], weights)).double().mean()
+    assert 0.06 < rate < 0.2 + 0.015

@@ -1,0 +1,125 @@
+"""Tail bounds: graphs, batches, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from bnn_vnnlib.bounds.tails import claimed, run
+from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
+from bnn_vnnlib.errors import UnsupportedError
+from support.networks import Builder, dense_network
+from support.tails import (
+    failures,
+    random_deviations,
+    setup,
+    tensor,
+)
+from support.zoo import GRAPHS
+
+
+@pytest.mark.parametrize("ending", ["output", "sum", "shift", "reshape"])
+def test_a_broadcast_behind_random_weights(ending: str) -> None:
+    """One random value repeated six times, read with the same coefficient: one variable."""
+    builder = Builder()
+    x = builder.broadcast(builder.shift(builder.input(2, 1), np.zeros((2, 1))), 2, 3)
+    match ending:
+        case "sum":
+            builder.sum(x, builder.constant(np.zeros((2, 3))))
+        case "shift":
+            builder.shift(x, np.zeros(()))
+        case "reshape":
+            builder.reshape(x, 6)
+    network = builder.network()
+    found = failures(network, {"w0": np.ones((2, 1))}, ([0, 0], [0, 0]), np.ones((1, 6)), [-9.0]).item()
+    assert found == pytest.approx(stats.norm.cdf(-9 / math.sqrt(18)), rel=1e-6)
+
+
+def test_a_random_constant_is_refused() -> None:
+    """A Constant with a variance is a bias: its noise may not be forgotten."""
+    builder = Builder()
+    builder.sum(builder.input(1, 2), builder.constant(np.ones((1, 2))))
+    with pytest.raises(UnsupportedError):
+        failures(builder.network(), {"w0": np.ones((1, 2))}, ([0, 0], [0, 0]), [[1.0, 0.0]], [0.0])
+
+
+@pytest.mark.parametrize("name", ["dense", "residual", "tied", "shared_source", "several", "linear_vector_inside"])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_dense_layer_claims_what_the_general_walk_claims(
+    monkeypatch: pytest.MonkeyPatch, name: str, thorough: bool
+) -> None:
+    """The shortcut of dense layers is the walk from the rows I and -I, mean and spread."""
+    network = dense_network([3, 5, 4, 2], seed=4) if name == "dense" else None
+    case, _, _ = setup(monkeypatch, name, 0.3, 0.8, 1e-2, network, thorough)
+    compared = 0
+    for position in claimed(case.network):
+        shape = case.network.nodes[position].shape
+        size = math.prod(shape)
+        (short, *rest) = [tail for tail, _ in case.run.units(position, size)]
+        if rest:
+            continue
+        unit = torch.eye(size, dtype=torch.float64)
+        seeds = [(position, torch.cat([unit, -unit]).reshape(1, 1, -1, *shape))]
+        for own, smooth in zip(short.bounds, (False, False, True), strict=False):
+            (other, *_) = [b for b in case.run._walk(seeds, smooth)[0].bounds if type(b) is type(own)]
+            torch.testing.assert_close(own.mean, other.mean, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(_spread(own), _spread(other), rtol=1e-9, atol=1e-9)
+        compared += 1
+    assert compared > 0
+
+
+def _spread(bound: Normal | Martingale) -> Tensor:
+    """With the swings where there are some."""
+    return bound.spread if isinstance(bound, Normal) else bound.spread(tensor(2.0))
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("name", ["residual", "deep_conv", "linear_left_matrix_inside", "several"])
+def test_items_chunks_and_budgets_do_not_depend_on_each_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, thorough: bool
+) -> None:
+    network = GRAPHS[name]()
+    rng = np.random.default_rng(9)
+    n, m, budgets = network.signature.input_size, network.signature.output_size, (1e-1, 1e-5, 1e-13)
+    lower = rng.normal(size=(5, n))
+    upper = lower + 0.1 * rng.random((5, n))
+    sd = random_deviations(network, rng, 0.05)
+    rows, slopes, bound = rng.normal(size=(5, 3, m)), rng.normal(size=(5, 3, n)), rng.normal(size=(5, 3)) - 3
+    whole = failures(network, sd, (lower, upper), rows, bound, budgets, slopes, thorough)
+    assert whole.shape == (3, 5, 3)
+    assert ((whole > 0) & (whole < 1)).any()
+    for i, k in itertools.product(range(5), range(3)):
+        alone = failures(
+            network,
+            sd,
+            (lower[i], upper[i]),
+            rows[i : i + 1],
+            bound[i : i + 1],
+            budgets[k : k + 1],
+            slopes[i : i + 1],
+            thorough,
+        )  # fmt: skip
+        torch.testing.assert_close(alone[0, 0], whole[k, i], rtol=1e-6, atol=1e-300)
+    for memory in (1, 40, 500):
+        monkeypatch.setattr(run, "MEMORY", memory)
+        chunked = failures(network, sd, (lower, upper), rows, bound, budgets, slopes, thorough)
+        torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-300)
+
+
+def test_rows_with_input_terms() -> None:
+    """y + g x - g x: the mixed row of a linear layer over a box, as a shifted weight."""
+    builder = Builder()
+    builder.linear(builder.input(1, 2), np.array([[1.0, -2.0]]))
+    network, sd = builder.network(), {"w0": np.array([[0.2, 0.5]])}
+    box = ([-0.3, 0.2], [0.5, 0.6])
+    g, t = np.array([[0.7, 2.5]]), -0.8
+    mixed = failures(network, sd, box, [[1.0]], [t], inputs=g)
+    network.tensors["w0"][:] += g
+    torch.testing.assert_close(mixed, failures(network, sd, box, [[1.0]], [t]), rtol=1e-9, atol=0)
+    assert 0 < mixed.item() < 1
