@@ -13,7 +13,7 @@ from torch import Tensor
 
 ROUND = 2.0**-38
 """Error of the values here, relative to the sum of the absolute terms: arguments of erfc, exp and erfcx are at most
-about 40 where they matter, so that a rounding of them costs a factor 1 + 2 * 40^2 u, and the functions a few units more.
+about 40 where they matter, so that their rounding costs a factor 1 + 2 * 40^2 u, and the functions a few units more.
 """
 
 LEAST = 1e-100

@@ -89,7 +89,7 @@ class Hidden:
         return beta, gain / sigma, value
 
     def lines(self, weights: Tensor, constant: Tensor) -> Lines:
-        """Linear lower bounds of weights . G(x) + constant: weights (R, H), constant (R,), each rounded once or exact."""
+        """Linear lower bounds of weights . G(x) + constant; weights (R, H), constant (R,), exact or rounded once."""
         alpha, share, low, _ = self._below
         beta, gain, high = self._above
         up, down = weights.clamp(min=0.0), weights.clamp(max=0.0)

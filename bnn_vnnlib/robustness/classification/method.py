@@ -17,7 +17,7 @@ from bnn_vnnlib.robustness.outputs import over_box
 MEMORY = 2**22
 """Numbers of one chunk, at most about."""
 
-SPLIT = Effort(tolerance=2e-4, most=400)
+SPLIT = Effort(tolerance=1e-3, most=400)
 """How far inputs are split."""
 
 FEW = 20
@@ -37,7 +37,13 @@ class Source(Protocol):
         """Classes."""
         ...
 
-    def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> tuple[Lines, Tensor]:
+    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(N, c) what is known of boxes that also serves all boxes inside."""
+        ...
+
+    def rows(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
+    ) -> tuple[Lines, Tensor]:
         """Lines and numbers (P, R) below outputs (P or 1, R, m) . D over boxes (P, n)."""
         ...
 
@@ -63,10 +69,11 @@ class SoftmaxRows:
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
     ) -> Tensor:
         """The same; with a goal (N, R), no more is done than to exceed it, or to see that it cannot be reached."""
-        known, _ = self._looked(lower, upper, outputs, inputs)
+        if self.effort is None:
+            return self._looked(lower, upper, outputs, inputs)[0]
+        context = self._context(lower, upper)
+        known, _ = self._looked(lower, upper, outputs, inputs, context)
         few = (lower < upper).sum(-1) <= FEW
-        if self.effort is None or not bool(few.any()):
-            return known
         rows = outputs.shape[1]
         aim = torch.full_like(known, torch.inf) if goal is None else goal.expand_as(known)
         left = few[:, None] & ~(known > aim)
@@ -79,7 +86,7 @@ class SoftmaxRows:
 
         def bound(low: Tensor, high: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             some = None if inputs is None else inputs[target]
-            value, slope = self._looked(low, high, outputs[target], some)
+            value, slope = self._looked(low, high, outputs[target], some, context[item[target]])
             return value[:, 0], slope[:, 0]
 
         splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, goal is not None)
@@ -87,18 +94,38 @@ class SoftmaxRows:
         found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
         return found
 
-    def _looked(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        step = max(1, MEMORY // self.source.size)
+        parts = []
+        for index in torch.arange(len(lower), device=lower.device).split(step):
+            self.deadline.check()
+            parts.append(self.source.context(lower[index], upper[index]))
+        return torch.cat(parts)
+
+    def _looked(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One look at each box: bounds (P, R), slopes (P, R, n)."""
         step = max(1, MEMORY // (self.source.size + outputs.shape[1] * lower.shape[-1]))
         parts = []
         for index in torch.arange(len(lower), device=lower.device).split(step):
             self.deadline.check()
-            parts.append(self._chunk(lower[index], upper[index], _some(outputs, index), _some(inputs, index)))
+            parts.append(
+                self._chunk(
+                    lower[index],
+                    upper[index],
+                    _some(outputs, index),
+                    _some(inputs, index),
+                    None if context is None else context[index],
+                )
+            )
         return torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])
 
-    def _chunk(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chunk(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         missing = self.source.count - outputs.shape[-1]  # a logit that is always 0
-        lines, numbers = self.source.rows(lower, upper, torch.nn.functional.pad(outputs, (0, missing)))
+        lines, numbers = self.source.rows(lower, upper, torch.nn.functional.pad(outputs, (0, missing)), context)
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
         if inputs is not None:

@@ -18,7 +18,10 @@ from bnn_vnnlib.robustness.classification.hidden import Hidden, hidden
 from bnn_vnnlib.robustness.classification.layers import OneLayer
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.noise import log_excess
-from bnn_vnnlib.robustness.classification.softmax import Classes, Pairs, classes
+from bnn_vnnlib.robustness.classification.softmax import Pairs, classes
+
+SMALL = 1e-4
+"""Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
 
 UP = 1 + 2.0**-40
 """Covers a few roundings."""
@@ -45,21 +48,25 @@ class OneLayerSoftmax:
         noise, shift = noise * off[..., None], shift * off
         return mean.flatten(0, 1), noise.flatten(0, 1), bias.flatten(), shift.flatten()
 
-    def pairs(self, neurons: Hidden) -> Pairs:
-        """Margins of all ordered pairs over the boxes."""
-        mean, noise, bias, shift = self._differences
+    def margins(self, neurons: Hidden) -> Lines:
+        """Lines (P, m, m) below the means of f_i - f_j over the boxes."""
+        mean, _, bias, _ = self._differences
         m, boxes = self.count, len(neurons.center)
         margin = neurons.lines(mean, bias)
+        return Lines(margin.value.reshape(boxes, m, m), margin.slope.reshape(boxes, m, m, -1))
+
+    def pairs(self, neurons: Hidden) -> Pairs:
+        """Margins and log excesses of all ordered pairs over the boxes."""
+        mean, noise, _, shift = self._differences
         # -(f_i - f_j) has the coefficients -mean
-        excess = log_excess(neurons, -mean, noise, shift).reshape(boxes, m, m)
-        lines = Lines(margin.value.reshape(boxes, m, m), margin.slope.reshape(boxes, m, m, -1))
-        return Pairs(lines, excess, neurons.radius)
+        excess = log_excess(neurons, -mean, noise, shift).reshape(len(neurons.center), self.count, self.count)
+        return Pairs(self.margins(neurons), excess, neurons.radius)
 
     def above(self, neurons: Hidden, pairs: Pairs) -> Tensor:
         """v' (P, m): the log excess of f_i - softmax(E f) . f, from above.
 
-        Its coefficients are sums of p_l (W_i - W_l), p the softmax without its i-th entry, of total p at most: so |a| is
-        at most p times the largest difference, and the variance at most p^2 (v_i + the largest other v).
+        Its coefficients are sums of p_l (W_i - W_l), p the softmax without its i-th entry, of total p at most: so |a|
+        is at most p times the largest difference, and the variance at most p^2 (v_i + the largest other v).
         """
         last, m = self.layers.last, self.count
         off = ~torch.eye(m, dtype=torch.bool, device=last.mean.device)
@@ -81,15 +88,27 @@ class OneLayerSoftmax:
         """Numbers that one box takes: all pairs of classes by the neurons, or by the inputs."""
         return 4 * self.count**2 * max(self.layers.first.mean.shape)
 
-    def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> tuple[Lines, Tensor]:
-        """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
-        return self.classes(lower, upper).rows(outputs)
-
-    def classes(self, lower: Tensor, upper: Tensor) -> Classes:
-        """Bounds on each D_i over boxes (P, n)."""
+    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """The log excesses v and v' of boxes, which serve all boxes inside them: (N, m m + m)."""
         neurons = hidden(self.layers.first, lower, upper)
         pairs = self.pairs(neurons)
-        return classes(pairs, self.above(neurons, pairs))
+        return torch.cat([pairs.excess.flatten(1), self.above(neurons, pairs)], 1)
+
+    def rows(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
+    ) -> tuple[Lines, Tensor]:
+        """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
+        if context is None:
+            context = self.context(lower, upper)
+        else:
+            context = context.clone()
+            large = torch.nonzero(~(context.amax(-1) < SMALL))[:, 0]
+            if len(large):
+                context[large] = torch.minimum(context[large], self.context(lower[large], upper[large]))
+        neurons = hidden(self.layers.first, lower, upper)
+        m = self.count
+        pairs = Pairs(self.margins(neurons), context[:, : m * m].reshape(-1, m, m), neurons.radius)
+        return classes(pairs, context[:, m * m :]).rows(outputs)
 
     def comparisons(self, lower: Tensor, upper: Tensor, first: Tensor, second: Tensor) -> Comparison:
         """D_first > D_second over boxes (P, n): classes (P, R)."""

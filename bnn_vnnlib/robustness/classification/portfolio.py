@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.model.nodes import Constant
+from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness.classification.by_samples import Samples
+from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
 from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
 from bnn_vnnlib.robustness.classification.layers import one_layer
 from bnn_vnnlib.robustness.classification.method import SPLIT, SoftmaxRows
@@ -15,15 +21,20 @@ from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
 from bnn_vnnlib.robustness.mass import BoxUnion
 from bnn_vnnlib.robustness.outputs import OutputBounds
 
+LARGEST = 64
+"""Classes, at most: all pairs are bounded."""
+
 
 @dataclass(frozen=True, eq=False)
 class Portfolio:
-    """quick : one look; thorough : inputs are split; points : for single points; criteria : see `decision.method`."""
+    """quick : one look; thorough : inputs are split; criteria : see `decision.method`;
+    tails : for graphs without closed forms, too dear for every class of every item.
+    """
 
     quick: tuple[SoftmaxRows, ...] = ()
     thorough: tuple[SoftmaxRows, ...] = ()
-    points: tuple[SoftmaxRows, ...] = ()
     criteria: tuple[MeanNetwork, ...] = ()
+    tails: tuple[SoftmaxTails, ...] = ()
 
 
 def methods(
@@ -31,14 +42,29 @@ def methods(
 ) -> Portfolio:
     """Those that apply to the graph, its outputs and its posterior."""
     network, deadline = bounds.engine.network, bounds.engine.deadline
-    single = network.signature.output_size == 1
-    if bounds.transform == "identity" or (bounds.transform == "sigmoid" and not single):
+    outputs = network.signature.output_size
+    if bounds.transform == "identity" or (bounds.transform == "sigmoid" and outputs > 1):
         return Portfolio()
     if isinstance(posterior, WeightSamples):
-        return Portfolio()
-    layers = one_layer(network, posterior, weights.scale.device)
+        if not isinstance(mass, Tensor) or bounds.engine.method != "linear" or outputs > LARGEST:
+            return Portfolio()
+        samples = Samples(bounds.engine, weights, mass, bounds.transform == "sigmoid")
+        return Portfolio((SoftmaxRows(samples, deadline),), (SoftmaxRows(samples, deadline, SPLIT),))
+    device = weights.scale.device
+    layers = None if outputs > LARGEST else one_layer(network, posterior, device)
     if layers is None:
-        return Portfolio()
+        return Portfolio(tails=_tails(bounds, posterior, device))
     source = OneLayerSoftmax(layers.with_zero_logit() if bounds.transform == "sigmoid" else layers)
     criteria = (MeanNetwork(bounds, source),) if bounds.transform == "softmax" else ()
-    return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria=criteria)
+    return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria)
+
+
+def _tails(bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> tuple[SoftmaxTails, ...]:
+    network = bounds.engine.network
+    random = weight_sets.random_sources(network, posterior)
+    fixed = not any(isinstance(node, Constant) and node.value.source in random for node in network.nodes)
+    if bounds.transform != "softmax" or not fixed or not 1 < network.signature.output_size <= LARGEST:
+        return ()
+    means = weight_sets.mean_weights(network, device)
+    deviations = weight_sets.centred(network, posterior, device)
+    return (SoftmaxTails(TailEngine(network, bounds.engine.deadline), means, deviations),)

@@ -62,7 +62,9 @@ class Splitting:
             pass
         return torch.maximum(torch.minimum(self._closed, waiting), known)
 
-    def _round(self, target: Tensor, lower: Tensor, upper: Tensor, known: Tensor) -> tuple[Tensor, ...]:
+    def _round(
+        self, target: Tensor, lower: Tensor, upper: Tensor, known: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The halves of what stays open."""
         value, slope = self._bounded(lower, upper, target)
         value = torch.maximum(value, known)

@@ -79,8 +79,10 @@ class _Run:
             self._bound(method, everything)
         self._compare()
         self._attack()
-        for method in expect.thorough:
+        for method in (*expect.thorough, *expect.tails):
             self._aim(method)
+        for method in expect.tails:
+            self._top(method)
         for criterion in expect.criteria:
             index = self._open
             if len(index):
@@ -120,6 +122,24 @@ class _Run:
         known = self.low[index, :rows]
         found = towards(method, part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
         self.low[index, :rows] = torch.maximum(known, found)
+        self._refute(index)
+
+    def _top(self, method: Method) -> None:
+        """The rows of the open items, and the output that each of them counts most."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, r = self._problem.items(index), self._rows
+        outputs = part.rows.outputs.expand(len(index), -1, -1)
+        top = outputs.argmax(-1)
+        both = torch.cat([outputs, torch.nn.functional.one_hot(top, self._outputs).to(outputs)], 1)
+        inputs = part.rows.inputs
+        if inputs is not None:
+            inputs = torch.cat([inputs, torch.zeros_like(inputs)], 1)
+        found = method.lower(part.lower, part.upper, both, inputs)
+        low = self.low[index]
+        low[:, :r] = torch.maximum(low[:, :r], found[:, :r])
+        self.low[index] = low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax")
         self._refute(index)
 
     def _compare(self) -> None:

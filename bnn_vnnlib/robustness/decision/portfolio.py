@@ -67,9 +67,9 @@ class Expectation:
         return (*self._classification.thorough, *self._regression)
 
     @property
-    def points(self) -> tuple[Method, ...]:
-        """Methods that serve single points."""
-        return self._classification.points
+    def tails(self) -> tuple[Method, ...]:
+        """Methods that are too dear for every class of every item."""
+        return self._classification.tails
 
     @property
     def criteria(self) -> tuple[Criterion, ...]:
@@ -79,7 +79,7 @@ class Expectation:
     @property
     def methods(self) -> Iterator[Method]:
         """All of them, in order of cost."""
-        yield from (*self.quick, *self.points, self.by_weights, *self.thorough)
+        yield from (*self.quick, self.by_weights, *self.thorough, *self.tails)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
