@@ -31,6 +31,7 @@ def methods(
     """The methods that apply to this graph, cheapest first; none for anything but a chain of dense Gaussian layers."""
     from bnn_vnnlib.model.network import GaussianDiagonal
     from bnn_vnnlib.robustness.regression.chain import chain_of
+    from bnn_vnnlib.robustness.regression.moments_deep import MomentsDeep
     from bnn_vnnlib.robustness.regression.one_layer import OneLayer
 
     if not isinstance(posterior, GaussianDiagonal):
@@ -38,4 +39,9 @@ def methods(
     chain = chain_of(network, posterior, device)
     if chain is None:
         return ()
-    return (OneLayer(chain, deadline),) if OneLayer.serves(chain) else ()
+    found: list[RegressionMethod] = []
+    if OneLayer.serves(chain):
+        found.append(OneLayer(chain, deadline))
+    if MomentsDeep.serves(chain):
+        found.append(MomentsDeep.over(chain, deadline))
+    return tuple(found)
