@@ -14,6 +14,7 @@ from scipy import special
 
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.model.nodes import Activation
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.signature import Signature
@@ -149,9 +150,12 @@ def transform_of(spec: Spec, model: Model) -> str:
     """What Y is, as a function of the outputs without their Softmax."""
     if model.network.softmax_axis is not None:
         return "softmax"
-    if spec.query != "decision" or spec.end == "Sigmoid" or model.likelihood in (None, "gaussian"):
+    if spec.query != "decision" or model.likelihood in (None, "gaussian"):
         return "identity"
-    return "softmax" if model.likelihood == "categorical" else "sigmoid"
+    if model.likelihood == "categorical":
+        return "softmax"
+    last = [model.network.nodes[position] for position in model.network.outputs]
+    return "identity" if all(isinstance(n, Activation) and n.kind == "sigmoid" for n in last) else "sigmoid"
 
 
 def transformed(y: Array, transform: str) -> Array:
