@@ -33,6 +33,7 @@ def methods(
     from bnn_vnnlib.robustness.regression.chain import chain_of
     from bnn_vnnlib.robustness.regression.moments_deep import MomentsDeep
     from bnn_vnnlib.robustness.regression.one_layer import OneLayer
+    from bnn_vnnlib.robustness.regression.two_layers import TwoLayers
 
     if not isinstance(posterior, GaussianDiagonal):
         return ()
@@ -44,4 +45,6 @@ def methods(
         found.append(OneLayer(chain, deadline))
     if MomentsDeep.serves(chain):
         found.append(MomentsDeep.over(chain, deadline))
+    if TwoLayers.serves(chain):
+        found.append(TwoLayers(chain, deadline))
     return tuple(found)

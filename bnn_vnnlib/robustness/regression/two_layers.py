@@ -1,0 +1,188 @@
+"""Regression with two hidden relu layers: values at points by characteristic functions, segments by bending.
+
+Serves items whose box is a point or a segment along one input; says nothing (-inf) about others.
+The output is sum_i v_i E relu(zeta_i) + const with v the mean weights of the last layer, which is independent. Between
+two points of a segment the row stays above the smaller end minus sum |v_i| times the interpolation errors of `bending`.
+Segments are halved where that matters, in rounds, all items at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import UNIT, gamma
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.regression.bending import interpolation_errors
+from bnn_vnnlib.robustness.regression.chain import Chain
+from bnn_vnnlib.robustness.regression.characteristic import Sums, expected_relu
+
+Floats = NDArray[np.float64]
+
+ACCURACY = 1e-3
+"""Error of the interpolation, relative to how much a row varies over the item."""
+
+ROUNDS = 12
+"""Halvings."""
+
+POINTS = 257
+"""Points of one item, at most about."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """x (P, n), bounds on E relu(zeta) (P, I) each, m and s of the first layer and their errors (P, K)."""
+
+    x: Floats
+    low: Floats
+    high: Floats
+    m: Floats
+    s: Floats
+    room: Floats
+
+    def joined(self, other: _Points) -> _Points:
+        return _Points(
+            *(np.concatenate([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """v (N, R, I), its rounding error, and what is left besides the neurons and x: constant, inputs (N, R, n)."""
+
+    v: Floats
+    wrong: Floats
+    constant: Floats
+    paid: Floats
+    inputs: Floats
+
+    def at(self, points: _Points, owner: NDArray[np.intp], index: NDArray[np.intp]) -> Floats:
+        """(A, R): lower bounds on the rows of the owners at points; -inf where NaN."""
+        low, high, x = points.low[index, None], points.high[index, None], points.x[index, None]
+        v, g = self.v[owner], self.inputs[owner]
+        value = np.where(v > 0, v * low, v * high).sum(-1) + (g * x).sum(-1) + self.constant[owner]
+        size = (np.abs(v) * high).sum(-1) + np.abs(g * x).sum(-1) + np.abs(self.constant[owner])
+        terms = v.shape[-1] + x.shape[-1]
+        value = value - (self.wrong[owner] * high).sum(-1) * (1 + 1e-9) - self.paid[owner] - gamma(2 * terms) * size
+        return np.nan_to_num(value, nan=-np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoLayers:
+    """Lower bounds for a chain of two relu layers."""
+
+    chain: Chain
+    deadline: Deadline
+
+    @staticmethod
+    def serves(chain: Chain) -> bool:
+        """Two layers of relu."""
+        return len(chain.activations) == 2 and chain.kinds == {"relu"}
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """(N, R) bounds on outputs.D(x) + inputs.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
+        count, height = len(lower), outputs.shape[1]
+        found = np.full((count, height), -np.inf)
+        low, high = lower.cpu().numpy(), upper.cpu().numpy()
+        bounded = np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
+        some = np.flatnonzero(((high > low).sum(-1) <= 1) & bounded)
+        if len(some):
+            rows = self._rows(outputs, inputs, count)
+            found[some] = self._segments(low[some], high[some], _of(rows, some))
+        return torch.as_tensor(found, device=lower.device)
+
+    @cached_property
+    def _arrays(self) -> list[dict[str, Floats]]:
+        names = ("mean", "slack", "variance", "bias", "bias_slack", "bias_variance")
+        return [{k: getattr(layer, k).cpu().numpy() for k in names} for layer in self.chain.layers]
+
+    def _rows(self, outputs: Tensor, inputs: Tensor | None, count: int) -> _Rows:
+        top, c = self._arrays[2], outputs.cpu().numpy()
+        c = np.broadcast_to(c, (count, *c.shape[1:]))
+        small, absolute = gamma(c.shape[-1] + 4), np.abs(c)
+        n = self.chain.layers[0].inputs
+        g = np.zeros((1, 1, n)) if inputs is None else inputs.cpu().numpy()
+        return _Rows(
+            c @ top["mean"], absolute @ (small * np.abs(top["mean"]) + top["slack"] * (1 + 1e-9)) + 1e-300,
+            c @ top["bias"], absolute @ (small * np.abs(top["bias"]) + top["bias_slack"] * (1 + 1e-9)) + 1e-300,
+            np.broadcast_to(g, (count, c.shape[1], n)),
+        )  # fmt: skip
+
+    def points(self, x: Floats) -> _Points:
+        """Everything at points (P, n)."""
+        first, second = self._arrays[0], self._arrays[1]
+        m, s = x @ first["mean"].T + first["bias"], np.sqrt(x**2 @ first["variance"].T + first["bias_variance"])
+        size = np.abs(x) @ np.abs(first["mean"]).T + np.abs(first["bias"]) + s
+        room = gamma(2 * x.shape[1] + 16) * size + np.abs(x) @ first["slack"].T + first["bias_slack"]
+        room = room * (1 + 1e-9) + 1e-140
+        sig = np.sqrt(second["variance"])
+        error = room + 16 * UNIT * (np.abs(m) + s)
+        blur = 2 * error @ (np.abs(second["mean"]) + second["slack"] + sig).T + (np.abs(m) + s) @ second["slack"].T
+        blur = (blur + 16 * UNIT * np.abs(second["bias"]) + second["bias_slack"]) * (1 + 1e-9)
+        count, wide = len(x), len(second["bias"])
+
+        def each(part: Floats) -> Floats:
+            return np.repeat(part, wide, axis=0)
+
+        sums = Sums(
+            each(m), each(s), np.tile(second["mean"], (count, 1)), np.tile(sig, (count, 1)),
+            np.tile(second["bias"], count), np.tile(np.sqrt(second["bias_variance"]), count), blur.reshape(-1),
+        )  # fmt: skip
+        low, high = expected_relu(sums)
+        return _Points(x, low.reshape(count, wide), high.reshape(count, wide), m, s, room)
+
+    def _segments(self, low: Floats, high: Floats, rows: _Rows) -> Floats:
+        """(N, R): rounds of halving; every segment that stops leaves its bound behind."""
+        count = len(low)
+        points = self.points(np.concatenate([low, high]))
+        owner, left, right = np.arange(count), np.arange(count), np.arange(count) + count
+        best = np.minimum(rows.at(points, owner, left), rows.at(points, owner, right))
+        worst = np.maximum(rows.at(points, owner, left), rows.at(points, owner, right))
+        finished, used = np.full_like(best, np.inf), np.full(count, 2)
+        for turn in range(ROUNDS + 1):
+            ends = np.minimum(rows.at(points, owner, left), rows.at(points, owner, right))
+            value = ends - self._gaps(points, owner, left, right, rows)
+            enough = best - ACCURACY * (worst - best) - 1e-7 * (1 + np.abs(best))
+            keep = (
+                (value < enough[owner]).any(-1) & (turn < ROUNDS) & (used[owner] < POINTS) & (not self.deadline.passed)
+            )
+            keep &= (points.x[left] < points.x[right]).any(-1)
+            np.minimum.at(finished, owner[~keep], value[~keep])
+            if not keep.any():
+                break
+            owner, left, right = owner[keep], left[keep], right[keep]
+            middle = len(points.x) + np.arange(len(owner))
+            points = points.joined(self.points((points.x[left] + points.x[right]) / 2))
+            at = rows.at(points, owner, middle)
+            np.minimum.at(best, owner, at)
+            np.maximum.at(worst, owner, at)
+            np.add.at(used, owner, 1)
+            owner, left, right = np.tile(owner, 2), np.concatenate([left, middle]), np.concatenate([middle, right])
+        return finished
+
+    def _gaps(
+        self, points: _Points, owner: NDArray[np.intp], left: NDArray[np.intp], right: NDArray[np.intp], rows: _Rows
+    ) -> Floats:
+        """(A, R): how far a row may be below the smaller end of its segment."""
+        first, second = self._arrays[0], self._arrays[1]
+        difference = points.x[right] - points.x[left]
+        axis = difference.argmax(-1)
+        each = np.arange(len(axis))
+        errors = interpolation_errors(
+            (points.m[left], points.m[right]), (points.s[left], points.s[right]),
+            np.maximum(points.room[left], points.room[right]),
+            (points.x[left, axis], points.x[right, axis]), first["mean"].T[axis], first["variance"].T[axis],
+            (second["mean"], second["slack"], np.sqrt(second["variance"]), np.sqrt(second["bias_variance"])),
+        )  # fmt: skip
+        errors = np.where((difference[each, axis] > 0)[:, None], errors, 0.0)
+        weight = np.abs(rows.v[owner]) + rows.wrong[owner]
+        return np.asarray((weight * errors[:, None]).sum(-1) * (1 + 1e-9))
+
+
+def _of(rows: _Rows, some: NDArray[np.intp]) -> _Rows:
+    return _Rows(*(getattr(rows, k)[some] for k in rows.__dataclass_fields__))

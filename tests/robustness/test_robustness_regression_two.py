@@ -1,0 +1,217 @@
+"""Two hidden relu layers: characteristic functions against mpmath, values and segments against sampled weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from robustness_builders import model, random_model
+from scipy.stats import norm
+
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.robustness.regression import methods
+from bnn_vnnlib.robustness.regression.bending import interpolation_errors
+from bnn_vnnlib.robustness.regression.chain import chain_of
+from bnn_vnnlib.robustness.regression.characteristic import TERM, Sums, expected_relu, log_generating, term
+from bnn_vnnlib.robustness.regression.two_layers import TwoLayers
+
+CPU = torch.device("cpu")
+BOTH = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)
+
+
+def tensor(value: Any) -> torch.Tensor:
+    return torch.as_tensor(np.asarray(value, np.float64))
+
+
+def two_layers(net: Model) -> TwoLayers:
+    found = methods(net.network, net.posterior, CPU, Deadline())[-1]
+    assert isinstance(found, TwoLayers)
+    return found
+
+
+def ranges(net: Model, lower: Any, upper: Any) -> tuple[np.ndarray, np.ndarray]:
+    found = two_layers(net).lower(tensor(lower), tensor(upper), BOTH).numpy()
+    return found[:, 0], -found[:, 1]
+
+
+def sampled(net: Model, x: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """E f at points (B, n) and standard errors: layer 1 sampled, the rest in closed form."""
+    chain = chain_of(net.network, net.posterior, CPU)
+    assert chain is not None
+    first, second, top = chain.layers
+    rng = np.random.default_rng(seed)
+    v = first.mean.numpy() + np.sqrt(first.variance.numpy()) * rng.standard_normal((count, *first.mean.shape))
+    b = first.bias.numpy() + np.sqrt(first.bias_variance.numpy()) * rng.standard_normal((count, len(first.bias)))
+    z = np.maximum(np.einsum("skn,bn->bsk", v, x) + b, 0)
+    m = z @ second.mean.numpy().T + second.bias.numpy()
+    s = np.sqrt(z**2 @ second.variance.numpy().T + second.bias_variance.numpy()) + 1e-300
+    y = (m * norm.cdf(m / s) + s * norm.pdf(m / s)) @ top.mean.numpy().T + top.bias.numpy()
+    return y[..., 0].mean(1), y[..., 0].std(1) / count**0.5
+
+
+@given(
+    st.floats(-30, 30), st.floats(1e-3, 10), st.floats(-100, 100), st.floats(0, 20)
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_one_term_against_mpmath(m: float, s: float, alpha: float, beta: float) -> None:
+    with mpmath.workdps(60):
+        a = mpmath.mpf(beta) ** 2 + 1 / mpmath.mpf(s) ** 2
+        b = mpmath.mpf(m) / mpmath.mpf(s) ** 2 + 1j * mpmath.mpf(alpha)
+        y = b / mpmath.sqrt(2 * a)
+        t = mpmath.mpf(m) / mpmath.mpf(s)
+        exact = mpmath.ncdf(-t) + mpmath.exp(y**2 - t**2 / 2) * mpmath.erfc(-y) / (2 * s * mpmath.sqrt(a))
+        got = complex(term(np.array(alpha), np.array(beta), np.array(m), np.array(s)))
+        assert abs(exact - mpmath.mpc(got)) < TERM
+
+
+@given(st.floats(-5, 5), st.floats(1e-2, 3), st.floats(-3, 3), st.floats(0, 0.3))
+@settings(max_examples=30, deadline=None)
+def test_generating_function_against_quadrature(m: float, s: float, a: float, b: float) -> None:
+    with mpmath.workdps(20):
+        peak = (m + a * s * s) / (1 - (b * s) ** 2)
+        width = s / np.sqrt(1 - (b * s) ** 2)
+        stops = sorted({max(0.0, peak + d * width) for d in (-12, -3, 0, 3, 12)} | {0.0})
+        inside = mpmath.quad(lambda z: mpmath.exp(a * z + (b * z) ** 2 / 2) * mpmath.npdf(z, m, s), stops)
+        exact = mpmath.log(mpmath.ncdf(-m / s) + inside)
+    assert float(log_generating(np.array(a), np.array(b), np.array(m), np.array(s))) == pytest.approx(exact, abs=1e-8)
+
+
+def test_a_sum_without_terms_is_gaussian() -> None:
+    b, sig = np.array([-1.0, 0.0, 2.0]), np.array([0.5, 1.0, 0.1])
+    zero = np.zeros((3, 1))
+    low, high = expected_relu(Sums(zero, zero, zero, zero, b, sig, np.zeros(3)))
+    exact = b * norm.cdf(b / sig) + sig * norm.pdf(b / sig)
+    assert (low <= exact).all()
+    assert (exact <= high).all()
+    assert (high - low < 1e-5).all()
+
+
+def test_two_terms_against_double_quadrature() -> None:
+    m, s, mu, sig = np.array([0.3, -0.4]), np.array([0.8, 0.5]), np.array([1.2, -0.7]), np.array([0.3, 0.6])
+    low, high = expected_relu(
+        Sums(m[None], s[None], mu[None], sig[None], np.array([0.1]), np.array([0.2]), np.zeros(1))
+    )  # fmt: skip
+    t = np.arange(-8, 8, 1e-2) + 3e-3
+    weight = norm.pdf(t) * 1e-2
+    z = np.maximum(m + s * t[:, None], 0)
+    mean = mu[0] * z[:, None, 0] + mu[1] * z[None, :, 1] + 0.1
+    deviation = np.sqrt((sig[0] * z[:, None, 0]) ** 2 + (sig[1] * z[None, :, 1]) ** 2 + 0.04)
+    value = mean * norm.cdf(mean / deviation) + deviation * norm.pdf(mean / deviation)
+    assert weight @ value @ weight == pytest.approx(low[0], abs=2e-5)
+    assert 0 < high[0] - low[0] < 1e-5
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.3, 1.0])
+def test_points_against_sampled_weights(spread: float) -> None:
+    for seed in range(3):
+        net = random_model(seed, [2, 5, 4, 1], spread=spread)
+        x = np.random.default_rng(seed).normal(size=(3, 2))
+        mean, error = sampled(net, x, 40_000)
+        low, high = ranges(net, x, x)
+        assert (low <= mean + 6 * error + 1e-9).all()
+        assert (mean - 6 * error - 1e-9 <= high).all()
+        assert (high - low < 2e-3 * (1 + np.abs(mean))).all()
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_segments_against_sampled_weights(spread: float, inputs: int) -> None:
+    for seed in range(2):
+        net = random_model(seed + 10, [inputs, 6, 5, 1], spread=spread)
+        rng = np.random.default_rng(seed)
+        lower = rng.normal(size=(1, inputs))
+        upper = lower.copy()
+        upper[0, -1] += 0.4
+        low, high = ranges(net, lower, upper)
+        x = lower + np.linspace(0, 1, 21)[:, None] * (upper - lower)
+        mean, error = sampled(net, x, 10_000)
+        assert low[0] <= (mean + 6 * error).min()
+        assert (mean - 6 * error).max() <= high[0]
+        varies = mean.max() - mean.min()
+        assert mean.min() - low[0] < 0.05 * varies + 6 * error.max() + 1e-3
+        assert high[0] - mean.max() < 0.05 * varies + 6 * error.max() + 1e-3
+
+
+def test_interpolation_errors_bound_those_that_occur() -> None:
+    """Same samples at all points: the interpolation error of the sampled mean is nearly that of the mean."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        k, neurons = 4, 3
+        mu, sig, bias, noise = rng.normal(size=k), rng.uniform(0.1, 1, k), rng.normal(size=k), rng.uniform(0.1, 1, k)
+        weight, spread = rng.normal(size=(neurons, k)), rng.uniform(0.05, 0.5, (neurons, k))
+        sig_b = rng.uniform(0.2, 1.0, neurons)
+        ends = np.sort(rng.normal(size=2))
+        x = np.linspace(*ends, 9)
+        m, s = x[:, None] * mu + bias, np.sqrt(x[:, None] ** 2 * sig**2 + noise**2)
+        bound = interpolation_errors(
+            (m[:1], m[-1:]), (s[:1], s[-1:]), np.full((1, k), 1e-12), (ends[:1], ends[1:]), mu[None],
+            (sig**2)[None], (weight, np.zeros_like(weight), spread, sig_b),
+        )[0]  # fmt: skip
+        v = mu + sig * rng.standard_normal((20_000, k))
+        b = bias + noise * rng.standard_normal((20_000, k))
+        z = np.maximum(x[:, None, None] * v + b, 0)
+        mean = z @ weight.T
+        deviation = np.sqrt(z**2 @ (spread**2).T + sig_b**2)
+        value = (mean * norm.cdf(mean / deviation) + deviation * norm.pdf(mean / deviation)).mean(1)
+        share = ((x - ends[0]) / (ends[1] - ends[0]))[:, None]
+        off = np.abs(value - ((1 - share) * value[0] + share * value[-1])).max(0)
+        assert (off <= bound * 1.02 + 1e-3).all()
+
+
+def test_a_posterior_without_variance_is_the_network() -> None:
+    layers = [([[1.0], [-1.0]], [0.0, 0.0]), ([[1.0, 1.0], [0.5, -1.0]], [-0.5, 0.2]), ([[1.0, 2.0]], [0.0])]
+    none = [(np.zeros_like(np.array(w)), np.zeros_like(np.array(b))) for w, b in layers]
+    none[2] = (np.ones((1, 2)), np.ones(1))
+    net = model(layers, none)
+    low, high = ranges(net, [[1.0]], [[1.0]])  # 0.5 + 2 * 0.7
+    assert low[0] <= 1.9 <= high[0]
+
+
+def test_boxes_with_two_free_inputs_are_left_to_others() -> None:
+    net = random_model(1, [2, 3, 3, 1])
+    low, high = ranges(net, [[0.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]])
+    assert low[0] == -np.inf
+    assert high[0] == np.inf
+    assert np.isfinite(low[1])
+
+
+def test_rows_over_inputs_and_outputs() -> None:
+    net = random_model(4, [2, 4, 4, 2], spread=0.3)
+    x, c, g = np.array([[0.3, -0.2]]), np.array([[[1.0, -2.0]]]), np.array([[[3.0, 0.5]]])
+    plain = two_layers(net).lower(tensor(x), tensor(x), tensor(c))
+    mixed = two_layers(net).lower(tensor(x), tensor(x), tensor(c), tensor(g))
+    assert mixed.item() == pytest.approx(plain.item() + 0.9 - 0.1, abs=1e-11)
+
+
+def published(shared: Path, name: str) -> Model:
+    """A net published with BNN-DP: y = act(x W + b), standard deviations stored."""
+    arrays = np.load(shared / "data" / "posteriors" / name)
+    depth = sum(key.startswith("mean_") for key in arrays.files) // 2
+
+    def layers(kind: str, power: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        parts = [arrays[f"{kind}_{i}"].astype(np.float64) ** power for i in range(2 * depth)]
+        return [(parts[2 * k].T, parts[2 * k + 1]) for k in range(depth)]
+
+    return model(layers("mean", 1), layers("std", 2))
+
+
+def test_the_published_nets_with_one_hidden_layer(shared: Path) -> None:
+    net = published(shared, "bnndp_noisysine_1x256.npz")
+    (method,) = methods(net.network, net.posterior, CPU, Deadline())
+    low, high = method.lower(tensor([[0.625]]), tensor([[0.775]]), BOTH)[0].tolist()
+    assert low == pytest.approx(-0.89136, abs=1e-4)  # BNN-DP: -1.36685
+    assert -high == pytest.approx(-0.57934, abs=1e-4)
+
+
+def test_the_published_nets_with_two_hidden_layers(shared: Path) -> None:
+    net = published(shared, "bnndp_noisysine_2x64.npz")
+    low, high = ranges(net, [[0.075]], [[0.125]])
+    assert 0.349 < low[0] < 0.35  # BNN-DP: .33052
+    assert 0.607 < high[0] < 0.609  # BNN-DP: .64174
