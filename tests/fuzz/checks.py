@@ -73,8 +73,6 @@ def _violations(
             found = replace(found, violating=[])  # numbers of other samples
         if found.lower.shape != base.lower.shape:
             continue  # rows that say nothing are dropped by the reader, and rows cannot be told apart
-        if spec.query == "decision":
-            variant = replace(variant, sense="same")
         if variant.sense == "same" and variant.question is ask.question:
             known.append(found)
         yield from _compare(base, found, variant.sense)
@@ -104,18 +102,17 @@ def _ask(spec: Spec, ask: Ask) -> Outcome | None:
 def _compare(base: Outcome, other: Outcome, sense: str) -> Iterator[Violation]:
     """Bounds on quantities with a known relation; "safer": that of the other is at least that of the base."""
     name = f"{base.name} / {other.name}"
-    below, above = (base.lower > other.upper), (other.lower > base.upper)
-    wrong = (below if sense != "riskier" else np.zeros(1, bool)).any() or (
-        above if sense != "safer" else np.zeros(1, bool)
-    ).any()
-    if wrong:
+    decision = base.outputs is not None  # D(x) itself does not depend on what is asked of it
+    below = (base.lower > other.upper).any() and (decision or sense != "riskier")
+    above = (other.lower > base.upper).any() and (decision or sense != "safer")
+    if below or above:
         pair = [[*map(list, (o.lower, o.upper))] for o in (base, other)]
         yield Violation(f"relation {name}", f"{sense}: {pair[0]} against {pair[1]}")
     contrary = {base.verdict, other.verdict} == {Verdict.SAT, Verdict.UNSAT}
     allowed = (sense == "safer" and other.verdict is Verdict.UNSAT) or (
         sense == "riskier" and other.verdict is Verdict.SAT
     )
-    if contrary and not allowed and (base.upper[0] <= 0 or other.upper[0] <= 0 or len(base.lower) != 1):
+    if contrary and not allowed and (decision or base.upper[0] <= 0 or other.upper[0] <= 0):
         yield Violation(f"verdicts {name}", f"{sense}: {base.verdict} against {other.verdict}")
     if base.outputs is not None and other.outputs is not None and base.outputs.shape == other.outputs.shape:
         moved = other.name in ("outputs_moved", "outputs_scaled")

@@ -74,6 +74,9 @@ class Samples:
     def _margins(self, lower: Tensor, upper: Tensor, center: Tensor) -> Lines:
         """(K, P, m, m), written from the centres."""
         m = self.count
+        if m == 1:  # no margins at all
+            zero = lower.new_zeros(len(self.share), len(lower), 1, 1)
+            return Lines(zero, zero[..., None].expand(-1, -1, -1, -1, lower.shape[-1]))
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         off = ~torch.eye(m, dtype=torch.bool, device=lower.device)
         pairs = (unit[:, None] - unit)[off][None, :, : self.logits]
