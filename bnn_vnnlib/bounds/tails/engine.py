@@ -14,13 +14,14 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import run
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers
 from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Constant
+from bnn_vnnlib.model.nodes import Activation, Constant
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,20 @@ class TailEngine:
     ) -> Tensor:  # fmt: skip
         """(N,) upper bounds on the total failure of each item, its budget included, after `steps` of `tuning`.
 
+        Items that time does not suffice for get 1.
+
         Parameters
         ----------
         budgets : (N,) to start from
         total : from the rows' failures (1, M, R) of some items to what they add up to (M,), differentiable
         """
         self.check(deviations)
-        parts = []
-        for part in self._parts(len(box[0]), 2, outputs.shape[1]):  # a graph is kept: smaller chunks
+        found = torch.ones_like(box[0][:, 0])
+        step = self.chunk(2, outputs.shape[1])  # a graph is kept: smaller chunks
+        for start in range(0, len(found), step):
+            if self.deadline.passed:
+                break
+            part = slice(start, start + step)
             rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part)
             tuning = self._tuning(rows, budgets[part])
             least = linear.some(bound, part)
@@ -84,8 +91,8 @@ class TailEngine:
             tuned(tuning, rows.tail, least, sum_up, steps, lambda: self.deadline.passed)
             with torch.no_grad():
                 plan, spent = tuning.plan(rounded=True)
-                parts.append(sum_up(rows.tail(plan).failure(least)) + spent)
-        return torch.cat(parts) if parts else box[0].new_zeros(0)
+                found[part] = sum_up(rows.tail(plan).failure(least)) + spent
+        return found
 
     def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
         """Equal shares of the budgets (K, M or 1) for all events."""
@@ -94,16 +101,20 @@ class TailEngine:
         return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
 
     def _tuning(self, rows: Rows, budgets: Tensor) -> Tuning:
-        """Start from equal shares, and from slopes in the middle."""
-        slopes = {}
+        """Start from equal shares, and from the lines that would be guessed (about: of curves, from the middle)."""
+        slopes, moves = {}, {}
         first = rows.run(self._plan(budgets[None], False))
         for position in first.ranges.lines:
             node = self.network.nodes[position]
             z = first.ranges.values[node.inputs[0]]
-            choice = torch.full_like(z.lower, 0.5)
-            slopes[position] = torch.stack([choice, choice])
+            choice = torch.full((2, *z.lower.shape), 0.5, dtype=torch.float64, device=z.lower.device)
+            if smoothable(node):
+                moves[position] = choice
+                choice = (z.upper >= -z.lower).to(choice.dtype).expand_as(choice).clone()
+            slopes[position] = choice
         level = budgets.clamp(SMALLEST, LARGEST).log()
-        return Tuning(self.network, claimed(self.network), level, level.new_zeros(len(level), self.events), slopes)
+        shares = level.new_zeros(len(level), self.events)
+        return Tuning(self.network, claimed(self.network), level, shares, slopes, moves)
 
     @property
     def events(self) -> int:
@@ -127,7 +138,8 @@ class TailEngine:
     def chunk(self, budgets: int, rows: int) -> int:
         """Items at a time."""
         sizes = [math.prod(node.shape) for node in self.network.nodes]
-        need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in claimed(self.network))])
+        later = [p for p in claimed(self.network) if any(isinstance(n, Activation) for n in self.network.nodes[:p])]
+        need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in later)])
         return max(1, run.MEMORY // (budgets * need))
 
 

@@ -28,8 +28,10 @@ from bnn_vnnlib.model.nodes import (
     Input,
     Linear,
     Node,
+    Reshape,
     Scale,
     Shift,
+    Transpose,
 )
 
 MEMORY = 2**19
@@ -210,16 +212,54 @@ class Run:
 
     def _dense(self, position: int, zero: Tensor, smooth: bool, own: frozenset[int]) -> tuple[Tail, Tail] | None:
         """All units of a dense layer without storing an identity; None for any other node."""
-        walk, noise = self._start(zero, smooth, own)
-        if not linear.start_at_units(walk, position):
-            return None
         nodes = self.network.nodes
         node = nodes[position]
         weighted = nodes[node.inputs[0]] if isinstance(node, Shift) else node
-        if not isinstance(weighted, Linear):
-            raise TypeError("a dense layer ends in a Linear")
-        noise.units(position, node, weighted, self.ranges.values[weighted.inputs[0]])
+        if not isinstance(weighted, Linear) or math.prod(weighted.shape) != weighted.shape[weighted.axis]:
+            return None
+        walk, noise = self._start(zero, smooth, own)
+        source = self.ranges.values[weighted.inputs[0]]
+        noise.units(position, node, weighted, source)
+        if self._is_input(weighted.inputs[0]):
+            tail = noise.tail(self._layer(node, weighted, source))
+            if not noise.own:
+                return tail, tail
+            return tail, noise.middle(self._layer(node, weighted, self._at_center(weighted.inputs[0])))
+        if not linear.start_at_units(walk, position):
+            raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
+
+    def _layer(self, node: Node, weighted: Linear, z: Interval) -> Tensor:
+        """Lower bounds (K, M, 2 size) of the units of a dense layer with mean weights, then of the negated ones.
+
+        The interval of one map is exact: no walk, which would store outputs x inputs for every item.
+        """
+        found, _ = interval.weighted(weighted, self.means, z)
+        if isinstance(node, Shift):
+            found, _ = interval.shift(node, self.means, found)
+        return torch.cat([found.lower.flatten(2), -found.upper.flatten(2)], 2)
+
+    def _at_center(self, position: int) -> Interval:
+        """The centre of the box, moved and shifted."""
+        node = self.network.nodes[position]
+        if isinstance(node, Input):
+            center = (self.box.lower + self.box.upper) / 2
+            return interval.inputs(node, Interval(center, center))
+        found: Interval = interval.RULES[type(node)](node, self.means, self._at_center(node.inputs[0]))[0]
+        return found
+
+    def _is_input(self, position: int) -> bool:
+        """The input, moved or shifted by known numbers at most."""
+        node = self.network.nodes[position]
+        match node:
+            case Input():
+                return True
+            case Reshape() | Transpose():
+                return self._is_input(node.inputs[0])
+            case Shift():
+                return self.deviations.param(node.bias).spread is None and self._is_input(node.inputs[0])
+            case _:
+                return False
 
 
 def at(form: LinearForm, x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, powers
-from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.model.network import Network
 
@@ -30,7 +29,7 @@ class Tuning:
     """The parameters of M items.
 
     level (M,): logarithm of the budget; shares (M, E): logits of the shares of the E events;
-    slopes : activation -> (2, 1, M, *shape) in [0, 1], see `activations`
+    slopes, moves : activation -> (2, 1, M, *shape) in [0, 1], see `activations` and `smoothing`
     """
 
     network: Network
@@ -38,11 +37,17 @@ class Tuning:
     level: Tensor
     shares: Tensor
     slopes: dict[int, Tensor]
+    moves: dict[int, Tensor]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All parameters; the items are the third last axis of `slopes`, the first one elsewhere."""
-        return [self.level, self.shares, *self.slopes.values()]
+        """All parameters."""
+        return [self.level, self.shares, *self.choices]
+
+    @property
+    def choices(self) -> list[Tensor]:
+        """Those between 0 and 1."""
+        return [*self.slopes.values(), *self.moves.values()]
 
     def plan(self, *, rounded: bool) -> tuple[Plan, Tensor]:
         """The plan, and what it spends (M,)."""
@@ -55,16 +60,7 @@ class Tuning:
             sides, middle, near = part.split([2 * size, 2 * size, size], -1)
             levels = [{k: z(p / k) for k in powers(self.network)} for p in (sides, middle)]
             found[place] = Deviations(levels[0], levels[1], z(near))
-        slopes, moves = self._choices()
-        return Plan(found, slopes, moves, thorough=True), share.sum(-1) * (1 + 1e-10)
-
-    def _choices(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Of smoothed activations it is the lines of bound 4 that matter, and they have hardly a choice otherwise."""
-        smooth = {p for p in self.slopes if smoothable(self.network.nodes[p])}
-        return (
-            {p: choice for p, choice in self.slopes.items() if p not in smooth},
-            {p: choice for p, choice in self.slopes.items() if p in smooth},
-        )
+        return Plan(found, dict(self.slopes), dict(self.moves), thorough=True), share.sum(-1) * (1 + 1e-10)
 
 
 def tuned(
@@ -81,7 +77,7 @@ def tuned(
     parameters = tuning.tensors
     for parameter in parameters:
         parameter.requires_grad_()
-    rates = [*RATES[:2], *[RATES[2]] * len(tuning.slopes)]
+    rates = [*RATES[:2], *[RATES[2]] * len(tuning.choices)]
     groups = [{"params": [p], "lr": rate} for p, rate in zip(parameters, rates, strict=True)]
     descent = torch.optim.Adam(groups, betas=(0.9, 0.9))
     best, kept = torch.full_like(tuning.level, torch.inf), [p.detach().clone() for p in parameters]
@@ -101,8 +97,8 @@ def tuned(
         descent.step()
         with torch.no_grad():
             tuning.level.clamp_(math.log(SMALLEST), math.log(LARGEST))
-            for slope in tuning.slopes.values():
-                slope.clamp_(0, 1)
+            for choice in tuning.choices:
+                choice.clamp_(0, 1)
     with torch.no_grad():
         for parameter, keep in zip(parameters, kept, strict=True):
             parameter.requires_grad_(False).copy_(keep)
