@@ -27,6 +27,7 @@ from bnn_vnnlib.robustness.refine import Goal, Stage, refine
 from bnn_vnnlib.robustness.refine_boxes import BoxSplitting
 from bnn_vnnlib.robustness.refine_inputs import InputSplitting
 from bnn_vnnlib.robustness.refine_points import ROUNDED_ZERO, MorePoints
+from bnn_vnnlib.robustness.refine_tails import Tuning
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, nothing_known
 from bnn_vnnlib.robustness.tails import TailBounds, by_tails, tails_apply
 
@@ -110,6 +111,7 @@ class _Gaussian:
             )
         ]
         if tails is not None:
+            stages.append(Tuning(tails, problem, nothing_known(problem, points)))
             stages.append(InputSplitting(self._bounds, tails, problem, nothing_known(problem, points), self._deadline))
         if boxes is not None and (tails is None or boxes.count <= FEW):
             stages.append(BoxSplitting(boxes, points, self._goal.safe))

@@ -7,9 +7,10 @@ import math
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
+import torch
 
 from bnn_vnnlib.bounds.tails import deviations_of
-from bnn_vnnlib.bounds.tails.tail import Normal, Tail
+from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.model import evaluate
 from support.networks import dense_network
 from support.tails import (
@@ -83,3 +84,56 @@ def test_infinite_numbers_prove_nothing() -> None:
     sd = {name: np.full(value.shape, 1e150) for name, value in network.tensors.items()}
     found = failures(network, sd, ([-1e200, 0.0], [1e200, 1e300]), [[1.0]], [-1.0])
     assert found.item() == 1.0
+
+
+def test_martingales_add_up_what_they_lose() -> None:
+    """2 Phi(-gap / L), or with the swings 2 Phi(-gap / L(z)) + events Phi(-z) for some z: never below the best z."""
+    rng = np.random.default_rng(13)
+    for _ in range(20):
+        square, other, root, slope = (float(np.exp(rng.normal())) for _ in range(4))
+        mean, t = float(rng.normal() * 10), float(rng.normal() * 3)
+        swings = (Swing(tensor(root), tensor(slope)), None)
+        one = Martingale(tensor(mean), (tensor(square), tensor(other)), swings)
+        found = mpmath.mpf(one.failure(tensor(t)).item())
+        gap = mpmath.mpf(mean) - mpmath.mpf(t)
+        if gap <= 0:
+            assert found >= 1
+            continue
+        best = 2 * mpmath.ncdf(-gap / mpmath.sqrt(square + other))
+        for z in np.linspace(0.01, 39, 600):
+            part = min(square, (root + z * slope) ** 2)
+            best = min(best, 2 * mpmath.ncdf(-gap / mpmath.sqrt(part + other)) + mpmath.ncdf(-z))
+        assert best * mpmath.mpf("0.9") <= found <= max(best * 4, mpmath.mpf("1e-300"))
+        levels = {k: tensor(deviations_of(np.array(1e-3 / k))) for k in (1, 2, 4, 8)}
+        assert one.failure(one.quantile(levels)).item() <= 1e-3 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
+def test_stopped_motions_against_quadrature(share: float) -> None:
+    """P(B_a <= u, or B falls to u during [a, b]) by integrating over B_a; plus the folded part."""
+    b = 2.0
+    a = share * b
+    for u in (-9.0, -3.0, -0.5, 0.0, 0.4, 2.0, 5.0):
+        split = Split(tensor(-u), tensor(0.0), tensor(a), tensor(b), torch.tensor(False))
+        found = Tail((), split).failure(tensor(0.0)).item()
+        exact = _stopped_probability(u, a, b)
+        assert exact * (1 - 1e-9) <= found <= exact + 1e-7 * (share == 1) + 1e-10
+        folded = Split(tensor(-u), tensor(0.3), tensor(a), tensor(b), torch.tensor(False))
+        assert Tail((), folded).failure(tensor(0.0)).item() >= exact
+    fixed = Split(tensor(1.0), tensor(0.0), tensor(b), tensor(b), torch.tensor(True))
+    for t in (-1.0, 0.0, 3.0):
+        exact = float(mpmath.ncdf((t - 1) / mpmath.sqrt(b)))
+        assert Tail((), fixed).failure(tensor(t)).item() == pytest.approx(exact, rel=1e-10)
+
+
+def _stopped_probability(u: float, a: float, b: float) -> float:
+    if a == 0:
+        return 1.0 if u >= 0 else float(2 * mpmath.ncdf(u / mpmath.sqrt(b)))
+    if a == b:
+        return float(mpmath.ncdf(u / mpmath.sqrt(a)))
+
+    def later(y: mpmath.mpf) -> mpmath.mpf:
+        density = mpmath.npdf(y, 0, mpmath.sqrt(a))
+        return density * 2 * mpmath.ncdf((u - y) / mpmath.sqrt(b - a))
+
+    return float(mpmath.ncdf(u / mpmath.sqrt(a)) + mpmath.quad(later, [u, u + 1, u + 4, u + 30]))

@@ -11,13 +11,13 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import GaussianDiagonal, Model
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.robustness.problem import Problem, from_property
+from bnn_vnnlib.robustness.problem import Problem, from_labels, from_property
 from bnn_vnnlib.robustness.tails import SETTLED, TailBounds, tails_apply
 from bnn_vnnlib.street import verify
 from robustness.robustness_builders import (
@@ -292,3 +292,46 @@ def test_what_tails_cannot_do_is_refused(options: dict[str, Any]) -> None:
     asked = {"query": "probabilistic", "method": "tails", **options}
     with pytest.raises(InputError):
         verify_batch(net, [ONE], [ONE], properties=[[rows([[1.0]], [0.0])]], **asked)
+
+
+def _open_items(seed: int, activation: str = "relu") -> tuple[TailBounds, Problem]:
+    """Eight boxes that a network with wide weights leaves open."""
+    net = random_model(seed, [3, 6, 5, 3], spread=0.3, activation=activation)
+    center = np.random.default_rng(seed).normal(size=(8, 3))
+    y = evaluate(net.network, torch.tensor(center))
+    return bounds_by_tails(net), from_labels(torch.tensor(center - 0.02), torch.tensor(center + 0.02), y.argmax(-1), 3)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_tuned_bounds_are_better_and_do_not_depend_on_neighbours(activation: str) -> None:
+    tails, question = _open_items(11, activation)
+    plain = tails.item_failures(question)
+    better = tails.improved(question, plain, 15, 1e-6)
+    assert (better <= plain).all()
+    assert (better < plain * 0.99).any()
+    assert torch.equal(tails.improved(question, plain, 15, 1.0), plain)
+    some = torch.tensor([5, 2])
+    alone = tails.improved(question.items(some), plain[some], 15, 1e-6)
+    torch.testing.assert_close(alone, better[some], rtol=1e-3, atol=1e-12)
+    torch.testing.assert_close(tails.improved(question, plain, 15, 1e-6), better, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_tuned_bounds_against_attacked_samples(seed: int) -> None:
+    net = random_model(seed, [2, 5, 4, 2], spread=0.4)
+    center = np.random.default_rng(seed).normal(size=2)
+    y = evaluate(net.network, torch.tensor(center)).numpy()
+    tails = bounds_by_tails(net)
+    for shift in (0.2, 0.6, 1.5):
+        question = problem(center - 0.03, center + 0.03, rows([[1.0, 0.0]], [y[0] - shift]), outputs=2)
+        failure = tails.improved(question, tails.item_failures(question), 20, 0.0).item()
+        assert at_most(sampled_violations(net, question, 1000, seed), 1000, failure)
+
+
+def test_time_that_is_up_ends_the_tuning() -> None:
+    tails, question = _open_items(12)
+    plain = tails.item_failures(question)
+    object.__setattr__(tails._engine, "deadline", Deadline(0.0))
+    assert torch.equal(tails.improved(question, plain, 15, 1e-6), plain)
+    with pytest.raises(OutOfTime):
+        tails.item_failures(question)

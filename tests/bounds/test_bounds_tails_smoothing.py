@@ -1,0 +1,179 @@
+"""The lines of bound 4, moments, swings and means given earlier weights, against quadrature and sampled weights."""
+
+from __future__ import annotations
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+from torch import Tensor
+
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.tails.smoothing import Law, moments_of, smoothed
+from bnn_vnnlib.bounds.tails.variation import slopes
+from bnn_vnnlib.model.nodes import Activation
+from support.networks import Array, dense_network
+from support.tails import node_values, random_deviations, record, surprising, tensor
+
+KINKED = [("relu", 0.0), ("leaky_relu", 0.0), ("leaky_relu", 0.3), ("leaky_relu", 1.0)]
+
+
+def laws(rng: np.random.Generator, count: int) -> Law:
+    """Random ones, with degenerate radii, variances and variations among them."""
+
+    def some(scale: float) -> Array:
+        return np.exp(rng.normal(size=count)) * scale * (rng.random(count) < 0.8)
+
+    middle, radius, least = rng.normal(size=count), some(0.5), some(0.5)
+    most = least + some(0.5)
+    reach = radius + 6 * np.sqrt(most) + (rng.random(count) < 0.2)
+    sides = [tensor(middle + sign * r)[None, None] for r in (radius, reach) for sign in (-1, 1)]
+    near = np.minimum(some(0.3), 2 * reach)
+    return Law(
+        Interval(sides[2], sides[3]), Interval(sides[0], sides[1]), tensor(least)[None, None],
+        tensor(most)[None, None], tensor(near)[None, None],
+    )  # fmt: skip
+
+
+def kinked(z: Array, leak: float) -> Array:
+    return np.where(z > 0, z, leak * z)
+
+
+@pytest.mark.parametrize("choice", [None, 0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize(("kind", "leak"), KINKED)
+def test_smoothed_lines_hold_in_the_mean(kind: str, leak: float, choice: float | None) -> None:
+    """E of the least f(zeta + d) - slope d over |d| <= rho' is above the lower line at m, for all m and s allowed."""
+    law = laws(np.random.default_rng(3), 400)
+    node = Activation("a", (0,), (400,), kind, leak)
+    lines = ACTIVATIONS[kind].lines(leak, law.z.lower, law.z.upper)
+    chosen = None if choice is None else torch.full((2, 1, 1, 400), choice, dtype=torch.float64)
+    found = smoothed(node, law, lines, chosen)
+    assert found is not None
+    changed = found.below[0, 0].numpy() > 0
+    assert changed.any() or leak == 1
+    low, high, least, most, near = (
+        side[0, 0].numpy() for side in (law.middle.lower, law.middle.upper, law.least, law.most, law.near)
+    )
+    d = np.linspace(-1, 1, 3)[:, None, None] * near  # convex: ends and kink are enough
+    for place in (0.0, 0.37, 1.0):
+        m = low + place * (high - low)
+        for s in (np.sqrt(least), np.sqrt(most)):
+            zeta = m + s * _fine(s)
+            for sign, slope, intercept, far in (
+                (1, found.lines.lower_slope, found.lines.lower_intercept, found.below),
+                (-1, found.lines.upper_slope, found.lines.upper_intercept, found.above),
+            ):
+                c = slope[0, 0].numpy()
+                kink = np.clip(-zeta, -near, near)[None]
+                over_d = np.concatenate([kinked(zeta + x, leak) - c * x for x in (d, kink)])
+                gap = over_d.min(0) if sign > 0 else -over_d.max(0)
+                mean = gap.mean(0)
+                room = 2e-4 * s + 1e-12 * (1 + np.abs(m))
+                used = far[0, 0].numpy() > 0  # elsewhere the line holds on the range of z, not in the mean
+                assert (mean >= sign * (c * m + intercept[0, 0].numpy()) - room)[used].all()
+                amplitude = far[0, 0].numpy()
+                assert (np.maximum(c - leak, 1 - c) <= amplitude + 1e-12)[used].all()
+
+
+GRID = 2001
+
+
+def _fine(s: Array) -> Array:
+    return stats.norm.ppf((np.arange(GRID) + 0.5) / GRID)[:, None] * np.ones_like(s)
+
+
+@pytest.mark.parametrize(("kind", "leak"), KINKED)
+def test_second_moments(kind: str, leak: float) -> None:
+    law = laws(np.random.default_rng(4), 300)
+    node, near = Activation("a", (0,), (300,), kind, leak), law.near / 2
+    found = moments_of(node, law, near, True)
+    assert found is not None
+    largest = np.zeros(300)
+    for place in (0.0, 0.5, 1.0):
+        m = (law.middle.lower + place * (law.middle.upper - law.middle.lower))[0, 0].numpy()
+        for s in (np.sqrt(law.least[0, 0].numpy()), np.sqrt(law.most[0, 0].numpy())):
+            values = (np.abs(kinked(m + s * _fine(s), leak)) + near[0, 0].numpy()) ** 2
+            largest = np.maximum(largest, values.mean(0))
+    square = found.square[0, 0].numpy()
+    assert (largest <= square * (1 + 1e-9) + 1e-12).all()
+    assert (square <= largest * 1.02 + 1e-9).mean() > 0.6
+
+
+def test_activations_that_are_not_smoothed() -> None:
+    law = laws(np.random.default_rng(5), 5)
+    for kind, leak in (("tanh", 0.0), ("sigmoid", 0.0), ("leaky_relu", 1.5), ("elu", 1.0)):
+        node = Activation("a", (0,), (5,), kind, leak)  # type: ignore[arg-type]
+        assert smoothed(node, law, ACTIVATIONS[kind].lines(leak, law.z.lower, law.z.upper)) is None
+        assert moments_of(node, law, law.near, True) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "alpha"),
+    [("relu", 0.0), ("leaky_relu", 0.2), ("leaky_relu", 2.0), ("tanh", 0.0), ("sigmoid", 0.0), ("softplus", 0.0),
+     ("gelu", 2**-0.5), ("silu", 0.0), ("abs", 0.0), ("sin", 0.0), ("atan", 0.0), ("softsign", 0.0), ("erf", 0.0)],
+)  # fmt: skip
+def test_slopes(kind: str, alpha: float) -> None:
+    """Difference quotients lie between the claimed slopes."""
+    rng = np.random.default_rng(6)
+    lower = tensor(rng.normal(size=500) * 2)
+    upper = lower + tensor(np.exp(rng.normal(size=500)))
+    node = Activation("a", (0,), (500,), kind, alpha)  # type: ignore[arg-type]
+    least, most = slopes(node, Interval(lower, upper))
+    share = torch.tensor(rng.random((2, 200, 500)))
+    x, y = lower + share * (upper - lower)
+    f = ACTIVATIONS[kind].value
+    change, distance = f(alpha, y) - f(alpha, x), y - x
+    room = 1e-12 + 1e-15 / distance.abs()
+    assert ((change / distance >= least - room) & (change / distance <= most + room)).all()
+
+
+@pytest.mark.parametrize("kind", ["relu", "leaky_relu"])
+@pytest.mark.parametrize("width", [0.0, 0.2])
+def test_means_and_swings_given_earlier_weights(monkeypatch: pytest.MonkeyPatch, kind: str, width: float) -> None:
+    """With the noise of its own layer left out, z(x0) stays in its middle; the part of L^2 stays below the swing."""
+    network, rng = dense_network([3, 5, 6, 4, 2], kind, 0.2, seed=5), np.random.default_rng(7)
+    deviations = random_deviations(network, rng, 0.4)
+    x, budget, count = rng.normal(size=3), 0.3, 20_000
+    case = record(monkeypatch, network, deviations, (x - width, x + width), tensor([[1.0, -1.0]]), budget, True)
+    drawn = case.draw(torch.Generator().manual_seed(8), count)
+    for layer, position in enumerate(sorted(case.run._middles)):
+        own = {f"w{2 * layer}", f"w{2 * layer + 1}"}
+        quiet = {name: torch.zeros_like(noise) if name in own else noise for name, noise in drawn.items()}
+        m = node_values(network, tensor(x)[None], case.weights(quiet))[position][:, 0]
+        middle = case.run._middles[position]
+        outside = ((m < middle.lower[0] - 1e-9) | (m > middle.upper[0] + 1e-9)).reshape(len(m), -1).any(-1)
+        assert not surprising(outside.sum().reshape(1) * (count // len(m)), count, tensor([budget])).any()
+    values = node_values(network, tensor(x)[None], case.weights(drawn))
+    _swings(case.tail.bounds[-1], case.run, values, deviations, count, width == 0)
+
+
+def _swings(
+    bound: object, run: object, values: list[Tensor], deviations: dict[str, Array], count: int, tight: bool
+) -> None:
+    """P(root of sum s_j^2 |h_j|^2 > root + z slope) <= Phi(-z), for the last layer of the row (1, -1)."""
+    square = sum(deviations["w6"][i] ** 2 for i in range(2))
+    h = values[run.network.nodes[-2].inputs[0]][:, 0].reshape(count, -1).numpy()  # type: ignore[attr-defined]
+    part = np.sqrt((square * h**2).sum(-1))
+    (swing,) = [s for s, q in zip(bound.swings, bound.squares, strict=True) if s is not None][:1]  # type: ignore[attr-defined]
+    for z in (0.1, 1.0, 2.0, 3.0):
+        edge = (swing.root + z * swing.slope).item()
+        assert stats.binom.sf((part > edge).sum() - 1, count, stats.norm.sf(z)) >= 1e-9
+    assert part.mean() > 0.2 * swing.root.item() or not tight
+
+
+def test_owens_function_is_as_exact_as_is_claimed() -> None:
+    """2 T(k, ratio) with mpmath's quadrature."""
+    from bnn_vnnlib.bounds.tails.tail import OWEN
+
+    rng = np.random.default_rng(9)
+    for k in [0.0, 1e-8, 0.3, -1.0, 2.5, -4.0, 7.0, *rng.normal(size=12) * 3]:
+        for a in [0.0, 1e-9, 0.1, 0.9, 1.0, 1.1, 5.0, 1e9]:
+            if a < 100:
+                exact = mpmath.quad(
+                    lambda x, k=k: mpmath.exp(-(k**2) * (1 + x * x) / 2) / (1 + x * x), [0, min(a, 1), a]
+                ) / (2 * mpmath.pi)
+            else:
+                exact = mpmath.ncdf(-abs(k)) / 2
+            assert abs(special.owens_t(k, a) - float(exact)) <= OWEN + (1 / a if a > 100 else 0)
