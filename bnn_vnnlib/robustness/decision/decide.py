@@ -13,7 +13,7 @@ from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.decision.method import Method, towards
+from bnn_vnnlib.robustness.decision.method import Aimed, Method
 from bnn_vnnlib.robustness.decision.portfolio import Expectation
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import refuted_by
@@ -79,8 +79,11 @@ class _Run:
             self._bound(method, everything)
         self._compare()
         self._attack()
-        for method in (*expect.thorough, *expect.tails):
-            self._aim(method)
+        for method in expect.thorough:
+            if isinstance(method, Aimed):
+                self._aim(method)
+            else:
+                self._bound(method, everything)
         for method in expect.tails:
             self._top(method)
         for criterion in expect.criteria:
@@ -90,7 +93,8 @@ class _Run:
         if expect.quick and len(self._open):
             self._bound(expect.by_weights, self._open)
         for method in expect.thorough:
-            self._bound(method, everything)
+            if isinstance(method, Aimed):
+                self._bound(method, everything)
 
     @property
     def _open(self) -> Tensor:
@@ -111,7 +115,7 @@ class _Run:
         self.low[index] = torch.maximum(self.low[index], found)
         self._refute(index)
 
-    def _aim(self, method: Method) -> None:
+    def _aim(self, method: Aimed) -> None:
         """The rows of the open items, as far as it takes to refute them."""
         index = self._open
         if len(index) == 0:
@@ -120,7 +124,7 @@ class _Run:
         padding = part.rows.case >= part.cases
         goal = torch.where(self._false[index] | padding, -torch.inf, part.rows.bound)
         known = self.low[index, :rows]
-        found = towards(method, part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
+        found = method.towards(part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
         self.low[index, :rows] = torch.maximum(known, found)
         self._refute(index)
 

@@ -44,12 +44,3 @@ class Criterion(Protocol):
     def refuted(self, problem: Problem) -> Tensor:
         """(N,): every case of the item is refuted; as much work as is needed."""
         ...
-
-
-def towards(
-    method: Method, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor
-) -> Tensor:
-    """With the goal where the method knows what to do with it."""
-    if isinstance(method, Aimed):
-        return method.towards(lower, upper, outputs, inputs, goal)
-    return method.lower(lower, upper, outputs, inputs)

@@ -58,12 +58,12 @@ class Expectation:
 
     @cached_property
     def quick(self) -> tuple[Method, ...]:
-        """One look at each item."""
+        """One look at each item, cheaper than the boxes of weights."""
         return self._classification.quick
 
     @cached_property
     def thorough(self) -> tuple[Method, ...]:
-        """Methods that split inputs."""
+        """Methods that go on until the bounds are good, such as by splitting inputs."""
         return (*self._classification.thorough, *self._regression)
 
     @property
