@@ -112,7 +112,8 @@ class _Writer:
             case "silu":
                 return self.add("Mul", [x, self.add("Sigmoid", [x])])
             case "clip":
-                return self.add("Clip", [x, *(self.constant(np.asarray(end, self.element)) for end in node.alpha)])
+                ends = [self.constant(np.asarray(e, self.element)) if np.isfinite(e) else "" for e in node.alpha]
+                return self.add("Clip", [x, *ends])
             case "power":
                 return self.add("Pow", [x, self.constant(np.asarray(node.alpha, self.element))])
         extra = {"alpha": node.alpha} if node.kind in ("leaky_relu", "elu") else {}
