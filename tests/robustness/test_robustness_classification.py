@@ -171,6 +171,21 @@ def test_fixed_weights_are_met_at_points():
     assert float((high - low).max()) < 1e-8
 
 
+@pytest.mark.parametrize(("deviation", "x"), [(1.0, 1.0), (1e150, 1e-170), (1e-150, 1e130), (1e-120, 1e-60)])
+def test_squares_that_underflow(deviation, x):
+    """The hidden neuron is relu(N(0, (sd x)^2)), in any units; D_0 = E sigmoid(10 relu(N(0, 1)))."""
+    scale = 10 / (deviation * x)
+    net = model(
+        [([[0.0]], [0.0]), ([[scale if np.isfinite(scale) else 1.0], [0.0]], [0.0, 0.0])],
+        [([[deviation**2]], [0.0]), ([[0.0], [0.0]], [0.0, 0.0])],
+    )  # fmt: skip
+    u = np.linspace(0, 12, 200_001)
+    truth = 0.25 + np.trapezoid(np.exp(-u * u / 2) / np.sqrt(2 * np.pi) / (1 + np.exp(-10 * u)), u)
+    point = torch.tensor([[x]], dtype=torch.float64)
+    low, high = both(SoftmaxRows(OneLayerSoftmax(layers_of(net)), Deadline()), point, point, 2)
+    assert float(low[0, 0]) <= truth <= float(high[0, 0])
+
+
 def test_an_item_does_not_depend_on_its_neighbours():
     net = random_model(5, [3, 12, 4], spread=0.2)
     method = SoftmaxRows(OneLayerSoftmax(layers_of(net)), Deadline(), Effort(1e-3, 50))

@@ -26,8 +26,8 @@ from bnn_vnnlib.robustness.classification.lines import Lines
 class Hidden:
     """Over P boxes |x - center| <= radius (P, n), all rounded outward; (P, H) each.
 
-    middle +- reach : enclosure of m at the centre, and how far m moves from it; low, high : of m over the box;
-    least, most : of s over the box; square : q at the centre, up to a relative gamma
+    middle, slack : m at the centre and the error of it; low, high : of m over the box; least, most : of s over the box;
+    square, square_above : q at the centre, from below (where x^2 underflows) and above, up to a relative gamma
     """
 
     layer: Dense
@@ -40,6 +40,7 @@ class Hidden:
     least: Tensor
     most: Tensor
     square: Tensor
+    square_above: Tensor
 
     @cached_property
     def mean_above(self) -> Tensor:
@@ -61,7 +62,7 @@ class Hidden:
     def _below(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Coefficients of m and of q / .., and the value at the centre: alpha, gamma / sigma, value."""
         relative = gamma(2 * self.center.shape[-1] + 8)
-        sigma = torch.sqrt(self.square) * (1 + 2 * relative) + LEAST
+        sigma = torch.sqrt(self.square_above) * (1 + 2 * relative) + LEAST
         t = (self.middle / sigma).clamp(-40.0, 40.0)
         alpha, share = cdf(t), density(t) / sigma
         value = alpha * self.middle + share * self.square * (1 - 2 * relative)
@@ -83,7 +84,7 @@ class Hidden:
         corners = [g[i][j] - beta * m[i] - gain * s[j] for i in (0, 1) for j in (0, 1)]
         kappa = torch.stack(corners).amax(0) + 4 * ROUND * self._size + LEAST
         sigma = (s[0] + s[1]) / 2
-        spread = self.square + self.radius**2 @ self.layer.variance.mT
+        spread = self.square_above + (self.radius**2 + TINY) @ self.layer.variance.mT
         relative = 2 * gamma(2 * self.center.shape[-1] + 16)
         value = beta * self.middle + gain * (sigma / 2 + spread / (2 * sigma)) * (1 + relative) + kappa + self.slack
         return beta, gain / sigma, value
@@ -99,7 +100,10 @@ class Hidden:
         slope = of_mean @ self.layer.mean + (of_square @ self.layer.variance) * self.center[:, None]
         size = 8 * self._size + torch.maximum(low.abs(), high.abs())
         relative = gamma(4 * sum(self.layer.mean.shape) + 64)
-        error = relative * (size @ weights.abs().mT + constant.abs() + value.abs()) + TINY
+        lost = (
+            TINY * len(self.layer.bias) * ((1 + self.center.abs()) * (1 + self.radius)).sum(-1, keepdim=True)
+        )  # underflow
+        error = relative * (size @ weights.abs().mT + constant.abs() + value.abs()) + lost + LEAST
         return Lines(value - error, slope)
 
 
@@ -115,9 +119,12 @@ def hidden(layer: Dense, lower: Tensor, upper: Tensor) -> Hidden:
     near = torch.where(across, 0.0, torch.minimum(lower.abs(), upper.abs()))
     far = torch.maximum(lower.abs(), upper.abs())
 
-    def deviation(x: Tensor) -> Tensor:
-        return torch.sqrt(x**2 @ layer.variance.mT + layer.bias_variance)
+    def squared(square: Tensor) -> Tensor:
+        return square @ layer.variance.mT + layer.bias_variance
 
-    least, most = deviation(near) * (1 - relative), deviation(far) * (1 + relative) + LEAST
-    square = center**2 @ layer.variance.mT + layer.bias_variance
-    return Hidden(layer, center, radius, middle, slack, middle - reach, middle + reach, least, most, square)
+    least = torch.sqrt(squared((near**2 - TINY).clamp(min=0.0))) * (1 - relative)
+    most = torch.sqrt(squared(far**2 + TINY)) * (1 + relative) + LEAST
+    return Hidden(
+        layer, center, radius, middle, slack, middle - reach, middle + reach, least, most,
+        squared((center**2 - TINY).clamp(min=0.0)), squared(center**2 + TINY),
+    )  # fmt: skip
