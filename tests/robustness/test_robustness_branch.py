@@ -120,7 +120,7 @@ def test_samples_items_and_cases_are_decided_each_for_itself(method, seed):
 @given(seeds, st.integers(0, 2))
 @settings(max_examples=12, deadline=None)
 def test_several_rows_rows_on_inputs_and_constraints(method, seed, count):
-    """A conjunction of rows c.y + g.x <= b under constraints on x: never contradicted by a dense grid, often decided."""
+    """A conjunction of rows c.y + g.x <= b under constraints on x, against a dense grid."""
     net = random_model(seed, (2, 4, 2))
     rng = np.random.default_rng(seed)
     low, high = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
