@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,38 @@ def test_a_posterior_without_variance_is_the_network() -> None:
     assert low[0] <= 1.9 <= high[0]
 
 
-def test_boxes_with_two_free_inputs_are_left_to_others() -> None:
-    net = random_model(1, [2, 3, 3, 1])
-    low, high = ranges(net, [[0.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 1.0]])
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("inputs", [2, 3])
+def test_boxes_against_sampled_weights(spread: float, inputs: int) -> None:
+    for seed in range(3):
+        net = random_model(seed + 20, [inputs, 6, 5, 1], spread=spread)
+        rng = np.random.default_rng(seed)
+        lower = rng.normal(size=(1, inputs))
+        upper = lower + rng.choice([0.01, 0.1, 0.5], size=(1, inputs))
+        low, high = ranges(net, lower, upper)
+        x = lower + rng.choice([0.0, 0.5, 1.0], size=(30, inputs)) * (upper - lower)
+        mean, error = sampled(net, x, 10_000)
+        assert (low[0] <= mean + 6 * error).all()
+        assert (mean - 6 * error <= high[0]).all()
+
+
+def test_small_boxes_are_tight() -> None:
+    net = random_model(3, [3, 12, 12, 1], spread=0.5)
+    x = np.array([[0.3, -0.5, 0.1]])
+    low, high = ranges(net, x - 1e-3, x + 1e-3)
+    corners = np.array(list(itertools.product([-1e-3, 1e-3], repeat=3)))
+    at = ranges(net, x + corners, x + corners)
+    width = at[1].max() - at[0].min()
+    assert low[0] <= at[0].min() + 1e-9
+    assert at[1].max() - 1e-9 <= high[0]
+    assert high[0] - low[0] < 1.1 * width
+
+
+def test_boxes_with_many_free_inputs_are_left_to_others() -> None:
+    net = random_model(1, [7, 3, 3, 1])
+    box = np.zeros((2, 7))
+    box[0] = 1
+    low, high = ranges(net, np.zeros((2, 7)), box)
     assert low[0] == -np.inf
     assert high[0] == np.inf
     assert np.isfinite(low[1])

@@ -137,7 +137,8 @@ def _period(sums: Sums, mean: Floats, deviation: Floats) -> tuple[Floats, Floats
     both = np.logaddexp(*logs)
     period = np.abs(mean) + REACHES[:, None] * deviation  # (F, A)
     exponent = np.log(period)[:, None] - rate * period[:, None] + both
-    exponent = exponent + 1e-9 * (1 + rate * (period[:, None] + sums.blur))
+    # errors of m, s move the exponents by rate times blur, times 1 / k^2 and t at most
+    exponent = exponent + 1e-9 * (1 + rate * period[:, None]) + 1e4 * rate * sums.blur
     exponent = np.where(rate * period[:, None] >= 1 + 1e-9, exponent, np.inf)
     tail = np.exp(np.minimum(exponent.min(1), 600.0))
     good = tail <= ENOUGH * deviation

@@ -1,6 +1,6 @@
 """Regression with two hidden relu layers: values at points by characteristic functions, segments by bending.
 
-Serves items whose box is a point or a segment along one input; says nothing (-inf) about others.
+Boxes with up to FREE free inputs are bounded by `stars`; nothing (-inf) is said about others.
 The output is sum_i v_i E relu(zeta_i) + const with v the mean weights of the last layer, which is independent. Between
 two points of a segment the row stays above the smaller end minus sum |v_i| times the interpolation errors of `bending`.
 Segments are halved where that matters, in rounds, all items at once.
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.regression.bending import interpolation_errors
+from bnn_vnnlib.robustness.regression.bending import WIDER, interpolation_errors
 from bnn_vnnlib.robustness.regression.chain import Chain
 from bnn_vnnlib.robustness.regression.characteristic import Sums, expected_relu
+from bnn_vnnlib.robustness.regression.stars import curvature, star_bound, star_points
 
 Floats = NDArray[np.float64]
 
@@ -33,10 +34,25 @@ ROUNDS = 12
 POINTS = 257
 """Points of one item, at most about."""
 
+FREE = 6
+"""Free inputs of a box, at most: each costs two points."""
+
+STAR_ROUNDS = 3
+"""Halvings of such a box."""
+
+THIN = 1e-6
+"""Widths below, relative to the size of x, are left alone: rounding of the center would matter."""
+
+MEMORY = 2**18
+"""Numbers (items x weights of the second layer) at once, at most about."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Points:
-    """x (P, n), bounds on E relu(zeta) (P, I) each, m and s of the first layer and their errors (P, K)."""
+    """x (P, n), bounds on E relu(zeta) (P, I) each, m and s of the first layer and their errors (P, K).
+
+    blur (P, I) : what those errors, and slack, do to E relu(zeta)
+    """
 
     x: Floats
     low: Floats
@@ -44,6 +60,7 @@ class _Points:
     m: Floats
     s: Floats
     room: Floats
+    blur: Floats
 
     def joined(self, other: _Points) -> _Points:
         return _Points(
@@ -60,6 +77,11 @@ class _Rows:
     constant: Floats
     paid: Floats
     inputs: Floats
+
+    @property
+    def negated(self) -> _Rows:
+        """The same with the other sign."""
+        return _Rows(-self.v, self.wrong, -self.constant, self.paid, -self.inputs)
 
     def at(self, points: _Points, owner: NDArray[np.intp], index: NDArray[np.intp]) -> Floats:
         """(A, R): lower bounds on the rows of the owners at points; -inf where NaN."""
@@ -90,10 +112,15 @@ class TwoLayers:
         found = np.full((count, height), -np.inf)
         low, high = lower.cpu().numpy(), upper.cpu().numpy()
         bounded = np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
-        some = np.flatnonzero(((high > low).sum(-1) <= 1) & bounded)
-        if len(some):
-            rows = self._rows(outputs, inputs, count)
-            found[some] = self._segments(low[some], high[some], _of(rows, some))
+        rows = self._rows(outputs, inputs, count)
+        free = (high > low).sum(-1)
+        wide = (high - low > THIN * (1 + np.abs(low) + np.abs(high))) | (high == low)
+        step = max(1, MEMORY // self._arrays[1]["mean"].size)
+        for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= FREE) & wide.all(-1), self._stars)):
+            index = np.flatnonzero(some & bounded)
+            for part in (index[start : start + step] for start in range(0, len(index), step)):
+                self.deadline.check()
+                found[part] = bound(low[part], high[part], _of(rows, part))
         return torch.as_tensor(found, device=lower.device)
 
     @cached_property
@@ -134,7 +161,7 @@ class TwoLayers:
             np.tile(second["bias"], count), np.tile(np.sqrt(second["bias_variance"]), count), blur.reshape(-1),
         )  # fmt: skip
         low, high = expected_relu(sums)
-        return _Points(x, low.reshape(count, wide), high.reshape(count, wide), m, s, room)
+        return _Points(x, low.reshape(count, wide), high.reshape(count, wide), m, s, room, blur)
 
     def _segments(self, low: Floats, high: Floats, rows: _Rows) -> Floats:
         """(N, R): rounds of halving; every segment that stops leaves its bound behind."""
@@ -148,9 +175,8 @@ class TwoLayers:
             ends = np.minimum(rows.at(points, owner, left), rows.at(points, owner, right))
             value = ends - self._gaps(points, owner, left, right, rows)
             enough = best - ACCURACY * (worst - best) - 1e-7 * (1 + np.abs(best))
-            keep = (
-                (value < enough[owner]).any(-1) & (turn < ROUNDS) & (used[owner] < POINTS) & (not self.deadline.passed)
-            )
+            keep = (value < enough[owner]).any(-1) & (used[owner] < POINTS)
+            keep &= (turn < ROUNDS) and not self.deadline.passed
             keep &= (points.x[left] < points.x[right]).any(-1)
             np.minimum.at(finished, owner[~keep], value[~keep])
             if not keep.any():
@@ -180,8 +206,53 @@ class TwoLayers:
             (second["mean"], second["slack"], np.sqrt(second["variance"]), np.sqrt(second["bias_variance"])),
         )  # fmt: skip
         errors = np.where((difference[each, axis] > 0)[:, None], errors, 0.0)
+        errors = errors + 2 * np.maximum(points.blur[left], points.blur[right])  # slack of the first layer's slopes
         weight = np.abs(rows.v[owner]) + rows.wrong[owner]
         return np.asarray((weight * errors[:, None]).sum(-1) * (1 + 1e-9))
+
+    def _stars(self, low: Floats, high: Floats, rows: _Rows) -> Floats:
+        """(N, R): rounds of halving along the axis that costs most."""
+        owner = np.arange(len(low))
+        finished = np.full(rows.constant.shape, np.inf)
+        best, worst = finished.copy(), -finished
+        for turn in range(STAR_ROUNDS + 1):
+            value, cost, seen = self._star(low, high, rows, owner)
+            np.minimum.at(best, owner, seen.min(-1))
+            np.maximum.at(worst, owner, seen.max(-1))
+            enough = best - 10 * ACCURACY * (worst - best) - 1e-7 * (1 + np.abs(best))
+            keep = (value < enough[owner]).any(-1)
+            keep &= (turn < STAR_ROUNDS) and not self.deadline.passed
+            np.minimum.at(finished, owner[~keep], value[~keep])
+            if not keep.any():
+                break
+            axis = np.nan_to_num(cost[keep].max(1), nan=0.0, posinf=1e300).argmax(-1)
+            owner, low, high = owner[keep], low[keep], high[keep]
+            each, left, right = np.arange(len(owner)), high.copy(), low.copy()
+            left[each, axis] = right[each, axis] = (low[each, axis] + high[each, axis]) / 2
+            owner, low, high = np.tile(owner, 2), np.concatenate([low, right]), np.concatenate([left, high])
+        return finished
+
+    def _star(self, low: Floats, high: Floats, rows: _Rows, owner: NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+        """(A, R) bounds, (A, R, n) costs of the axes, (A, R, P) values seen."""
+        first, second = self._arrays[0], self._arrays[1]
+        x = star_points(low, high)
+        count, number, n = x.shape
+        points = self.points(x.reshape(-1, n))
+        of_point = np.repeat(owner, number)
+        index = np.arange(count * number)
+        below, above = (
+            np.moveaxis(side.reshape(count, number, -1), 1, 2)
+            for side in (rows.at(points, of_point, index), -rows.negated.at(points, of_point, index))
+        )
+        room, blur = (part.reshape(count, number, -1).max(1) * 4 for part in (points.room, points.blur))
+        reach = (high - low) / 2 * WIDER
+        weight = np.abs(rows.v[owner]) + rows.wrong[owner]
+        whole = (weight * (curvature(first, second, low, high, reach, room) + 4 * blur)[:, None]).sum(-1)
+        single = (reach[:, None] * np.eye(n)).reshape(-1, n)
+        again = np.repeat(np.arange(count), n)
+        along = curvature(first, second, low[again], high[again], single, room[again]).reshape(count, n, -1)
+        along = np.einsum("ari,ani->arn", weight, along + 4 * blur[:, None])
+        return *star_bound(below, above, along, whole), below
 
 
 def _of(rows: _Rows, some: NDArray[np.intp]) -> _Rows:
