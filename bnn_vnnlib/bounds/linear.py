@@ -72,8 +72,9 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     size = a.abs()
     noise = None
     if box.spread is not None:
-        scale = walk.weights.scale
-        noise = back(box.spread, size * scale.reshape(*scale.shape, 1, *(1,) * len(node.shape)))
+        scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
+        least = TINY * (scale > 0).to(scale.dtype)  # what |A| scale may lose to underflow, whatever the spread
+        noise = back(box.spread, torch.addcmul(least, size, scale))
     if box.slack is not None:
         slack = back(box.slack, size)
         noise = slack if noise is None else noise + slack

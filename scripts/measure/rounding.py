@@ -44,11 +44,12 @@ def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
 
     carried = back(box.center, a)
     if box.spread is not None:
-        scale = walk.weights.scale
-        noise = scale.reshape(*scale.shape, 1, *(1,) * len(shape)) * back(box.spread, a.abs())
+        scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
+        noise = back(box.spread, a.abs() * scale)
         slope, offset = linear._chord_of_absolute(walk.ranges.values[source])
-        carried = carried - noise * slope[:, :, None]
-        walk.constant = walk.constant - dot(noise, offset)
+        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
+        if bool(offset.any()):
+            walk.constant = walk.constant - dot(noise, offset)
     walk.give(source, carried)
 
 

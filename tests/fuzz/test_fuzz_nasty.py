@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import onnx
@@ -11,6 +12,8 @@ import torch
 from onnx import helper
 
 from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
@@ -20,6 +23,7 @@ from bnn_vnnlib.robustness.branch import Branching
 from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
 from bnn_vnnlib.robustness.pairs import Pairs
 from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
+from support.networks import Builder
 
 
 def nowhere(pairs: Pairs, x: torch.Tensor) -> torch.Tensor:
@@ -133,3 +137,18 @@ def test_rows_that_only_fill_up_close_nothing(strict, monkeypatch):
     every = torch.ones(1, 1, dtype=torch.bool)
     found = NeuronBranching(bounds_of(net), weight_sets.mean_weights(net.network), question, every, 100).run()
     assert not found.safe.any()
+
+
+@pytest.mark.parametrize("method", ["linear", "interval"])
+@pytest.mark.parametrize(
+    ("row", "scale", "size"), [(1e-200, 1e-150, 1e150), (1e-300, 1e-30, 1e150), (5e-324, 0.3, 1e150)]
+)
+def test_rows_times_margins_that_underflow(method, row, scale, size):
+    """|A| scale is lost, but spread and input are large: the row reaches -row scale spread x."""
+    b = Builder()
+    b.linear(b.input(1, 1), np.zeros((1, 1)))
+    network = b.network()
+    one = torch.ones(1, 1, dtype=torch.float64)
+    weights = WeightBoxes({"w0": 0 * one[None]}, {"w0": size * one}, scale * one)
+    found = Engine(network, method).rows(weights, size * one, size * one, row * one[None]).lower.item()
+    assert Fraction(found) <= -Fraction(row) * Fraction(scale) * Fraction(size) ** 2

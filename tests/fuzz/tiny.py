@@ -95,7 +95,7 @@ def _rows(rng: np.random.Generator, regime: str) -> Iterator[str]:
     spreads = {
         k: _tensor(np.abs(numbers(rng, regime, *v.shape))) for k, v in network.tensors.items() if rng.random() < 0.5
     }
-    scale = float(rng.choice([0.0, 1.0, 0.3, 1e-17, 4.0]))
+    scale = float(rng.choice([0.0, 1.0, 0.3, 1e-17, 4.0, 1e-150]))
     centers = {name: _tensor(tensor)[None] for name, tensor in network.tensors.items()}
     weights = WeightBoxes(centers, spreads, torch.full((1, 1), scale, dtype=torch.float64))
     low, high = _tensor(lower)[None], _tensor(upper)[None]
