@@ -72,7 +72,7 @@ def test_f_is_concave_and_lipschitz_with_the_claimed_mean(
     assert (drawn.std(0) <= spread * 1.1).all()  # Poincare: Var F <= L^2
 
 
-@pytest.mark.parametrize("size", [0.05, 0.5, 3.0])
+@pytest.mark.parametrize("size", [0.5, 3.0])
 @pytest.mark.parametrize("name", INSIDE)
 def test_rows_stay_above_f_where_the_ranges_hold(monkeypatch: pytest.MonkeyPatch, name: str, size: float) -> None:
     """The inequality behind everything, sample by sample: on G, row(x) >= m0 + the noise, for the x of the grid."""

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.tails import claimed
 from bnn_vnnlib.bounds.tails.smoothing import Law, moments_of, smoothed
+from bnn_vnnlib.bounds.tails.tail import Martingale
 from bnn_vnnlib.bounds.tails.variation import slopes
 from bnn_vnnlib.model.nodes import Activation
-from support.networks import Array, dense_network
+from support.networks import Array, Builder, dense_network
 from support.tails import node_values, random_deviations, record, surprising, tensor
 
 KINKED = [("relu", 0.0), ("leaky_relu", 0.0), ("leaky_relu", 0.3), ("leaky_relu", 1.0)]
@@ -177,3 +179,39 @@ def test_owens_function_is_as_exact_as_is_claimed() -> None:
             else:
                 exact = mpmath.ncdf(-abs(k)) / 2
             assert abs(special.owens_t(k, a) - float(exact)) <= OWEN + (1 / a if a > 100 else 0)
+
+
+def test_a_swing_follows_the_neuron_that_varies_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four neurons has nearly all the noise: the part of L^2 is its square."""
+    builder = Builder()
+    x = builder.activation(builder.linear(builder.input(1, 1), np.zeros((4, 1))), "relu")
+    builder.linear(x, np.zeros((1, 4)))
+    network, sd = builder.network(), {"w0": np.array([[1.0], [0.01], [0.01], [0.01]]), "w1": np.ones((1, 4))}
+    case = record(monkeypatch, network, sd, ([1.0], [1.0]), tensor([[1.0]]), 1e-3, True)
+    found = case.tail.bounds[-1]
+    assert isinstance(found, Martingale)
+    (swing,) = (swing for swing in found.swings if swing is not None)
+    for z in (0.0, 1.0, 3.0):
+        edge = (swing.root + z * swing.slope).item()
+        assert stats.norm.sf(edge) <= stats.norm.sf(z)
+    assert swing.root.item() == pytest.approx(np.sqrt(0.5 + 3 * 0.5e-4), rel=1e-6)
+    assert swing.slope.item() == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_the_variation_counts_the_noise_of_the_weights(monkeypatch: pytest.MonkeyPatch, thorough: bool) -> None:
+    """Weights of mean 0 over [-r, r]: |z_i(x) - z_i(0)| reaches sum |w_ij| r_j, behind a known first layer."""
+    rng, count, budget = np.random.default_rng(10), 20_000, 0.4
+    builder = Builder()
+    x = builder.activation(builder.linear(builder.input(1, 20), np.eye(20)), "leaky_relu", 1.0)
+    x = builder.activation(builder.linear(x, np.zeros((3, 20))), "relu")
+    builder.linear(x, np.ones((1, 3)))
+    network, reach = builder.network(), rng.uniform(0.5, 1.5, 20)
+    sd = {"w1": rng.uniform(0.5, 1.5, (3, 20))}
+    case = record(monkeypatch, network, sd, (-reach, reach), tensor([[1.0]]), budget, thorough)
+    drawn = case.weights(case.draw(torch.Generator().manual_seed(11), count))
+    largest = (drawn["w1"].abs() * tensor(reach)).sum(-1)
+    first, second = (case.run.variation.known[position].reshape(-1) for position in claimed(network))  # type: ignore[union-attr]
+    torch.testing.assert_close(first, tensor(reach), rtol=1e-9, atol=0)
+    assert not surprising((largest > second).sum(0), count, tensor([budget])).any()
+    assert (second < 2 * largest.mean(0)).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.linear import dot, over_rows, sum_to
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.tails.variation import squared, squared_down
 from bnn_vnnlib.model.nodes import Conv, Linear, Node, Scale
 
@@ -34,16 +34,19 @@ class Uses:
     shape: tuple[int, ...]
 
     @cached_property
+    def plain(self) -> Tensor:
+        """s_j^2, rounded up."""
+        return self._variance(self.a)
+
+    @cached_property
     def root(self) -> Tensor:
-        """s_j, rounded up."""
-        return torch.sqrt(self._variance(self.a.abs()))
+        """s_j, up to a rounding."""
+        return torch.sqrt(self.plain)
 
     @cached_property
     def variance(self) -> Tensor:
         """s_j^2 with the amplitudes, rounded up."""
-        if self.amplitude is None:
-            return self.root**2 * (1 + 8 * UNIT)
-        return self._variance(self.a.abs() + self.amplitude)
+        return self.plain if self.amplitude is None else self._variance(self.a.abs() + self.amplitude)
 
     @property
     def terms(self) -> int:
