@@ -147,8 +147,8 @@ def _refuse_stochastic(alive: Iterable[NodeProto]) -> None:
         if frozen:
             message = (
                 f"uses {frozen[0]}, the noise of one forward pass that a BLiTZ layer left in the file: this is one "
-                "sample of the weights, not their posterior. Export the posterior-mean network and attach the posterior "
-                "to it"
+                "sample of the weights, not their posterior. Export the posterior-mean network and attach the "
+                "posterior to it"
             )
             raise unsupported(node, message)
 

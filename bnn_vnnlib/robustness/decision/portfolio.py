@@ -22,6 +22,10 @@ MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-
 """Masses of the nested boxes."""
 
 
+MODERATE = 1e12
+"""Largest weight and standard deviation up to which closed forms are used."""
+
+
 @dataclass(frozen=True, eq=False)
 class Expectation:
     """E_w of rows over the transformed outputs.
@@ -45,16 +49,24 @@ class Expectation:
 
     @cached_property
     def _classification(self) -> classification.Portfolio:
-        if self.only_weights:
+        if self.only_weights or not self._moderate:
             return classification.Portfolio()
         return classification.methods(self.bounds, self.posterior, self.weights, self.mass)
 
     @cached_property
     def _regression(self) -> tuple[Method, ...]:
-        if self.bounds.transform != "identity" or self.only_weights:
+        if self.bounds.transform != "identity" or self.only_weights or not self._moderate:
             return ()
         engine, device = self.bounds.engine, self.weights.scale.device
         return regression.methods(engine.network, self.posterior, device, engine.deadline)
+
+    @cached_property
+    def _moderate(self) -> bool:
+        """Closed forms square what they meet: weights so large that they undo an underflow are left to the boxes."""
+        tensors = list(self.bounds.engine.network.tensors.values())
+        if isinstance(self.posterior, GaussianDiagonal):
+            tensors += [np.sqrt(variance) for variance in self.posterior.variances.values()]
+        return all(bool((np.abs(tensor) <= MODERATE).all()) for tensor in tensors)
 
     @cached_property
     def quick(self) -> tuple[Method, ...]:

@@ -112,7 +112,8 @@ class TwoLayers:
         found = np.full((count, height), -np.inf)
         low, high = lower.cpu().numpy(), upper.cpu().numpy()
         bounded = np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
-        rows = self._rows(outputs, inputs, count)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = self._rows(outputs, inputs, count)
         free = (high > low).sum(-1)
         wide = (high - low > THIN * (1 + np.abs(low) + np.abs(high))) | (high == low)
         step = max(1, MEMORY // self._arrays[1]["mean"].size)
@@ -120,8 +121,10 @@ class TwoLayers:
             index = np.flatnonzero(some & bounded)
             for part in (index[start : start + step] for start in range(0, len(index), step)):
                 self.deadline.check()
-                found[part] = bound(low[part], high[part], _of(rows, part))
-        return torch.as_tensor(found, device=lower.device)
+                with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                    found[part] = bound(low[part], high[part], _of(rows, part))
+        # numbers beyond all range end in nan, which says nothing
+        return torch.as_tensor(np.nan_to_num(found, nan=-np.inf, posinf=-np.inf, neginf=-np.inf), device=lower.device)
 
     @cached_property
     def _arrays(self) -> list[dict[str, Floats]]:
