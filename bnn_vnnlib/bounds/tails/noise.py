@@ -214,7 +214,7 @@ class Noise:
         add(self.near_squares, node.weight, uses.most(torch.zeros_like(near), near), uses.terms)
         add(self.most, node.weight, uses.most(center, radius), uses.terms)
         self._charge_least(node.weight, uses.least(center, radius), uses.terms)
-        self.play = self.play + dot(uses.root, radius)
+        self.play = self.play + radius.reshape(*radius.shape[:2], 1, -1).amax(-1)
 
     def _charge_least(self, param: Param, square: Tensor, terms: int) -> None:
         if param.copies == 1:  # entries that are one variable could cancel

@@ -76,12 +76,12 @@ def smoothed(node: Activation, law: Law, lines: Lines, choice: Tensor | None = N
     center, radius = center_radius(law.middle)
     unstable = (law.z.lower < 0) & (law.z.upper > 0)
     c, low = _below(center, radius, _root(law.least) * (1 - 4 * UNIT), law.near, None if choice is None else choice[0])
-    slope, intercept, far = _leaking(leak, c, low, -1)
+    slope, intercept, far = _leaking(leak, c, low, law, -1)
     keep = ~unstable | ~(slope * center + intercept > lines.lower_slope * center + lines.lower_intercept)
     lower = (torch.where(keep, lines.lower_slope, slope), torch.where(keep, lines.lower_intercept, intercept))
     below = torch.where(keep, 0.0, far)
     c, high = _above(law.middle, _root(law.most) * (1 + 4 * UNIT), law.near, None if choice is None else choice[1])
-    slope, intercept, far = _leaking(leak, c, high, 1)
+    slope, intercept, far = _leaking(leak, c, high, law, 1)
     keep = ~unstable | ~(slope * center + intercept < lines.upper_slope * center + lines.upper_intercept)
     upper = (torch.where(keep, lines.upper_slope, slope), torch.where(keep, lines.upper_intercept, intercept))
     return Smooth(Lines(*lower, *upper), below, torch.where(keep, 0.0, far))
@@ -127,15 +127,15 @@ def _second(m: Tensor, s: Tensor) -> Tensor:
     return (m**2 + s**2) * torch.special.ndtr(x) + m * s * (torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))
 
 
-def _leaking(leak: float, c: Tensor, intercept: Tensor, sign: int) -> tuple[Tensor, Tensor, Tensor]:
-    """From relu to leak z + (1 - leak) relu(z): slope, intercept rounded by sign, distance of slopes.
+def _leaking(leak: float, c: Tensor, intercept: Tensor, law: Law, sign: int) -> tuple[Tensor, Tensor, Tensor]:
+    """From relu to leak z + (1 - leak) relu(z): slope, intercept moved by sign, distance of slopes.
 
-    The slope is rounded: what the bounds use is the number itself, and c differs from it by a rounding that is paid
-    where c is used, in ERROR.
+    The slope is rounded, which is paid for at m + d.
     """
     far = torch.maximum(c, 1 - c) * (1 - leak) * (1 + 8 * UNIT)
     value = (1 - leak) * intercept
-    return leak + (1 - leak) * c, value + sign * 4 * UNIT * value.abs() + sign * TINY, far
+    paid = 4 * UNIT * (value.abs() + law.middle.magnitude + law.near) + TINY
+    return leak + (1 - leak) * c, value + sign * paid, far
 
 
 def _below(m: Tensor, radius: Tensor, s: Tensor, near: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor]:
