@@ -115,7 +115,7 @@ def test_properties_without_cases_or_without_rows(net, query):
         found = verify_batch(net, low, high, properties=[cases], query=query)
         assert (found.verdicts == word).all()
         if query == "probabilistic":
-            assert (found.lower >= 1 - 1e-7).all() if word == "unsat" else (found.upper <= 1e-7).all()
+            assert (found.lower >= 1 - 1e-11).all() if word == "unsat" else (found.upper <= 1e-11).all()
     mixed = verify_batch(net, low, high, properties=[[], [nothing], [ordinary]], query=query)
     assert mixed.verdicts[:2].tolist() == ["unsat", "sat"]
 

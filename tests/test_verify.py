@@ -376,7 +376,7 @@ def test_properties_without_cases_rows_or_outputs(query):
     found = verify(net, everywhere, query=query)
     assert found.verdict == "sat"
     if query == "probabilistic":
-        assert found.p_safe.upper <= 1e-7
+        assert found.p_safe.upper <= 1e-11
     beside = properties(net, [(0, 1), (2, 3)], [(0, [([1, 0], None, -1e6, False)]), (1, [])])
     assert verify(net, beside, query=query).verdict == "sat"
 

@@ -42,6 +42,7 @@ class _Question:
     """Rows over boxes, and how their failures add up.
 
     total : from the failures (.., N, R) of the problem's rows to (.., N)
+    certain : (N,) items whose total rests on no row, so that no budget is spent
     """
 
     problem: Problem
@@ -51,6 +52,7 @@ class _Question:
     inputs: Tensor | None
     bound: Tensor
     total: Callable[[Problem, Tensor], Tensor]
+    certain: Tensor
 
     def items(self, index: Tensor) -> _Question:
         """Some items."""
@@ -61,7 +63,7 @@ class _Question:
         inputs = None if self.inputs is None else pick(self.inputs)
         return _Question(
             self.problem.items(index), self.lower[index], self.upper[index], pick(self.outputs), inputs,
-            pick(self.bound), self.total,
+            pick(self.bound), self.total, self.certain[index],
         )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ class TailBounds:
 
     def _total(self, question: _Question, budgets: Tensor, *, thorough: bool) -> Tensor:
         """(N,) failures of the items with their budgets (N,), at most 1."""
-        budgets = budgets if self._engine.events else torch.zeros_like(budgets)
+        budgets = torch.where(question.certain, 0.0, budgets) if self._engine.events else torch.zeros_like(budgets)
         rows = self._engine.failures(
             *self._weights, (question.lower, question.upper), question.outputs, question.inputs, question.bound,
             budgets[None], thorough=thorough,
@@ -140,7 +142,8 @@ def _violations(problem: Problem) -> _Question:
     def total(problem: Problem, failures: Tensor) -> Tensor:
         return torch.where(problem.exists, problem.least(failures), 0.0).sum(-1)
 
-    return _Question(problem, problem.lower, problem.upper, rows.outputs, rows.inputs, rows.bound, total)
+    certain = ~problem.exists.any(-1).expand(len(problem))
+    return _Question(problem, problem.lower, problem.upper, rows.outputs, rows.inputs, rows.bound, total, certain)
 
 
 def _all_rows(problem: Problem, lower: Tensor, upper: Tensor) -> _Question:
@@ -151,7 +154,9 @@ def _all_rows(problem: Problem, lower: Tensor, upper: Tensor) -> _Question:
         return torch.where(problem.exists, problem.total(failures), torch.inf).amin(-1)
 
     inputs = None if rows.inputs is None else -rows.inputs
-    return _Question(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound, total)
+    rowless = ~problem.any_row(torch.ones_like(rows.strict)) & problem.exists  # such a case holds anywhere
+    certain = rowless.any(-1).expand(len(problem))
+    return _Question(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound, total, certain)
 
 
 def _up(total: Tensor, question: _Question) -> Tensor:

@@ -23,8 +23,11 @@ from bnn_vnnlib.robustness.problem import Problem, from_labels, from_property
 from robustness.robustness_builders import model, problem, properties, random_model, random_samples, rows
 
 METHODS = [Branching, NeuronBranching]
-CLOSE, APART = 1e-6, 0.05
-"""Nothing wrong may be claimed that close to the exact minimum, and that far from it all is decided."""
+CLOSE, APART = 1e-6, {Branching: 0.01, NeuronBranching: 1e-5}
+"""Nothing wrong may be claimed that close to the exact minimum, and that far from it all is decided.
+
+Inputs are split for ever along a flat minimum that lies across kinks; the leaves of neurons are exact.
+"""
 
 seeds = st.integers(0, 10**6)
 
@@ -84,7 +87,7 @@ def test_both_sides_of_the_exact_minimum_are_told_apart(method, seed, widths, ac
     row = rng.normal(size=widths[-1])
     truth = least(layers_of(net), row, low, high, 0.01 if activation == "leaky_relu" else 0.0)
     for side, kind, other in ((-1, "safe", "violated"), (1, "violated", "safe")):
-        for gap, most in ((CLOSE, 200), (APART, 4096)):
+        for gap, most in ((CLOSE, 200), (APART[method], 4096)):
             question = problem(low, high, rows(row, truth + side * gap), outputs=widths[-1])
             found = decided(method, net, question, most=most)
             assert not bool(getattr(found, other)), (gap, kind, truth)
@@ -109,7 +112,7 @@ def test_samples_items_and_cases_are_decided_each_for_itself(method, seed):
             for j in range(3)
             if j != labels[n]
         ]
-        if abs(min(margins)) < APART:
+        if abs(min(margins)) < APART[method]:
             assert not bool(found.safe[s, n] if min(margins) <= 0 else found.violated[s, n])
             continue
         assert bool(found.safe[s, n]) == (min(margins) > 0), (s, n, margins)
