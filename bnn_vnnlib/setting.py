@@ -93,14 +93,22 @@ class Setting:
         """For the record."""
         name = self.bounds.engine.method
         if self.query is Query.DETERMINISTIC:
-            return name
+            return f"{name}, branch and bound"
         if type(self.posterior).__name__ == "WeightSamples":
             return f"{name}, weight samples"
         if self.choices.boxes == "sampled":
             return f"{name}, boxes around samples"
-        if self.query is Query.PROBABILISTIC and self.means != "boxes":
-            return "tails" if self.means == "tails" else f"{name}, tails and centred boxes"
-        return f"{name}, centred boxes"
+        if name == "interval" or self.choices.margin is not None:
+            return f"{name}, centred boxes"
+        if self.query is Query.DECISION:
+            return f"{name}, closed forms and centred boxes"
+        match self.means:
+            case "tails":
+                return "tails"
+            case "both":
+                return f"{name}, tails and centred boxes"
+            case "boxes":
+                return f"{name}, centred boxes"
 
     @property
     def means(self) -> Means:

@@ -61,6 +61,11 @@ class Pairs:
     setting: Tensor
     problem: Problem
 
+    def __post_init__(self) -> None:
+        """A scale for each item would not follow the items into the grids."""
+        if self.weights.scale.shape[1] != 1:
+            raise ValueError("pairs need weight settings that are the same for all items")
+
     @cached_property
     def grids(self) -> list[tuple[Tensor, Tensor]]:
         """See `grids`."""

@@ -58,16 +58,3 @@ def exponential_excess(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tenso
     value = above - below - first + ROUND * size + LEAST
     usable = (r > 1e-3) & (t.abs() < 37) & (y.abs() < 37)
     return torch.where(usable, value.clamp(min=LEAST), torch.inf).nan_to_num(torch.inf, torch.inf)
-
-
-def log_exponential_mean(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tensor:
-    """log E exp(a z + square z^2 / 2), z = relu(N(m, s^2)); nan or inf where the mean does not exist."""
-    s = s.clamp(min=LEAST)
-    t = m / s
-    r = torch.sqrt(1 - square * s * s)
-    y = (t + a * s) / r
-    # exp(y^2 / 2) Phi(y) = erfcx(-y / sqrt 2) / 2 where y < 0, and y^2 / 2 apart from log Phi(y) elsewhere
-    low = torch.log(torch.special.erfcx(-y.clamp(max=0.0) * math.sqrt(0.5)) / 2)
-    high = y.clamp(min=0.0) ** 2 / 2 + torch.log(cdf(y.clamp(min=0.0)))
-    above = torch.where(y < 0, low, high) - t * t / 2 - torch.log(r)
-    return torch.logaddexp(torch.special.log_ndtr(-t), above)

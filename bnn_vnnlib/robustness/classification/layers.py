@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
 from bnn_vnnlib.model.nodes import Activation, Input, Linear, Node, Param, Reshape, Shift
 
@@ -121,8 +120,3 @@ def _values(param: Param, network: Network, posterior: GaussianDiagonal, device:
     if param.source in posterior.variances:
         variance = posterior.variances[param.source].ravel()[param.index]
     return torch.tensor(mean, device=device), torch.tensor(variance, device=device)
-
-
-def up_square_root(square: Tensor) -> Tensor:
-    """Square root, rounded up."""
-    return torch.sqrt(square.clamp(min=0.0)) * (1 + 4 * UNIT) + TINY
