@@ -1,0 +1,56 @@
+"""The application: the root's options and the table of commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.cli.attach import attach
+from bnn_vnnlib.cli.guard import NAME
+from bnn_vnnlib.cli.inspect import inspect
+from bnn_vnnlib.cli.verify import verify
+
+app = typer.Typer(
+    name=NAME,
+    help="Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    # The CPU time spent so far stands for the interpreter's start, which the time limit counts too.
+    app(args, obj=time.monotonic() - time.process_time())
+
+
+def _say(text: str) -> Callable[[bool], None]:
+    def callback(asked: bool) -> None:
+        if asked:
+            typer.echo(text)
+            raise typer.Exit
+
+    return callback
+
+
+@app.callback()
+def root(
+    name: Annotated[bool, typer.Option("--name", is_eager=True, callback=_say(NAME), help="Print the name.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say(__version__), help="Print the version.")
+    ] = False,
+) -> None:
+    """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
+
+
+COMMANDS = (verify, inspect, attach)
+"""In the order in which the help lists them."""
+
+for command in COMMANDS:
+    app.command()(command)

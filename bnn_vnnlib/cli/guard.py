@@ -1,0 +1,98 @@
+"""What every command runs under: one message an error, the right exit code, a backstop for the time limit."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bnn_vnnlib.outlet import Outlet
+
+NAME = "bnn-vnnlib"
+FAULT, REFUSED, INTERRUPTED = 1, 2, 130
+# The engine keeps the limit itself; a run that has not come back this many seconds later is ended. Short limits are
+# mostly start-up, so they get more.
+GRACE, SHORT, SHORT_GRACE = 1.5, 10.0, 5.0
+
+
+@contextmanager
+def in_time(console: Console, outlet: Outlet) -> Iterator[Callable[[], None]]:
+    """Run the block under a backstop for the time limit; yields what disarms it. Errors disarm it as well."""
+    if outlet.timeout is None:
+        yield lambda: None
+        return
+    from bnn_vnnlib.backstop import Backstop
+
+    def last_words() -> None:
+        outlet.expire()
+        console.print("the time limit ended the run before there were any bounds", soft_wrap=True)
+
+    grace = GRACE if outlet.timeout >= SHORT else SHORT_GRACE
+    backstop = Backstop(outlet.started + outlet.timeout + grace - time.monotonic(), last_words)
+    try:
+        yield backstop.disarm
+    finally:
+        backstop.disarm()
+
+
+@contextmanager
+def guard(console: Console, debug: bool, outlet: Outlet | None = None) -> Iterator[None]:
+    """Turn every exception into one message and the right exit code, and leave `error` in the results file."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        refused = isinstance(error, InputError)
+        reason = str(error) if refused else f"{type(error).__name__}: {error}"
+        if debug:
+            console.print_exception()
+        _complain(console, reason, refused)
+        if outlet is not None:
+            _record_failure(console, outlet, reason)
+        raise typer.Exit(REFUSED if refused else FAULT) from None
+
+
+def _record_failure(console: Console, outlet: Outlet, reason: str) -> None:
+    try:
+        outlet.fail(reason)
+    except InputError as error:
+        _complain(console, str(error), refused=True)
+
+
+def _complain(console: Console, reason: str, refused: bool) -> None:
+    if refused:
+        console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
+        return
+    console.print(f"internal fault: {reason}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"This is a bug in {NAME} {__version__}, not in your input. Please report it with both input files and the "
+        "traceback that --debug shows.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def check_positive(option: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise OptionError(f"{option} must be a positive number, found {value}")
+
+
+def stderr_console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stderr)

@@ -1,0 +1,94 @@
+"""`bnn-vnnlib verify`: one property of one model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
+from bnn_vnnlib.cli.options import Debug, Likelihood
+
+
+def verify(
+    context: typer.Context,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="The property, or the property and the model in any order.")
+    ],
+    network: Annotated[list[str] | None, typer.Option(metavar="[NAME=]MODEL", help="The ONNX model.")] = None,
+    query: Annotated[
+        Literal["probabilistic", "decision", "deterministic"] | None,
+        typer.Option(help="What is asked; by default probabilistic if the model carries a posterior."),
+    ] = None,
+    tau_safe: Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="0.95")] = None,
+    tau_unsafe: Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="0.95")] = None,
+    likelihood: Likelihood = None,
+    outputs: Annotated[
+        Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")
+    ] = "auto",
+    method: Annotated[
+        Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")
+    ] = "auto",
+    boxes: Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")] = "mean",
+    num_boxes: Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds, counted from process start.")] = None,
+    results_file: Annotated[Path | None, typer.Option(help="VNN-COMP results file to write.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Decide one property of one model.
+
+    Standard output holds the verdict word and, for sat, the witness; everything else goes to standard error.
+    Exit code: 0 any verdict, 2 refused input, 1 a fault of this program.
+    """
+    started = context.obj if isinstance(context.obj, float) else time.monotonic()
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib.outlet import Outlet
+
+        check_positive("--timeout", timeout)
+        check_positive("--margin", margin)
+        outlet = Outlet(results_file, json_file, seed, timeout, started)
+    with guard(console, debug, outlet), in_time(console, outlet) as disarm:
+        from bnn_vnnlib.instance import find_files
+        from bnn_vnnlib.options import settle
+        from bnn_vnnlib.vnnlib import match, read_property
+
+        found = find_files(files, network or [])
+        outlet.files = found.by_role
+        prop = outlet.prop = read_property(found.prop)
+        found.check_name(prop)
+        question = settle(prop.options, query, tau_safe, tau_unsafe, path=found.prop)
+        outlet.query = question.query
+
+        import bnn_vnnlib
+
+        model = bnn_vnnlib.read_model(found.model, likelihood=likelihood)
+        prop = match(prop, model.network.signature, found.prop)
+        result = bnn_vnnlib.verify(
+            model,
+            prop,
+            query=question.query,
+            tau_safe=question.tau_safe,
+            tau_unsafe=question.tau_unsafe,
+            likelihood=likelihood,
+            outputs=outputs,
+            method=method,
+            boxes=boxes,
+            num_boxes=num_boxes,
+            margin=margin,
+            timeout=timeout,
+            started=started,
+            seed=seed,
+        )
+        disarm()
+        outlet.finish(result, prop)
+        from bnn_vnnlib.display import show_result
+
+        show_result(console, result)
