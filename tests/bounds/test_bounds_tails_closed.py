@@ -147,6 +147,18 @@ def test_products_that_underflow_are_paid_for() -> None:
     assert found >= stats.norm.cdf(-1)
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("x", [1e100, 1e154, 1e160, 1e200])
+def test_variances_that_overflow(x: float, thorough: bool) -> None:
+    """The variance of w x is infinite in float64, and still w x <= t almost surely for t far above."""
+    builder = Builder()
+    builder.linear(builder.input(1, 1), np.zeros((1, 1)))
+    for t in (-3 * x, -0.1 * x, 0.1 * x, 3 * x, 1e5 * x, 1e100 * x):
+        box, sd = ([x], [x]), {"w0": np.ones((1, 1))}
+        found = failures(builder.network(), sd, box, [[1.0]], [t], (0.0,), thorough=thorough).item()
+        assert found >= stats.norm.cdf(t / x)
+
+
 AFFINE = [
     name for name in PIECES
     if random_sources(bare(name)) and all(p.copies == 1 for p in params_of(bare(name)))

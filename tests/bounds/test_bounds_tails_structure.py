@@ -14,6 +14,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails import claimed, run
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model.evaluate import evaluate
 from support.networks import Builder, dense_network
 from support.tails import (
     failures,
@@ -123,3 +124,18 @@ def test_rows_with_input_terms() -> None:
     network.tensors["w0"][:] += g
     torch.testing.assert_close(mixed, failures(network, sd, box, [[1.0]], [t]), rtol=1e-9, atol=0)
     assert 0 < mixed.item() < 1
+
+
+@pytest.mark.parametrize("heads", [1, 4, 5, 9])
+def test_one_activation_may_have_many_readers(heads: int) -> None:
+    """Each map that reads an activation has a swing of its own, more of them than there are activations."""
+    builder = Builder(3)
+    x = builder.dense(builder.input(1, 2), 3, "relu")
+    x = builder.sum(*(builder.linear(x, (2, 3)) for _ in range(heads)), builder.linear(x, (2, 3)))
+    builder.linear(builder.activation(x, "relu"), (1, 2))
+    network = builder.network()
+    sd = {name: np.full(value.shape, 1e-3) for name, value in network.tensors.items()}
+    at = np.array([0.4, -0.7])
+    y = evaluate(network, tensor(at)).item()
+    found = failures(network, sd, (at, at), [[1.0]], [y - 0.5], thorough=True).item()
+    assert found < 1e-6

@@ -85,9 +85,9 @@ def claimed(network: Network) -> list[int]:
 
 
 def powers(network: Network) -> list[int]:
-    """The k of all `Levels` that are asked for: one swing an activation at most, and half of p for all of them."""
-    activations = sum(isinstance(node, Activation) for node in network.nodes)
-    return [2**i for i in range(max(3, activations.bit_length() + 2))]
+    """The k of all `Levels` that are asked for: one swing a dense layer at most, and half of p for all of them."""
+    layers = sum(isinstance(node, Linear) for node in network.nodes)
+    return [2**i for i in range(max(3, layers.bit_length() + 2))]
 
 
 def sources_enter_once(network: Network, deviations: WeightBoxes) -> bool:

@@ -245,8 +245,8 @@ def _stopped(gap: Tensor, split: Split) -> Tensor:
     owen = np.minimum(2 * special.owens_t(k, ratio.cpu().numpy()) + 2 * OWEN, _ndtr(-np.abs(k)))
     at_least = _ndtr(_up(-gap / torch.sqrt(least)))
     phi = np.where(split.fixed.cpu().numpy(), np.where(k > 0, at_least, _ndtr(k)), _ndtr(k) + owen)
-    certain = (most == 0) & (gap > 0)
-    return torch.where(certain, 0.0, torch.where(most > 0, gap.new_tensor(phi) * (1 + 2 * UNIT), 1.0))
+    certain, known = (most == 0) & (gap > 0), (most > 0) & (most < torch.inf)  # k = 0 where b overflows: not 1/2
+    return torch.where(certain, 0.0, torch.where(known, gap.new_tensor(phi) * (1 + 2 * UNIT), 1.0))
 
 
 def _up(k: Tensor) -> NDArray[np.float64]:
