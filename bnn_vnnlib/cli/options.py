@@ -11,3 +11,12 @@ Likelihood = Annotated[
     Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"] | None,
     typer.Option(help="How the outputs are to be read, where the model does not say."),
 ]
+QueryName = Literal["probabilistic", "decision", "deterministic"]
+TauSafe = Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="0.95")]
+TauUnsafe = Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="0.95")]
+Outputs = Annotated[Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")]
+Method = Annotated[Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")]
+Boxes = Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")]
+NumBoxes = Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")]
+Margin = Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

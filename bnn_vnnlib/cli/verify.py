@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
-from bnn_vnnlib.cli.options import Debug, Likelihood
+from bnn_vnnlib.cli.options import (
+    Boxes,
+    Debug,
+    Likelihood,
+    Margin,
+    Method,
+    NumBoxes,
+    Outputs,
+    QueryName,
+    Seed,
+    TauSafe,
+    TauUnsafe,
+)
 
 
 def verify(
@@ -19,27 +31,23 @@ def verify(
     ],
     network: Annotated[list[str] | None, typer.Option(metavar="[NAME=]MODEL", help="The ONNX model.")] = None,
     query: Annotated[
-        Literal["probabilistic", "decision", "deterministic"] | None,
+        QueryName | None,
         typer.Option(help="What is asked; by default probabilistic if the model carries a posterior."),
     ] = None,
-    tau_safe: Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="0.95")] = None,
-    tau_unsafe: Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="0.95")] = None,
+    tau_safe: TauSafe = None,
+    tau_unsafe: TauUnsafe = None,
     likelihood: Likelihood = None,
-    outputs: Annotated[
-        Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")
-    ] = "auto",
-    method: Annotated[
-        Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")
-    ] = "auto",
-    boxes: Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")] = "mean",
-    num_boxes: Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")] = None,
-    margin: Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")] = None,
+    outputs: Outputs = "auto",
+    method: Method = "auto",
+    boxes: Boxes = "mean",
+    num_boxes: NumBoxes = None,
+    margin: Margin = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds, counted from process start.")] = None,
     results_file: Annotated[Path | None, typer.Option(help="VNN-COMP results file to write.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
     """Decide one property of one model.

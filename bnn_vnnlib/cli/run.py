@@ -1,0 +1,144 @@
+"""`bnn-vnnlib run`: many instances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.options import (
+    Boxes,
+    Debug,
+    Likelihood,
+    Margin,
+    Method,
+    NumBoxes,
+    Outputs,
+    Seed,
+    TauSafe,
+    TauUnsafe,
+)
+from bnn_vnnlib.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bnn_vnnlib.runs.pools import Places
+    from bnn_vnnlib.runs.run import Run
+
+
+def run(
+    benchmarks: Annotated[
+        list[Path],
+        typer.Argument(help="Benchmark folders, folders of benchmarks or of version folders, or instances.csv files."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for all results; a run that was ended goes on in it.")],
+    query: Annotated[
+        list[str] | None,
+        typer.Option(help="What is asked of every instance; may be given several times.", show_default="as verify"),
+    ] = None,
+    tau_safe: TauSafe = None,
+    tau_unsafe: TauUnsafe = None,
+    likelihood: Likelihood = None,
+    outputs: Outputs = "auto",
+    method: Method = "auto",
+    boxes: Boxes = "mean",
+    num_boxes: NumBoxes = None,
+    margin: Margin = None,
+    seed: Seed = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only where CATEGORY/ONNX/VNNLIB contains this; * and ?."),
+    ] = None,
+    rerun: Annotated[
+        Literal["never", "failed", "unknown", "all"],
+        typer.Option(help="Finished instances to run again: errors; these, unknown and timeout; or all."),
+    ] = "never",
+    check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB of data that an instance may allocate.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Decide all instances of VNN-COMP benchmarks.
+
+    OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there)
+    and under instances/ a results file and a JSON record of each instance. An instance that crashes or runs out of
+    memory is an error; the others go on.
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib.options import settle
+        from bnn_vnnlib.runs.benchmarks import read_benchmarks
+        from bnn_vnnlib.runs.pools import Places
+        from bnn_vnnlib.runs.run import How, Run, selected
+        from bnn_vnnlib.runs.store import Store
+
+        for option, value in (("--timeout", timeout), ("--margin", margin), ("--memory", memory)):
+            check_positive(option, value)
+        queries: tuple[str | None, ...] = tuple(query) if query else (None,)
+        for asked in queries:  # refuses what no instance could be run with
+            settle({}, asked, tau_safe, tau_unsafe)
+        options = {
+            "tau-safe": tau_safe, "tau-unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs,
+            "method": method, "boxes": boxes, "num-boxes": num_boxes, "margin": margin, "seed": seed,
+        }  # fmt: skip
+        how = How(
+            queries=queries,
+            arguments=_arguments(options),
+            seed=seed,
+            timeout=timeout,
+            memory=None if memory is None else memory * 2**30,
+            fresh=fresh,
+            check=check,
+        )
+        where = Places.shared(workers, threads, scheduler)
+        instances = selected(read_benchmarks(benchmarks), only or [])
+        if not instances:
+            raise OptionError("no instance is left to run" if only else "the tables hold no instances")
+        prepared = Run.prepare(how.tasks(instances, where.threads), Store(out), how, rerun)
+        _go(prepared, where, console)
+        _summary(prepared, console)
+
+
+def _arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"--{name}={value}" for name, value in options.items() if value is not None)
+
+
+def _go(prepared: Run, where: Places, console: Console) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    kept = len(prepared.places) - len(prepared.todo)
+    if kept:
+        console.print(f"{kept} of {len(prepared.places)} instances are finished; {len(prepared.todo)} to run")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("instances", total=len(prepared.todo))
+        for number, entry in enumerate(prepared.go(where), 1):
+            progress.advance(bar)
+            run_ = entry.record["run"]
+            line = f"[{number}/{len(prepared.todo)}] {entry.verdict} {run_['run_time']:.2f} s"
+            names = f"{run_['category']} {run_['network']} {run_['property']}"
+            progress.console.print(f"{line}  {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _summary(prepared: Run, console: Console) -> None:
+    from rich.table import Table
+
+    from bnn_vnnlib.result import Verdict
+    from bnn_vnnlib.runs.summary import by_category
+
+    table = Table("benchmark", *(verdict.value for verdict in Verdict), "s")
+    for category, counts, seconds in by_category(prepared.tables()):
+        table.add_row(category, *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
+    console.print(table)
+    console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)

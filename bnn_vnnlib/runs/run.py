@@ -1,0 +1,137 @@
+"""A run: instances, options and a folder in; outcomes as they come, then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.runs.benchmarks import Instance, existing
+from bnn_vnnlib.runs.pools import Places, completed
+from bnn_vnnlib.runs.store import Again, Entry, Store
+from bnn_vnnlib.runs.tables import write_tables
+from bnn_vnnlib.runs.task import Outcome, Task, run_task
+from bnn_vnnlib.sidecar import unfinished
+
+
+@dataclass(frozen=True)
+class How:
+    """How each instance is run.
+
+    Attributes
+    ----------
+    queries : asked of each instance, None: the property's or the model's own; with several of them each instance is
+        run once for each, under the category "BENCHMARK:QUERY"
+    arguments : further options of `bnn-vnnlib verify`
+    seed : as among the arguments
+    timeout : replaces every instance's own
+    memory : bytes of data for a process
+    fresh : a process of its own for each instance
+    check : have every witness checked
+    """
+
+    queries: tuple[str | None, ...] = (None,)
+    arguments: tuple[str, ...] = ()
+    seed: int = 0
+    timeout: float | None = None
+    memory: float | None = None
+    fresh: bool = False
+    check: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the outcomes, for run.json. Where and in how many processes it runs does not."""
+        return {
+            "version": __version__,
+            "queries": list(self.queries),
+            "arguments": list(self.arguments),
+            "timeout": self.timeout,
+            "memory": self.memory,
+        }
+
+    def tasks(self, instances: Sequence[Instance], threads: int) -> list[Task]:
+        """One for each instance and query."""
+        return [self._task(instance, query, threads) for query in self.queries for instance in instances]
+
+    def _task(self, instance: Instance, query: str | None, threads: int) -> Task:
+        several = len(self.queries) > 1
+        return Task(
+            category=f"{instance.category}:{query or 'own'}" if several else instance.category,
+            onnx=instance.onnx,
+            vnnlib=instance.vnnlib,
+            models=tuple((name, str(existing(path) or path)) for name, path in instance.models),
+            prop=str(existing(instance.prop) or instance.prop),
+            timeout=self.timeout or instance.timeout,
+            arguments=(*(() if query is None else (f"--query={query}",)), *self.arguments),
+            query=query,
+            seed=self.seed,
+            threads=threads,
+            memory=self.memory,
+            fresh=self.fresh,
+            check=self.check,
+            missing=tuple(map(str, instance.missing)),
+        )
+
+
+def selected(instances: Sequence[Instance], patterns: Sequence[str]) -> list[Instance]:
+    """Those whose "category/network/property" one of the patterns matches (shell style); all without patterns."""
+    if not patterns:
+        return list(instances)
+
+    def name(one: Instance) -> str:
+        return f"{one.category}/{one.onnx}/{one.vnnlib}"
+
+    return [one for one in instances if any(fnmatchcase(name(one), f"*{pattern}*") for pattern in patterns)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in its folder.
+
+    Attributes
+    ----------
+    store : the folder
+    places : results file of every task, in the order of the tables
+    todo : the places that are to be run
+    """
+
+    store: Store
+    places: dict[str, Task]
+    todo: tuple[str, ...]
+
+    @staticmethod
+    def prepare(tasks: Sequence[Task], store: Store, how: How, again: Again) -> Run:
+        """Look at what is finished; OptionError if the folder holds a run with other settings."""
+        store.open(how.settings, again)
+        places = store.places(tasks)
+        return Run(store, places, tuple(store.open_places(places, again)))
+
+    def go(self, where: Places, function: Callable[[Task], Outcome] = run_task) -> Iterator[Entry]:
+        """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
+        by_task = {id(self.places[place]): place for place in self.todo}
+        try:
+            with where.executor() as executor:
+                tasks = [self.places[place] for place in self.todo]
+                for task, outcome in completed(executor, function, tasks):
+                    kept = outcome if isinstance(outcome, Outcome) else _lost(task, outcome)
+                    yield self.store.write(by_task[id(task)], task, kept)
+        finally:
+            self.tables()
+
+    def tables(self) -> list[Entry]:
+        """Write the tables of what is finished."""
+        entries = list(self.store.entries(self.places))
+        write_tables(self.store.folder, entries)
+        return entries
+
+
+def _lost(task: Task, error: object) -> Outcome:
+    """A task whose execution failed outside its process: a cluster that gave it up."""
+    reason = f"the task failed: {type(error).__name__}: {error}"
+    record = unfinished(
+        Verdict.ERROR, reason, task.files, query=None, seed=task.seed, timeout=task.timeout, time_s=0.0
+    )  # fmt: skip
+    return Outcome(f"{Verdict.ERROR}\n", record, 0.0, 0.0)

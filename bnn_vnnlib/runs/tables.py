@@ -1,0 +1,155 @@
+"""The tables of a run: the competition's results.csv, and one with the bounds, as CSV and (with pyarrow) Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from bnn_vnnlib.runs.store import Entry
+from bnn_vnnlib.vnncomp import write_text
+
+Kind = Literal["text", "number", "numbers"]
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table with the bounds.
+
+    Attributes
+    ----------
+    name, meaning : for people
+    kind : text, number, or numbers (in CSV a JSON list)
+    value : from an instance's record
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    value: Callable[[Record], Any]
+
+
+def _at(*path: str) -> Callable[[Record], Any]:
+    """The value at a path in the record; None where some of it is missing."""
+
+    def value(record: Record) -> Any:
+        found: Any = record
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    return value
+
+
+def _note(record: Record) -> str | None:
+    """Why there is no verdict, which is the only note of a record without a method."""
+    notes = record.get("notes") or [None]
+    return notes[0] if record.get("method") is None else None
+
+
+COLUMNS = (
+    Column("category", "text", "the benchmark", _at("run", "category")),
+    Column("network", "text", "the network's cell in instances.csv", _at("run", "network")),
+    Column("property", "text", "the property's cell in instances.csv", _at("run", "property")),
+    Column("result", "text", "sat, unsat, unknown, timeout or error", _at("verdict")),
+    Column("query", "text", "what was asked; empty where the run ended before that was known", _at("query")),
+    Column("tau_safe", "number", "unsat if P_safe is at least this (query probabilistic)", _at("tau_safe")),
+    Column("tau_unsafe", "number", "sat if P_safe is below this (query probabilistic)", _at("tau_unsafe")),
+    Column("p_safe_lower", "number", "guaranteed lower bound on P_safe", _at("p_safe", "lower")),
+    Column("p_safe_upper", "number", "guaranteed upper bound on P_safe", _at("p_safe", "upper")),
+    Column("decision_lower", "numbers", "guaranteed lower bounds on D over T, by output", _at("decision", "lower")),
+    Column("decision_upper", "numbers", "guaranteed upper bounds on D over T, by output", _at("decision", "upper")),
+    Column("row_lower", "numbers", "the same on each of the property's rows", _at("decision", "rows", "lower")),
+    Column("row_upper", "numbers", "the same on each of the property's rows", _at("decision", "rows", "upper")),
+    Column("method", "text", "what gave the bounds", _at("method")),
+    Column("timeout", "number", "time limit in seconds", _at("timeout")),
+    Column("time", "number", "seconds that the verification took, by its own clock", _at("time_s")),
+    Column("prepare_time", "number", "seconds for a process that was ready to work", _at("run", "prepare_time")),
+    Column("run_time", "number", "seconds as seen from outside, reading the files included", _at("run", "run_time")),
+    Column("seed", "number", "seed of attacks and sampled boxes", _at("seed")),
+    Column("checked", "text", "what check-witness said of a sat, if it was asked to", _at("run", "checked")),
+    Column("reason", "text", "why there is no verdict", _note),
+)
+"""In the order of the table. The file's path comes first, as the column `results_file`."""
+
+
+def write_tables(folder: Path, entries: Iterable[Entry]) -> list[Path]:
+    """Write the tables of a run into its folder.
+
+    Parameters
+    ----------
+    folder : of the run
+    entries : its finished instances, in the order of the tables
+
+    Returns
+    -------
+    the files: results.csv, table.csv, and table.parquet if pyarrow is installed
+    """
+    entries = list(entries)
+    write_text(folder / "results.csv", _csv([_result_row(entry.record) for entry in entries]))
+    names = [entry.results.relative_to(folder).as_posix() for entry in entries]
+    columns = {column.name: [_typed(column, entry.record) for entry in entries] for column in COLUMNS}
+    columns = {"results_file": names, **columns}
+    rows = zip(*columns.values(), strict=True)
+    write_text(folder / "table.csv", _csv([list(columns), *([_cell(value) for value in row] for row in rows)]))
+    written = [folder / "results.csv", folder / "table.csv"]
+    return [*written, folder / "table.parquet"] if _write_parquet(folder / "table.parquet", columns) else written
+
+
+def _result_row(record: Record) -> list[str]:
+    """category,network,property,prepare_time,result,run_time"""
+    run = record["run"]
+    names = [run["category"], run["network"], run["property"]]
+    return [*names, f"{run['prepare_time']:.6f}", record["verdict"], f"{run['run_time']:.6f}"]
+
+
+def _typed(column: Column, record: Record) -> Any:
+    """The value in the column's type; the record's "Infinity" is a number again."""
+    value = column.value(record)
+    match column.kind:
+        case "text":
+            return value
+        case "number":
+            return None if value is None else float(value)
+        case "numbers":
+            return None if value is None else [float(number) for number in value]
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case list():
+            return json.dumps([number if abs(number) != float("inf") else str(number) for number in value])
+        case float():
+            return repr(value)
+        case _:
+            return str(value)
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _write_parquet(path: Path, columns: Mapping[str, list[Any]]) -> bool:
+    """Whether it could be written: pyarrow is an extra. A file of an earlier state never stays beside a newer CSV."""
+    try:
+        pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        path.unlink(missing_ok=True)
+        return False
+    types = {"text": pa.string(), "number": pa.float64(), "numbers": pa.list_(pa.float64())}
+    fields = [pa.field("results_file", pa.string())]
+    fields += [pa.field(c.name, types[c.kind], metadata={"meaning": c.meaning}) for c in COLUMNS]
+    scratch = path.with_name(f".{path.name}.tmp")
+    pq.write_table(pa.table(dict(columns), schema=pa.schema(fields)), scratch)
+    scratch.replace(path)
+    return True

@@ -1,0 +1,189 @@
+"""One instance -> Outcome. Nothing is written but what is returned, so that a task may run anywhere, and run again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.runs.worker import FLEET, Died, Overdue
+from bnn_vnnlib.sidecar import plain, sidecar_path, unfinished
+from bnn_vnnlib.vnncomp import read_result
+
+GRACE = 10.0
+"""`verify` ends itself within 5 s of its limit; a process that is not back after this many seconds hangs."""
+
+LOG_TAIL = 20_000
+"""Characters of what was printed, for the log of an instance that failed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process needs to know of one instance.
+
+    Attributes
+    ----------
+    category, onnx, vnnlib : the names in the tables
+    models : (name, path) of each network
+    prop : path of the property
+    timeout : seconds; None: no limit
+    arguments : further options of `bnn-vnnlib verify`
+    query, seed : as among the arguments, for the record of a run that was cut off
+    threads, memory : of the process; bytes
+    fresh : a process of its own
+    check : have the witness of a `sat` checked by `bnn-vnnlib check-witness`
+    missing : files that are not there; such an instance is an `error` without work
+    """
+
+    category: str
+    onnx: str
+    vnnlib: str
+    models: tuple[tuple[str | None, str], ...]
+    prop: str
+    timeout: float | None
+    arguments: tuple[str, ...] = ()
+    query: str | None = None
+    seed: int = 0
+    threads: int = 1
+    memory: float | None = None
+    fresh: bool = False
+    check: bool = False
+    missing: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """As the JSON record names them."""
+        first, *more = (Path(path) for _, path in self.models)
+        return {"property": Path(self.prop), "model": first, **{f"model {i}": path for i, path in enumerate(more, 2)}}
+
+    def command(self, results: Path) -> list[str]:
+        """The command line that decides the instance."""
+        networks = [f"--network={path if name is None else f'{name}={path}'}" for name, path in self.models]
+        limit = [] if self.timeout is None else [f"--timeout={self.timeout}"]
+        return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an instance ended.
+
+    Attributes
+    ----------
+    results : text of its results file
+    record : its JSON record
+    prepare_time, run_time : seconds: for a process that is ready to work; for the work, as measured from outside
+    log : what was printed, if it failed
+    checked : what `check-witness` said of the witness; None: not asked, or no witness
+    """
+
+    results: str
+    record: Mapping[str, Any]
+    prepare_time: float
+    run_time: float
+    log: str = ""
+    checked: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The first line of the results file."""
+        return Verdict(self.results.split(maxsplit=1)[0])
+
+
+@dataclass
+class _Attempt:
+    """What is known of an instance as its process goes on."""
+
+    folder: Path
+    begun: float = field(default_factory=time.monotonic)
+    prepare_time: float = 0.0
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results.txt"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+
+def run_task(task: Task) -> Outcome:
+    """Decide one instance in a process that may crash, hang or be killed without harm to anybody else.
+
+    A process that came back serves again; after a fault it is replaced. Refused input, a crash and a lack of memory are
+    `error`; a process that hangs beyond its time limit is ended and is `timeout`.
+    """
+    if task.missing:
+        return _without(task, Verdict.ERROR, f"no such file: {', '.join(task.missing)}", 0.0, 0.0)
+    with tempfile.TemporaryDirectory(prefix="bnn-vnnlib-") as folder:
+        attempt = _Attempt(Path(folder))
+        try:
+            return _decided(task, attempt)
+        except (Died, Overdue) as error:
+            FLEET.discard()
+            return _cut_off(task, attempt, error)
+        finally:
+            if task.fresh:
+                FLEET.discard()
+
+
+def _decided(task: Task, attempt: _Attempt) -> Outcome:
+    worker, attempt.prepare_time = FLEET.worker(task.threads, task.memory)
+    attempt.begun = time.monotonic()
+    limit = None if task.timeout is None else task.timeout + GRACE
+    code = worker.ask(task.command(attempt.results), attempt.log, limit)
+    taken = time.monotonic() - attempt.begun
+    outcome = _read(task, attempt, taken)
+    if outcome is None:
+        return _without(task, Verdict.ERROR, f"no results file; exit code {code}", attempt.prepare_time, taken, attempt)
+    if code == 1:  # a fault of the program: whatever it left behind in the process shall not reach another instance
+        FLEET.discard()
+    if not (task.check and outcome.verdict is Verdict.SAT):
+        return outcome
+    worker.ask(["check-witness", task.models[0][1], task.prop, str(attempt.results)], attempt.log, limit)
+    said = attempt.log.read_text(errors="replace").split("\n", 1)[0]
+    return Outcome(outcome.results, outcome.record, outcome.prepare_time, outcome.run_time, outcome.log, said)
+
+
+def _cut_off(task: Task, attempt: _Attempt, error: Died | Overdue) -> Outcome:
+    """A process that is gone may have written its last words: `verify` ends itself where its time limit passes."""
+    taken = time.monotonic() - attempt.begun
+    outcome = _read(task, attempt, taken)
+    if outcome is not None:
+        return outcome
+    if isinstance(error, Overdue):
+        reason = f"the process hung beyond the time limit and was ended ({error})"
+        return _without(task, Verdict.TIMEOUT, reason, attempt.prepare_time, taken, attempt)
+    return _without(task, Verdict.ERROR, f"the process died: {error}", attempt.prepare_time, taken, attempt)
+
+
+def _read(task: Task, attempt: _Attempt, taken: float) -> Outcome | None:
+    """What the process wrote, if it is all there."""
+    try:
+        verdict = read_result(attempt.results).verdict
+        record = json.loads(sidecar_path(attempt.results).read_text(encoding="utf-8"))
+    except (InputError, OSError, json.JSONDecodeError):
+        return None
+    log = _tail(attempt.log) if verdict is Verdict.ERROR else ""
+    return Outcome(attempt.results.read_text(encoding="utf-8"), record, attempt.prepare_time, taken, log)
+
+
+def _without(
+    task: Task, verdict: Verdict, reason: str, prepare_time: float, taken: float, attempt: _Attempt | None = None
+) -> Outcome:
+    """The outcome of an instance whose process left none."""
+    query = None if task.query is None else Query(task.query)
+    record = unfinished(
+        verdict, reason, task.files, query=query, seed=task.seed, timeout=task.timeout, time_s=taken
+    )  # fmt: skip
+    log = "" if attempt is None else _tail(attempt.log)
+    return Outcome(f"{verdict.value}\n", plain(record), prepare_time, taken, log)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL:] if log.exists() else ""
