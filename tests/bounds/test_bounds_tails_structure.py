@@ -20,6 +20,7 @@ from support.tails import (
     failures,
     random_deviations,
     setup,
+    surprising,
     tensor,
 )
 from support.zoo import GRAPHS
@@ -139,3 +140,35 @@ def test_one_activation_may_have_many_readers(heads: int) -> None:
     y = evaluate(network, tensor(at)).item()
     found = failures(network, sd, (at, at), [[1.0]], [y - 0.5], thorough=True).item()
     assert found < 1e-6
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "tanh"])
+@pytest.mark.parametrize("way", ["concat", "reshape", "sum"])
+def test_ranges_that_are_claimed_twice(way: str, kind: str, thorough: bool) -> None:
+    """A claimed node is moved, and what comes out is claimed again, without noise of its own."""
+    builder = Builder(5)
+    z = builder.linear(builder.input(1, 2), (2, 2))
+    match way:
+        case "concat":
+            moved = builder.concat(z, builder.sum(z, signs=(-1,)))
+        case "reshape":
+            moved = builder.reshape(z, 1, 1, 2)
+        case _:
+            moved = builder.sum(z, builder.constant(np.full((1, 2), 0.1)))
+    a, b = builder.activation(z, kind), builder.activation(moved, kind)
+    x = builder.concat(a, builder.reshape(b, 1, math.prod(builder.shape(b))))
+    builder.linear(x, (1, builder.shape(x)[1]))
+    network, at = builder.network(), np.array([0.8, -0.3])
+    sd, generator = random_deviations(network, np.random.default_rng(2), 0.2), torch.Generator().manual_seed(3)
+    weights = {
+        name: tensor(network.tensors[name])
+        + tensor(part) * torch.randn(20_000, *part.shape, dtype=torch.float64, generator=generator)
+        for name, part in sd.items()
+    }
+    y = evaluate(network, tensor(at)[None], weights)[:, 0, 0]
+    thresholds = torch.cat([y.min()[None] - 3, torch.quantile(y, tensor([0.001, 0.1, 0.5]))])
+    rows = np.ones((len(thresholds), 1))
+    found = failures(network, sd, (at, at), rows, thresholds, (1e-6,), thorough=thorough)[0, 0] + 1e-6
+    assert not surprising((y[:, None] <= thresholds).sum(0), len(y), found).any()
+    assert found[0] < 0.01

@@ -150,9 +150,9 @@ class Run:
             self._middles[position] = _interval(middles, shape)
 
     def _smoothen(self, position: int, node: Activation) -> None:
-        """The lines of bound 4 for an activation behind a claimed node."""
+        """The lines of bound 4 for an activation behind a claimed node that has noise of its own."""
         (source,) = node.inputs
-        if self.variation is not None and self.plan.thorough and source in self._middles:
+        if self.variation is not None and self.plan.thorough and source in self.variation.variances:
             law = Law(
                 self.ranges.values[source], self._middles[source], *self.variation.variances[source],
                 self.variation.known[source],
