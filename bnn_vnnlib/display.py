@@ -14,7 +14,10 @@ from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
 from bnn_vnnlib.signature import Variable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bnn_vnnlib.model import Description
+    from bnn_vnnlib.model.recovery import Recovery
 
 _STYLES = {
     Verdict.UNSAT: "bold green",
@@ -94,6 +97,17 @@ def show_model(console: Console, model: Description) -> None:
         spread = ("-",) * 3 if tensor.relative_sd is None else [f"{value:.3g}" for value in tensor.relative_sd]
         tensors.add_row(Text(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", *spread)
     console.print(facts, tensors)
+
+
+def show_recovery(console: Console, recovery: Recovery, target: Path) -> None:
+    """Print which weights got which standard deviations."""
+    weights = Table("weight", "shape", "sd: smallest", "largest")
+    for name, deviation in recovery.deviations.items():
+        ends = (f"{deviation.min():.3g}", f"{deviation.max():.3g}")
+        weights.add_row(Text(name), "x".join(map(str, deviation.shape)) or "scalar", *ends)
+    console.print(weights)
+    for note in (*recovery.notes, f"wrote {target}"):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _facts() -> Table:

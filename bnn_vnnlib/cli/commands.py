@@ -12,6 +12,7 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.guard import NAME
 from bnn_vnnlib.cli.inspect import inspect
+from bnn_vnnlib.cli.recover import recover
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.verify import verify
 
@@ -50,7 +51,7 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (verify, run, inspect, attach)
+COMMANDS = (verify, run, inspect, attach, recover)
 """In the order in which the help lists them."""
 
 for command in COMMANDS:

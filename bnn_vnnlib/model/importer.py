@@ -139,8 +139,8 @@ def _refuse_stochastic(alive: Iterable[NodeProto]) -> None:
     for node in alive:
         if node.op_type in STOCHASTIC and node.domain in ("", "ai.onnx"):
             message = (
-                "draws random numbers: this is a stochastic export. Recovering a posterior from its random nodes is "
-                "not supported yet; export the posterior-mean network and attach the posterior to it"
+                "draws random numbers: this is a stochastic export, whose posterior has to be recovered first "
+                "(`bnn-vnnlib recover`, or read_model)"
             )
             raise unsupported(node, message)
         frozen = [name for name in node.input if name.endswith(FROZEN_NOISE)]

@@ -13,6 +13,7 @@ from bnn_vnnlib.model.files import read_proto, serialised
 from bnn_vnnlib.model.importer import import_graph
 from bnn_vnnlib.model.network import Likelihood, Model
 from bnn_vnnlib.model.posterior import checked_likelihood, names_of, only
+from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
 
@@ -20,7 +21,7 @@ _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 
 
 def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
-    """Read an ONNX file and the posterior in it.
+    """Read an ONNX file and the posterior in it; from a stochastic export, the posterior is recovered, with a note.
 
     Parameters
     ----------
@@ -31,7 +32,8 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
     ------
     ModelError : unreadable or inconsistent file
     PosteriorError : posterior stripped, stale or invalid
-    UnsupportedError : an operator or a posterior family that is not supported, by name
+    UnsupportedError : an operator or a posterior family that is not supported, by name; a stochastic export from which
+        no posterior can be recovered (`recovery.NotRecoverable`)
     """
     chosen = checked_likelihood(likelihood)
     proto, found = read_proto(path)
@@ -45,9 +47,13 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
 
 def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None, path: Path | None = None) -> Model:
     """`read_model` for a model in memory (no external data)."""
+    recovered: tuple[str, ...] = ()
+    if is_stochastic(proto):
+        recovery = recover(proto)
+        proto, recovered = recovery.proto, recovery.notes
     posterior, declared, remarks = stored_posterior(proto)
     network, notes = import_graph(proto, names_of(posterior))
-    notes = (*remarks, *notes)
+    notes = (*recovered, *remarks, *notes)
     unused = [name for name in names_of(posterior) if name not in network.tensors]
     if posterior is not None and unused:
         notes += tuple(f"the posterior of {name} is ignored: no node uses that weight" for name in unused)

@@ -1,0 +1,213 @@
+"""Local reparameterisation: the noise of the weights, moved onto the pre-activations.
+
+A layer computes y = M x + b + sqrt(S x^2 + c) * noise instead of drawing W. For every x, y has the distribution that
+independent weights of mean M and variance S (and a bias of variance c) give it. Evaluation cannot see that, so this is
+the one place where a pattern of operators is matched; every part of it is checked, and what differs is no match.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from bnn_vnnlib.model.attributes import float_attribute, raw_attribute
+from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.model.recovery.draws import Draws
+from bnn_vnnlib.model.recovery.graph import NORMAL, Flow
+
+STABILISER = 1e-6
+"""A constant under the root up to this size is there against sqrt(0), and no variance."""
+_SAME, _SHAPED = ("Identity", "Cast"), ("Shape", *NORMAL)
+_WINDOW = ("strides", "pads", "dilations", "group", "kernel_shape", "auto_pad")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalNoise:
+    """One layer that uses the trick.
+
+    Attributes
+    ----------
+    noise : the random value
+    total : the node that adds the noise to `mean`, the value M x + b
+    weight : the value M; `variance` is S in its layout
+    bias_variance : c, or None
+    axes : how many axes of length 1 the sum has in front of the mean's (TensorFlow Probability adds one)
+    stabiliser : a constant under the root that is left out, 0 if there is none
+    """
+
+    noise: str
+    total: NodeProto
+    mean: str
+    weight: str
+    variance: Floats
+    bias_variance: Floats | None
+    axes: int
+    stabiliser: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """y = x W, with W constant; `added` are constants that are added to it."""
+
+    node: NodeProto
+    x: str
+    weight: str
+    added: list[str]
+
+
+def local_noises(flow: Flow) -> Iterator[LocalNoise]:
+    """All layers of the graph that use the trick."""
+    for node in flow.nodes:
+        if node.op_type in NORMAL:
+            found = _matched(flow, node)
+            if found is not None:
+                yield found
+
+
+def _matched(flow: Flow, random: NodeProto) -> LocalNoise | None:
+    noise = random.output[0]
+    product = _reader(flow, noise, "Mul")
+    total = product and _reader(flow, product.output[0], "Add")
+    if product is None or total is None or not _standard(random):
+        return None
+    root, mean = _other(flow, product, noise), _other(flow, total, product.output[0])
+    floors: list[str] = []
+    upper, lower = _layer(flow, mean), _layer(flow, _under_root(flow, root, floors))
+    if upper is None or lower is None or not _squares(flow, lower.x, upper.x) or not _same_window(upper, lower):
+        return None
+    axes = _axes_in_front(flow, noise, mean, root)
+    if axes is None or not _used_once(flow, upper):
+        return None
+    variance = _in_layout(flow, upper, lower)
+    constants = [_value(flow, name) for name in (*lower.added, *floors)]
+    small = [float(value.reshape(-1)[0]) for value in constants if value.size == 1 and 0 <= value.max() <= STABILISER]
+    large = [value for value in constants if not (value.size == 1 and 0 <= value.max() <= STABILISER)]
+    if variance is None or (variance < 0).any() or any((value < 0).any() for value in large) or len(large) > 1:
+        return None
+    if large and floors:
+        return None  # a floor that is no stabiliser changes the distribution
+    bias = large[0] if large else None
+    return LocalNoise(noise, total, mean, upper.weight, variance, bias, axes, max(small, default=0.0))
+
+
+def _reader(flow: Flow, name: str, operator: str) -> NodeProto | None:
+    """The one node that reads a value and its copies, if it is of this kind."""
+    readers = [node for node in flow.consumers.get(name, []) if node.op_type != "Shape"]
+    while len(readers) == 1 and readers[0].op_type in _SAME:
+        name = readers[0].output[0]
+        readers = [node for node in flow.consumers.get(name, []) if node.op_type != "Shape"]
+    fits = len(readers) == 1 and readers[0].op_type == operator and list(readers[0].input).count(name) == 1
+    return readers[0] if fits else None
+
+
+def _standard(random: NodeProto) -> bool:
+    """Mean 0, deviation 1."""
+    return not raw_attribute(random, "mean") and raw_attribute(random, "scale") in (None, 1, 1.0)
+
+
+def _other(flow: Flow, node: NodeProto, known: str) -> str:
+    """The operand of a binary node that is not the given value or a copy of it."""
+    first, second = node.input
+    return str(second if _peeled(flow, first) == known else first)
+
+
+def _peeled(flow: Flow, name: str) -> str:
+    """The value in front of copies and casts."""
+    node = flow.producer.get(name)
+    while node is not None and node.op_type in _SAME:
+        name = node.input[0]
+        node = flow.producer.get(name)
+    return name
+
+
+def _under_root(flow: Flow, name: str, floors: list[str]) -> str:
+    """v of sqrt(v) or v^(1/2), in front of a Relu or a Clip from below; "" if there is no root."""
+    node = flow.producer.get(_peeled(flow, name))
+    if node is None or not (node.op_type == "Sqrt" or (node.op_type == "Pow" and flow.is_number(node.input[1], 0.5))):
+        return ""
+    name = _peeled(flow, node.input[0])
+    node = flow.producer.get(name)
+    if node is not None and node.op_type == "Relu":
+        return str(node.input[0])
+    if node is not None and node.op_type == "Clip" and len(node.input) == 2:
+        floors.append(node.input[1])
+        return str(node.input[0])
+    return name
+
+
+def _layer(flow: Flow, name: str) -> _Layer | None:
+    """The linear layer that computes a value, behind sums with constants."""
+    name, added = _peeled(flow, name), []
+    node = flow.producer.get(name)
+    while node is not None and node.op_type == "Add":
+        constants = [part for part in node.input if part not in flow.data]
+        if len(constants) != 1:
+            return None
+        added += constants
+        node = flow.producer.get(_peeled(flow, next(part for part in node.input if part in flow.data)))
+    if node is None or node.op_type not in ("Gemm", "MatMul", "Conv") or len(node.input) < 2:
+        return None
+    x, weight = node.input[:2]
+    plain = not raw_attribute(node, "transA") and all(float_attribute(node, key, 1.0) == 1 for key in ("alpha", "beta"))
+    if x not in flow.data or weight in flow.data or weight in flow.drawn or not plain:
+        return None
+    return _Layer(node, _peeled(flow, x), weight, [*added, *filter(None, node.input[2:3])])
+
+
+def _squares(flow: Flow, square: str, x: str) -> bool:
+    """The one value is the elementwise square of the other."""
+    node = flow.producer.get(square)
+    if node is None:
+        return False
+    if node.op_type == "Mul":
+        return [_peeled(flow, part) for part in node.input] == [x, x]
+    return node.op_type == "Pow" and _peeled(flow, node.input[0]) == x and flow.is_number(node.input[1], 2)
+
+
+def _same_window(upper: _Layer, lower: _Layer) -> bool:
+    if "Conv" not in (upper.node.op_type, lower.node.op_type):
+        return True
+    same = all(raw_attribute(upper.node, key) == raw_attribute(lower.node, key) for key in _WINDOW)
+    return upper.node.op_type == lower.node.op_type and same
+
+
+def _used_once(flow: Flow, layer: _Layer) -> bool:
+    """The weight is drawn for this layer only."""
+    return [node for node in flow.consumers[layer.weight] if node.op_type not in _SHAPED] == [layer.node]
+
+
+def _axes_in_front(flow: Flow, noise: str, mean: str, root: str) -> int | None:
+    """Axes that the noise adds; None unless every entry has noise of its own. Found by running the graph."""
+    shapes = [value.shape for value in Draws(flow, [mean, root, noise], feeds=some_input(flow)).at_zero]
+    whole = np.broadcast_shapes(*shapes)
+    own = all(math.prod(shape) == math.prod(whole) for shape in shapes)
+    return len(whole) - len(shapes[0]) if own else None
+
+
+def some_input(flow: Flow) -> dict[str, Floats]:
+    """Ones of the inputs' shapes, open dimensions taken as 1."""
+    feeds = {}
+    for info in flow.proto.graph.input:
+        if info.name not in flow.stored:
+            dims = [dim.dim_value or 1 for dim in info.type.tensor_type.shape.dim]
+            feeds[info.name] = np.ones(dims, helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+    return feeds
+
+
+def _value(flow: Flow, name: str) -> Floats:
+    return np.asarray(Draws(flow, [name]).at_zero[0], np.float64)
+
+
+def _in_layout(flow: Flow, upper: _Layer, lower: _Layer) -> Floats | None:
+    """S, laid out as M is; None if the two do not fit."""
+    mean, variance = _value(flow, upper.weight), _value(flow, lower.weight)
+    if upper.node.op_type != "Conv":
+        if mean.ndim != 2 or variance.ndim != 2:
+            return None
+        turned = bool(raw_attribute(upper.node, "transB")) != bool(raw_attribute(lower.node, "transB"))
+        variance = variance.T if turned else variance
+    return variance if variance.shape == mean.shape and math.prod(mean.shape) else None
