@@ -177,3 +177,24 @@ def test_the_gap_of_hcas_is_near_the_attained_one(shared: Path, tmp_path: Path, 
     attained = (y.amax(0) - y.amin(0)).gather(-1, label[:, None])
     assert float((high - low).mean()) <= most * float(attained.mean()) + 0.004
     assert float((high - low).mean()) >= float(attained.mean()) - 0.002
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "samples"])
+def test_rows_that_share_their_boxes_are_bounded_as_well_as_alone(kind):
+    """All rows of an item split together, against each of them split for itself."""
+    for seed in range(3):
+        net = (random_model if kind == "gaussian" else random_samples)(
+            seed, [2, 8, 3], *([5] if kind == "samples" else []), spread=0.05
+        )
+        (method,) = expectation(net, "softmax").thorough
+        center = torch.randn(3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        lower, upper = center - torch.tensor([[0.05], [0.2], [0.0]]), center + torch.tensor([[0.05], [0.2], [0.0]])
+        unit = torch.eye(3, dtype=torch.float64)
+        outputs = torch.cat([unit, -unit, unit[:1] - unit[1:]])[None]
+        inputs = 0.1 * torch.randn(1, 8, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        one_look = method.__class__(method.source, method.deadline).lower(lower, upper, outputs, inputs)
+        together = method.lower(lower, upper, outputs, inputs)
+        rows_alone = [method.lower(lower, upper, outputs[:, [r]], inputs[:, [r]]) for r in range(8)]
+        assert (together >= one_look).all()
+        assert float((together - one_look).max()) > 0.002  # splitting does something here
+        assert float((together - torch.cat(rows_alone, 1)).abs().max()) <= 1.1 * method.effort.tolerance

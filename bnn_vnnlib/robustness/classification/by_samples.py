@@ -17,6 +17,8 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.linear import LinearForm
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.robustness.attack import transformed
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.softmax import Pairs, classes
 
@@ -46,6 +48,12 @@ class Samples:
         inputs = self.engine.network.signature.input_size
         widest = max(math.prod(node.shape) for node in self.engine.network.nodes)
         return self.weights.count * self.count**2 * max(inputs, widest)
+
+    def value(self, x: Tensor) -> Tensor:
+        """(P, m): D at points, not rounded."""
+        params = {name: tensor for name, tensor in self.weights.centers.items() if len(tensor) == len(self.share)}
+        y = transformed(evaluate(self.engine.network, x, params), "sigmoid" if self.sigmoid else "softmax")
+        return (self.share[:, None, None] * y).sum(0)
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Nothing."""

@@ -12,6 +12,7 @@ from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.splitting import Effort, Splitting
+from bnn_vnnlib.robustness.classification.together import Together
 from bnn_vnnlib.robustness.outputs import over_box
 
 MEMORY = 2**22
@@ -22,6 +23,9 @@ SPLIT = Effort(tolerance=1e-3, most=400)
 
 FEW = 20
 """Inputs are split where no more than this vary."""
+
+TOGETHER = 3
+"""Boxes that all rows of an item share are this many times as many as those of a single row."""
 
 
 class Source(Protocol):
@@ -47,6 +51,10 @@ class Source(Protocol):
         """Lines and numbers (P, R) below outputs (P or 1, R, m) . D over boxes (P, n)."""
         ...
 
+    def value(self, x: Tensor) -> Tensor | None:
+        """(P, m): D at points (P, n), not rounded; None where that takes as long as a bound."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxRows:
@@ -63,19 +71,26 @@ class SoftmaxRows:
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
-        return self.towards(lower, upper, outputs, inputs, None)
+        if self.effort is None:
+            return self._looked(lower, upper, outputs, inputs)[0]
+        context = self._context(lower, upper)
+        known, _ = self._looked(lower, upper, outputs, inputs, context)
+        few = torch.nonzero((lower < upper).sum(-1) <= FEW)[:, 0]
+        if len(few) == 0:
+            return known
+        rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
+        together = Together(rows, Effort(self.effort.tolerance, TOGETHER * self.effort.most), self.deadline)
+        return known.index_copy(0, few, together.run(lower[few], upper[few], known[few]))
 
-    def towards(
-        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
-    ) -> Tensor:
-        """The same; with a goal (N, R), no more is done than to exceed it, or to see that it cannot be reached."""
+    def towards(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor) -> Tensor:
+        """The same; no more is done than to exceed the goal (N, R), or to see that it cannot be reached."""
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
         context = self._context(lower, upper)
         known, _ = self._looked(lower, upper, outputs, inputs, context)
         few = (lower < upper).sum(-1) <= FEW
         rows = outputs.shape[1]
-        aim = torch.full_like(known, torch.inf) if goal is None else goal.expand_as(known)
+        aim = goal.expand_as(known)
         left = few[:, None] & ~(known > aim)
         item, row = torch.nonzero(left, as_tuple=True)
         if len(item) == 0:
@@ -89,7 +104,7 @@ class SoftmaxRows:
             value, slope = self._looked(low, high, outputs[target], some, context[item[target]])
             return value[:, 0], slope[:, 0]
 
-        splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, goal is not None)
+        splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, hopeless=True)
         found = known.clone()
         found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
         return found
@@ -133,6 +148,30 @@ class SoftmaxRows:
             moved = over_box(inputs, lower, upper)[0]
             numbers = numbers + moved - 2 * UNIT * (numbers.abs() + moved.abs())
         return torch.maximum(lines.minimum(radius), numbers.nan_to_num(-torch.inf)), lines.slope
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """All rows of some items, as `Together` wants them."""
+
+    method: SoftmaxRows
+    outputs: Tensor
+    inputs: Tensor | None
+    context: Tensor
+
+    def boxes(self, lower: Tensor, upper: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds and slopes."""
+        outputs, inputs = _some(self.outputs, item), _some(self.inputs, item)
+        return self.method._looked(lower, upper, outputs, inputs, self.context[item])
+
+    def points(self, x: Tensor, item: Tensor) -> Tensor:
+        """The values themselves where the source knows them; else the bound, the best that can be hoped for."""
+        expected = self.method.source.value(x)
+        if expected is None:
+            return self.boxes(x, x, item)[0]
+        value = (_some(self.outputs, item) * expected[:, None]).sum(-1)
+        inputs = _some(self.inputs, item)
+        return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
 
 
 def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines:

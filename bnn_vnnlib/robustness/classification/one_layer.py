@@ -88,6 +88,9 @@ class OneLayerSoftmax:
         """Numbers that one box takes: all pairs of classes by the neurons, or by the inputs."""
         return 4 * self.count**2 * max(self.layers.first.mean.shape)
 
+    def value(self, x: Tensor) -> None:
+        """There is no closed form."""
+
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The log excesses v and v' of boxes, which serve all boxes inside them: (N, m m + m)."""
         neurons = hidden(self.layers.first, lower, upper)
