@@ -67,16 +67,16 @@ def weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> 
     xr = torch.maximum(x.upper - xc, xc - x.lower) * (1 + 2 * UNIT)
     absolute = (xc.abs() + xr) * (1 + 2 * UNIT)  # >= |x|
     radius, size = maps.apply(node, box.center.abs(), torch.cat([xr, absolute], 1)).chunk(2, 1)
-    noise = _noise(node, box, weights.scale, absolute)
-    if noise is not None:
-        radius, size = radius + noise, size + noise
+    added = noise(node, box, weights.scale, absolute)
+    if added is not None:
+        radius, size = radius + added, size + added
     g = gamma(2 * maps.fan(node) + 8)
     center = maps.apply(node, box.center, xc)
     radius = radius * (1 + g) + (g * size + TINY)
     return Interval(down(center - radius), up(center + radius)), size * (1 + g) + TINY
 
 
-def _noise(node: Linear | Conv | Scale, box: ParamBox, scale: Tensor, absolute: Tensor) -> Tensor | None:
+def noise(node: Linear | Conv | Scale, box: ParamBox, scale: Tensor, absolute: Tensor) -> Tensor | None:
     """(scale * spread + slack) |x|."""
     total = None
     if box.spread is not None:

@@ -5,8 +5,10 @@ Method: a row A over the output of a weighted map with |W - Wc| <= Wr is bounded
     min over W of A W z = (A Wc) z - (|A| Wr) |z|,
 which is concave in every z_j, so that its best linear lower bound on [l, u] is the chord of |z_j|:
     A' = A Wc - s (|A| Wr),   constant -= (|A| Wr) t,   |z| <= s z + t on [l, u].
-It dominates every McCormick plane after the minimum over W and never stores the linear form in W. A weight that is
-used several times (convolution, tied layers) is treated as independent uses: sound, looser.
+It dominates every McCormick plane after the minimum over W and never stores the linear form in W. In a `rough` walk,
+which tightens the inputs of activations, |z| of a map over the input is replaced by its largest value: the loss is of
+second order (radius of the weights times width of the inputs) and it saves the product |A| Wr, the dearest one.
+A weight that is used several times (convolution, tied layers) is treated as independent uses: sound, looser.
 Activations are replaced by their lines (`activations`). At the input the chord is exact, since a concave function
 takes its minimum over an interval at an end point.
 
@@ -26,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.interval import Interval, center_of, radius_of
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
@@ -38,7 +40,7 @@ from bnn_vnnlib.bounds.walk import filled as filled
 from bnn_vnnlib.bounds.walk import over_rows as over_rows
 from bnn_vnnlib.bounds.walk import some as some
 from bnn_vnnlib.bounds.walk import sum_to as sum_to
-from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
     Activation,
@@ -65,22 +67,33 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     (source,) = node.inputs
     box = walk.weights.param(node.weight)
     shape = walk.network.nodes[source].shape
+    rough = walk.rough and isinstance(walk.network.nodes[source], Input)
 
     def back(weight: Tensor, a: Tensor) -> Tensor:
         return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
 
     size = a.abs()
     noise = None
-    if box.spread is not None:
+    if rough:
+        _take_largest(walk, node, box, size)
+    elif box.spread is not None:
         scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
         least = TINY * (scale > 0).to(scale.dtype)  # what |A| scale may lose to underflow, whatever the spread
         noise = back(box.spread, torch.addcmul(least, size, scale))
-    if box.slack is not None:
+    if box.slack is not None and not rough:
         slack = back(box.slack, size)
         noise = slack if noise is None else noise + slack
     terms = math.prod(shape) + maps.fan(node)
     error = 4 * gamma(2 * terms) * dot(size, walk.ranges.magnitudes[position]) + TINY
     _carry(walk, source, back(box.center, a), noise, error)
+
+
+def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: Tensor) -> None:
+    """Take |A| (Wr max |z|) off the constant: looser than the chord, with a product of matrices less."""
+    noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[node.inputs[0]].magnitude)
+    if noise is not None:
+        loss = dot(size, filled(noise + TINY, node))
+        walk.gain(-loss, 4 * gamma(2 * (math.prod(node.shape) + maps.fan(node))) * loss + TINY)
 
 
 def _carry(walk: Walk, source: int, carried: Tensor, noise: Tensor | None, error: Tensor) -> None:
@@ -300,6 +313,8 @@ def walk_back(
     seeds: Sequence[tuple[int, Tensor]],
     size: int,
     rules: Rules = LINEAR,
+    *,
+    rough: bool = False,
 ) -> LinearForm:
     """Lower-bound rows over nodes as linear functions of the input.
 
@@ -309,10 +324,11 @@ def walk_back(
     seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
     size : n, the number of scalar inputs
     rules : the method
+    rough : take the noise of a map over the input at the largest |x|
     """
     lead = seeds[0][1]
     zero = lead.new_zeros(lead.shape[:3])
-    walk = Walk(network, weights, ranges, {}, zero, zero)
+    walk = Walk(network, weights, ranges, {}, zero, zero, rough)
     for position, a in seeds:
         walk.give(position, a)
     return finish(walk, max(walk.pending), size, rules)
@@ -336,7 +352,7 @@ def units(
     unit = weights.scale.new_zeros(len(index), math.prod(shape))
     unit[torch.arange(len(index), device=index.device), index] = 1.0
     rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
-    return walk_back(network, weights, ranges, [(position, rows)], size)
+    return walk_back(network, weights, ranges, [(position, rows)], size, rough=True)
 
 
 def dense_units(
@@ -344,7 +360,7 @@ def dense_units(
 ) -> LinearForm | None:
     """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
-    walk = Walk(network, weights, ranges, {}, zero, zero)
+    walk = Walk(network, weights, ranges, {}, zero, zero, rough=True)
     return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
 
 

@@ -87,7 +87,10 @@ class LinearForm:
 
 @dataclass(eq=False)
 class Walk:
-    """The state of one walk: coefficients still to be taken to the input, and what has been paid."""
+    """The state of one walk: coefficients still to be taken to the input, and what has been paid.
+
+    rough : spend less on the noise of maps over the input, see `linear`
+    """
 
     network: Network
     weights: WeightBoxes
@@ -95,6 +98,7 @@ class Walk:
     pending: dict[int, Tensor]
     constant: Tensor
     error: Tensor
+    rough: bool = False
 
     def give(self, position: int, a: Tensor) -> None:
         """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""

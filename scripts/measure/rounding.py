@@ -76,7 +76,7 @@ def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
     box = weights.param(node.weight)
     xc, xr = (x.lower + x.upper) / 2, (x.upper - x.lower) / 2
     radius = maps.apply(node, box.center.abs(), xr)
-    noise = interval._noise(node, box, weights.scale, xc.abs() + xr)
+    noise = interval.noise(node, box, weights.scale, xc.abs() + xr)
     if noise is not None:
         radius = radius + noise
     center = maps.apply(node, box.center, xc)
