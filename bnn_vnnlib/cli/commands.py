@@ -10,6 +10,7 @@ import typer
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
+from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.guard import NAME
 from bnn_vnnlib.cli.inspect import inspect
 from bnn_vnnlib.cli.recover import recover
@@ -51,7 +52,7 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (verify, run, inspect, attach, recover)
+COMMANDS = (verify, run, check_witness, inspect, attach, recover)
 """In the order in which the help lists them."""
 
 for command in COMMANDS:

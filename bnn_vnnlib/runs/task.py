@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,11 @@ class Task:
         networks = [f"--network={path if name is None else f'{name}={path}'}" for name, path in self.models]
         limit = [] if self.timeout is None else [f"--timeout={self.timeout}"]
         return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
+
+    def check_command(self, results: Path) -> list[str]:
+        """The command line that checks its witness; query and thresholds are in the record."""
+        same = [option for option in self.arguments if option.startswith(("--likelihood=", "--outputs=", "--seed="))]
+        return ["check-witness", self.models[0][1], self.prop, str(results), *same]
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,9 @@ def _decided(task: Task, attempt: _Attempt) -> Outcome:
         FLEET.discard()
     if not (task.check and outcome.verdict is Verdict.SAT):
         return outcome
-    worker.ask(["check-witness", task.models[0][1], task.prop, str(attempt.results)], attempt.log, limit)
+    worker.ask(task.check_command(attempt.results), attempt.log, limit)
     said = attempt.log.read_text(errors="replace").split("\n", 1)[0]
-    return Outcome(outcome.results, outcome.record, outcome.prepare_time, outcome.run_time, outcome.log, said)
+    return replace(outcome, checked=said)
 
 
 def _cut_off(task: Task, attempt: _Attempt, error: Died | Overdue) -> Outcome:

@@ -1,0 +1,59 @@
+"""`bnn-vnnlib check-witness`: whether a witness shows what its verdict says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.options import Debug, Likelihood, Outputs, QueryName, Seed, TauSafe, TauUnsafe
+
+FAILED = 3
+
+
+def check_witness(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.")],
+    prop: Annotated[Path, typer.Argument(metavar="PROPERTY", help="The VNN-LIB property.")],
+    result: Annotated[Path, typer.Argument(help="The results file; its JSON record is used if it lies beside it.")],
+    query: Annotated[
+        QueryName | None, typer.Option(help="Whose rules count.", show_default="as recorded, else as verify")
+    ] = None,
+    tau_safe: TauSafe = None,
+    tau_unsafe: TauUnsafe = None,
+    likelihood: Likelihood = None,
+    outputs: Outputs = "auto",
+    seed: Seed = 0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for bounding again.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Check the witness of a sat, with the files alone.
+
+    Standard output holds one line: valid, valid within tolerance, no witness, unconfirmed (the bounds computed again
+    are not tight enough), or invalid. Exit code: 0 for the first three, 3 for the other two, 2 refused input, 1 a fault
+    of this program.
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib import read_model, read_property
+        from bnn_vnnlib.instance import Files
+        from bnn_vnnlib.runs.checking import Judgement, check_witness, other_files, question_of
+        from bnn_vnnlib.vnncomp import read_result
+
+        check_positive("--timeout", timeout)
+        files = Files(prop, model)
+        found = read_result(result)
+        property_ = read_property(files.prop)
+        question = question_of(result, property_, files.prop, query, tau_safe, tau_unsafe)
+        loaded = read_model(files.model, likelihood=likelihood)
+        property_ = read_property(files.prop, loaded.network.signature)
+        check = check_witness(
+            loaded, property_, found, question, likelihood=likelihood, outputs=outputs, timeout=timeout, seed=seed
+        )
+        sys.stdout.write(f"{check.judgement}\n")
+        lines = (f"query {check.query}", *check.reasons, *other_files(result, files.by_role))
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        if check.judgement in (Judgement.UNCONFIRMED, Judgement.INVALID):
+            raise typer.Exit(FAILED)
