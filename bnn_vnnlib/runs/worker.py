@@ -14,6 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+PROGRAM = ("-m", "bnn_vnnlib.runs.child")
+"""What a process runs."""
+
 START_LIMIT = 300.0
 """Seconds for a process to import what it needs, on a machine that is busy."""
 
@@ -44,7 +47,7 @@ class Worker:
         limit = [] if memory is None else [f"--memory={memory:.0f}"]
         counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "bnn_vnnlib.runs.child", *limit],
+            [sys.executable, *PROGRAM, *limit],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,395 @@
+"""Runs: processes that crash and hang, folders that resume, tables. A small program stands for the real process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bnn_vnnlib.cli import app
+from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.runs import task as tasks
+from bnn_vnnlib.runs import worker
+from bnn_vnnlib.runs.pools import Places
+from bnn_vnnlib.runs.store import Store
+from bnn_vnnlib.runs.tables import COLUMNS
+from bnn_vnnlib.runs.worker import Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = """
+import json, os, signal, sys, time
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    arguments = request["arguments"]
+    given = dict(word.split("=", 1) for word in arguments if word.startswith("--"))
+    print("words of the program", file=open(request["log"], "w"))
+    if arguments[0] == "check-witness":
+        print("valid", file=open(request["log"], "w"))
+        print(json.dumps({"code": 0}), flush=True)
+        continue
+    what = open(arguments[1]).read().split()[0]
+    if what == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "memory":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "hang":
+        time.sleep(600)
+    if what == "nothing":
+        print(json.dumps({"code": 7}), flush=True)
+        continue
+    word = {"fault": "error", "late": "timeout"}.get(what, what)
+    record = {"verdict": word, "query": given.get("--query"), "p_safe": {"lower": 0.25, "upper": 0.75},
+              "decision": {"lower": ["-Infinity", 0.5], "upper": [1.0, 2.0]}, "method": "stand-in", "notes": ["a note"],
+              "timeout": float(given["--timeout"]), "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}
+    with open(given["--results-file"] + ".json", "w") as stream:
+        json.dump(record, stream)
+    with open(given["--results-file"], "w") as stream:
+        stream.write(word + "\\n" + ("((X_0 1.0) (Y_0 2.0))\\n" if word == "sat" else ""))
+    if what == "late":
+        os._exit(0)
+    print(json.dumps({"code": 1 if what == "fault" else 0}), flush=True)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A process that does what the property's file says."""
+    program = tmp_path / "stand_in.py"
+    program.write_text(STAND_IN)
+    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    monkeypatch.setattr(tasks, "GRACE", 0.5)
+    yield program
+    worker.FLEET.close()
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Makes a benchmark: a property for each word."""
+
+    def make(*words: str, name: str = "bench", timeout: float = 20.0) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "net.onnx").write_text("a network")
+        rows = []
+        for index, word in enumerate(words):
+            if word != "missing":
+                (folder / f"{index}_{word}.vnnlib").write_text(word)
+            rows.append(f"net.onnx,{index}_{word}.vnnlib,{0.1 if word == 'hang' else timeout}\n")
+        (folder / "instances.csv").write_text("".join(rows))
+        return folder
+
+    return make
+
+
+def run(*args: object, code: int = 0):
+    outcome = CliRunner().invoke(app, ["run", *map(str, args)])
+    assert outcome.exit_code == code, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    return outcome
+
+
+def results(out: Path) -> list[tuple[str, str]]:
+    """(property's word, result) of results.csv."""
+    with (out / "results.csv").open() as stream:
+        return [(row[2].split("_")[1].removesuffix(".vnnlib"), row[4]) for row in csv.reader(stream)]
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    with (out / "table.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def record(out: Path, word: str) -> dict:
+    (path,) = (out / "instances").glob(f"*/*_{word}.txt.json")
+    return json.loads(path.read_text())
+
+
+def test_one_instance_that_dies_does_not_end_the_run(stand_in, benchmark, tmp_path):
+    words = ("unsat", "segfault", "memory", "sat", "hang", "nothing", "fault", "late", "missing", "unknown")
+    out = tmp_path / "out"
+    run(benchmark(*words), "--out", out, "--workers", 2)
+    expected = {"segfault": "error", "memory": "error", "hang": "timeout", "nothing": "error", "fault": "error",
+                "late": "timeout", "missing": "error"}  # fmt: skip
+    assert results(out) == [(word, expected.get(word, word)) for word in words]
+    reasons = {row["property"].split("_")[1].removesuffix(".vnnlib"): row["reason"] for row in table(out)}
+    assert "signal SIGSEGV" in reasons["segfault"]
+    assert "SIGKILL, as when memory runs out" in reasons["memory"]
+    assert "hung beyond the time limit" in reasons["hang"]
+    assert "exit code 7" in reasons["nothing"]
+    assert "no such file" in reasons["missing"]
+    (log,) = (out / "instances").glob("*/*segfault.log")
+    assert log.read_text() == "words of the program\n"
+    assert not list((out / "instances").glob("*/*_unsat.log"))
+
+
+def test_a_process_serves_again_unless_something_went_wrong(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    run(benchmark("unsat", "unknown", "fault", "sat"), "--out", out, "--workers", 1)
+    pids = {word: record(out, word)["pid"] for word in ("unsat", "unknown", "fault", "sat")}
+    assert pids["unsat"] == pids["unknown"] == pids["fault"]
+    assert pids["sat"] != pids["fault"]
+    for pid in set(pids.values()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_fresh_gives_every_instance_a_process(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    run(benchmark("unsat", "unknown"), "--out", out, "--workers", 1, "--fresh")
+    assert record(out, "unsat")["pid"] != record(out, "unknown")["pid"]
+    assert all(float(row["prepare_time"]) > 0 for row in table(out))
+
+
+def test_a_run_that_was_ended_goes_on(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat", "sat", "unknown", "fault"), tmp_path / "out"
+    run(folder, "--out", out)
+    before = {path: path.stat().st_mtime_ns for path in (out / "instances").rglob("*.txt")}
+    (done,) = (out / "instances").glob("*/*_sat.txt")
+    done.unlink()  # as if it had been ended before this instance was finished
+    said = run(folder, "--out", out).stderr
+    assert "3 of 4 instances are finished; 1 to run" in said
+    changed = [path for path in before if path.stat().st_mtime_ns != before[path]]
+    assert changed == [done]
+    assert results(out) == [("unsat", "unsat"), ("sat", "sat"), ("unknown", "unknown"), ("fault", "error")]
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        ("never", []),
+        ("failed", ["fault"]),
+        ("unknown", ["fault", "late", "unknown"]),
+        ("all", ["fault", "late", "sat", "unknown"]),
+    ],
+)
+def test_what_is_run_again(stand_in, benchmark, tmp_path, again, words):
+    folder, out = benchmark("sat", "unknown", "fault", "late"), tmp_path / "out"
+    run(folder, "--out", out, "--workers", 1)
+    pids = {word: record(out, word)["pid"] for word in ("sat", "unknown", "fault", "late")}
+    run(folder, "--out", out, "--workers", 1, "--rerun", again)
+    assert sorted(word for word, pid in pids.items() if record(out, word)["pid"] != pid) == words
+
+
+def test_a_folder_with_other_settings_is_refused(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unknown"), tmp_path / "out"
+    run(folder, "--out", out)
+    said = run(folder, "--out", out, "--method", "interval", "--timeout", 5, code=2).stderr
+    assert "other settings" in said
+    assert "timeout: None there, 5.0 now" in said
+    run(folder, "--out", out, "--timeout", 5, "--rerun", "unknown")
+    assert record(out, "unknown")["timeout"] == 5.0
+    run(folder, "--out", out, "--timeout", 5, "--workers", 2)  # where it runs is no setting
+
+
+def test_options_reach_the_process_and_queries_multiply(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    args = ("--query", "decision", "--query", "deterministic", "--workers", 1, "--threads", 3)
+    run(benchmark("unsat", "sat"), "--out", out, *args)
+    rows = table(out)
+    asked = [(row["category"], row["query"], row["result"]) for row in rows]
+    assert asked == [(f"bench:{query}", query, word) for query in args[1::2][:2] for word in ("unsat", "sat")]
+    assert {json.loads((out / f"{row['results_file']}.json").read_text())["threads"] for row in rows} == {"3"}
+    assert len({row["results_file"] for row in rows}) == 4
+
+
+def test_a_witness_is_checked_where_asked(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    run(benchmark("unsat", "sat"), "--out", out, "--check")
+    assert [row["checked"] for row in table(out)] == ["", "valid"]
+    assert (out / "instances/bench/net_1_sat.txt").read_text().startswith("sat\n((X_0 1.0)")
+
+
+def test_the_table_holds_numbers(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    run(benchmark("unsat", "missing"), "--out", out)
+    first, second = table(out)
+    assert list(first) == ["results_file", *(column.name for column in COLUMNS)]
+    assert (first["p_safe_lower"], first["p_safe_upper"]) == ("0.25", "0.75")
+    assert [float(number) for number in json.loads(first["decision_lower"])] == [float("-inf"), 0.5]
+    assert first["reason"] == ""
+    assert second["p_safe_lower"] == second["method"] == ""
+
+
+def test_the_table_as_parquet(stand_in, benchmark, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    out = tmp_path / "out"
+    run(benchmark("unsat", "missing"), "--out", out)
+    found = pq.read_table(out / "table.parquet").to_pydict()
+    assert found["p_safe_lower"] == [0.25, None]
+    assert found["decision_lower"] == [[float("-inf"), 0.5], None]
+    assert found["result"] == ["unsat", "error"]
+
+
+def test_without_pyarrow_no_older_parquet_stays(stand_in, benchmark, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "table.parquet").write_text("old")
+    run(benchmark("unsat"), "--out", out)
+    assert not (out / "table.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--query", "what"), "unknown query 'what'"),
+        (("--tau-safe", "2"), "tau_safe is a probability"),
+        (("--timeout", "0"), "--timeout must be a positive number"),
+        (("--memory", "-1"), "--memory must be a positive number"),
+        (("--only", "nothing"), "no instance is left to run"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(stand_in, benchmark, tmp_path, args, message):
+    assert message in run(benchmark("unsat"), "--out", tmp_path / "out", *args, code=2).stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_threads_are_shared_fairly(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    assert Places.shared(None, None, None) == Places(8, 1)
+    assert Places.shared(None, 3, None) == Places(2, 3)
+    assert Places.shared(4, None, None) == Places(4, 2)
+    assert Places.shared(16, None, None) == Places(16, 1)
+    assert Places.shared(None, None, "tcp://somewhere:8786").threads == 1
+
+
+def test_places_are_names_of_their_own(tmp_path):
+    task = {"models": (), "prop": "", "timeout": None}
+    cells = [("c", "onnx/a.onnx", "vnnlib/p.vnnlib"), ("c", "onnx/a.onnx", "vnnlib/p.vnnlib"), ("c/2.0", "a", "p.gz"),
+             ("c", "[('f', 'a.onnx')]", "../p.vnnlib.gz")]  # fmt: skip
+    made = [tasks.Task(category, onnx, vnnlib, **task) for category, onnx, vnnlib in cells]
+    assert list(Store(tmp_path).places(made)) == [
+        "instances/c/a_p.txt", "instances/c/a_p~2.txt", "instances/c_2.0/a_p.txt", "instances/c/f_a.onnx_p.txt",
+    ]  # fmt: skip
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(InputError, match="delete it"):
+        Store(tmp_path).open({}, "never")
+
+
+def test_a_cluster_needs_dask(stand_in, benchmark, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    said = run(benchmark("unsat"), "--out", tmp_path / "out", "--scheduler", "tcp://127.0.0.1:1", code=2).stderr
+    assert "bnn-vnnlib[cluster]" in said
+
+
+def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_path):
+    from bnn_vnnlib.runs.benchmarks import read_benchmarks
+    from bnn_vnnlib.runs.run import How, Run
+
+    def lose(_task):
+        raise OptionError("the cluster is gone")
+
+    instances = read_benchmarks([benchmark("unsat")])
+    prepared = Run.prepare(How().tasks(instances, 1), Store(tmp_path / "out"), How(), "never")
+    (entry,) = prepared.go(Places(1, 1), lose)
+    assert entry.verdict is Verdict.ERROR
+    assert "the cluster is gone" in table(tmp_path / "out")[0]["reason"]
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(stand_in, benchmark, tmp_path):
+    """The whole program is killed in the middle; what it had finished is kept and its process ends by itself."""
+    folder, out = benchmark("unsat", "hang", "sat", timeout=60), tmp_path / "out"
+    (folder / "instances.csv").write_text((folder / "instances.csv").read_text().replace("0.1", "60"))
+    starter = f"""
+import sys
+from bnn_vnnlib.runs import worker
+worker.PROGRAM = ({str(stand_in)!r},)
+from bnn_vnnlib.cli import app
+app(["run", {str(folder)!r}, "--out", {str(out)!r}, "--workers", "1"])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", starter], env=environment, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(out.rglob("*_unsat.txt")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    (folder / "1_hang.vnnlib").write_text("unknown")
+    assert "1 of 3 instances are finished" in run(folder, "--out", out).stderr
+    assert results(out) == [("unsat", "unsat"), ("hang", "unknown"), ("sat", "sat")]
+
+
+# The process itself
+
+
+@pytest.fixture
+def real(identity_model, tmp_path):
+    """A benchmark of the identity: one property that holds and one that fails."""
+    text = """
+(declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)
+(assert (>= X_0 0.0)) (assert (<= X_0 1.0)) (assert (>= X_1 0.0)) (assert (<= X_1 1.0))
+(assert (>= Y_0 {bound}))
+"""
+    folder = tmp_path / "identity"
+    folder.mkdir()
+    (folder / "net.onnx").write_bytes(identity_model.read_bytes())
+    for name, bound in {"0_holds": 1.5, "1_fails": 0.5}.items():
+        (folder / f"{name}.vnnlib").write_text(text.format(bound=bound))
+    (folder / "2_broken.vnnlib").write_text("(declare-const X_0 Real")
+    names = ("0_holds", "1_fails", "2_broken")
+    (folder / "instances.csv").write_text("".join(f"net.onnx,{name}.vnnlib,60\n" for name in names))
+    return folder
+
+
+def test_the_real_process(real, tmp_path):
+    out = tmp_path / "out"
+    run(real, "--out", out, "--workers", 1, "--check")
+    assert results(out) == [("holds", "unsat"), ("fails", "sat"), ("broken", "error")]
+    rows = table(out)
+    assert rows[1]["checked"] == "valid"
+    assert "2_broken.vnnlib:1" in rows[2]["reason"]
+    assert Counter(float(row["prepare_time"]) > 0 for row in rows) == {True: 1, False: 2}
+
+
+GREEDY = """
+from bnn_vnnlib.runs import child
+child._import = lambda: None
+child._serve = lambda arguments: len(bytearray(2**32))
+child.main()
+"""
+
+
+def test_an_instance_cannot_allocate_more_than_it_may(benchmark, tmp_path, monkeypatch):
+    program = tmp_path / "greedy.py"
+    program.write_text(GREEDY)
+    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    out = tmp_path / "out"
+    run(benchmark("unsat"), "--out", out, "--memory", 1)
+    worker.FLEET.close()
+    assert results(out) == [("unsat", "error")]
+    (log,) = (out / "instances").glob("*/*.log")
+    assert "MemoryError" in log.read_text()
+
+
+BUSY = """
+import time
+from bnn_vnnlib.runs import child
+child._import = lambda: None
+child._serve = lambda arguments: time.sleep(600)
+child.main()
+"""
+
+
+def test_a_process_without_a_parent_ends_whatever_it_does(tmp_path, monkeypatch):
+    program = tmp_path / "busy.py"
+    program.write_text(BUSY)
+    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    process = Worker(threads=1, memory=None)
+    inner = process._process
+    inner.stdin.write(json.dumps({"arguments": [], "log": str(tmp_path / "log")}).encode() + b"\n")
+    inner.stdin.close()
+    assert inner.wait(20) == 0
+    process.end()
