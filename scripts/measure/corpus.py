@@ -1,16 +1,18 @@
 """Run deterministic instances with published verdicts, and print what agrees, what is open and what contradicts.
 
-    python scripts/measure/corpus.py CORPUS [--only acasxu --only mnist_fc] [--timeout 116] [--out verdicts.csv]
+    python scripts/measure/corpus.py CORPUS --out DIR [--only acasxu --only mnist_fc] [--timeout 116] [--workers 2]
 
 CORPUS holds .onnx and .vnnlib files (or .gz) in any folders and expected/expected_results.csv with the columns bench,
 onnx, vnnlib, result. Files are matched by their names. Names are reused between editions of a benchmark: a published
 `unsat` beside our `sat`, whose witness has been replayed in onnxruntime, means that the file is another one.
+
+The instances are run as `bnn-vnnlib run --query deterministic --check` runs them, and DIR is what it makes; a run that
+was ended goes on.
 """
 
 from __future__ import annotations
 
 import csv
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Annotated
@@ -20,66 +22,62 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bnn_vnnlib import read_model, read_property, verify
-from bnn_vnnlib.errors import BnnVnnlibError
+from bnn_vnnlib.runs.benchmarks import Instance
+from bnn_vnnlib.runs.pools import Places
+from bnn_vnnlib.runs.run import How, Run
+from bnn_vnnlib.runs.store import Entry, Store
 
-Row = dict[str, str]
+KINDS = ("same", "open", "differs", "error")
 
 
-def instances(corpus: Path, only: list[str]) -> list[Row]:
-    """Rows of the published verdicts both files of which are there, with the paths added."""
+def instances(corpus: Path, only: list[str], timeout: float) -> list[tuple[Instance, str]]:
+    """Instances both files of which are there, each with its published verdict."""
     here = {path.name.removesuffix(".gz"): path for path in sorted(corpus.rglob("*")) if path.is_file()}
-    with (corpus / "expected" / "expected_results.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
     found = []
-    for row in rows:
-        net, prop = (Path(row[kind]).name.removesuffix(".gz") for kind in ("onnx", "vnnlib"))
-        if net in here and prop in here and (not only or any(row["bench"].startswith(name) for name in only)):
-            found.append({**row, "net": str(here[net]), "prop": str(here[prop])})
+    with (corpus / "expected" / "expected_results.csv").open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            net, prop = (here.get(Path(row[kind]).name.removesuffix(".gz")) for kind in ("onnx", "vnnlib"))
+            wanted = not only or any(row["bench"].startswith(name) for name in only)
+            if wanted and net is not None and prop is not None:
+                instance = Instance(row["bench"], row["onnx"], row["vnnlib"], ((None, net),), prop, timeout)
+                found.append((instance, row["result"]))
     return found
 
 
-def decided(row: Row, timeout: float) -> tuple[str, float]:
-    """Our verdict (or the reason of a refusal) and the seconds it took, reading included."""
-    begun = time.monotonic()
-    try:
-        model = read_model(Path(row["net"]))
-        prop = read_property(Path(row["prop"]), model.network.signature)
-        result = verify(model, prop, query="deterministic", timeout=timeout, started=begun)
-        word = result.verdict.value
-    except BnnVnnlibError as error:
-        word = f"refused: {error}"
-    return word, time.monotonic() - begun
+def kind_of(entry: Entry, published: str) -> str:
+    """Which of KINDS."""
+    ours = entry.verdict.value
+    return ours if ours == "error" else "same" if ours == published else "open" if ours[-3:] != "sat" else "differs"
 
 
 def main(
     corpus: Path,
+    out: Annotated[Path, typer.Option(help="Folder for the run.")],
     only: Annotated[list[str] | None, typer.Option(help="Benchmarks whose names begin so.")] = None,
     timeout: float = 116.0,
-    out: Annotated[Path | None, typer.Option(help="A CSV file for every verdict.")] = None,
+    workers: int | None = None,
 ) -> None:
-    """Print a table by benchmark, and every instance on which the verdicts differ."""
+    """Print a table by benchmark, and every instance on which the verdicts are not the same."""
     console = Console()
+    chosen = instances(corpus, only or [], timeout)
+    how, where = How(queries=("deterministic",), check=True), Places.shared(workers, None, None)
+    run = Run.prepare(how.tasks([instance for instance, _ in chosen], where.threads), Store(out), how, "never")
+    for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):
+        pass
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    lines = []
-    for row in track(instances(corpus, only or []), console=Console(stderr=True)):
-        word, took = decided(row, timeout)
-        kind = "same" if word == row["result"] else "open" if word not in ("sat", "unsat") else "differs"
-        if word.startswith("refused"):
-            kind = "refused"
-        counts[row["bench"]][kind] += 1
-        seconds[row["bench"]] += took
-        lines.append([row["bench"], row["onnx"], row["vnnlib"], row["result"], word, f"{took:.2f}"])
+    checks: Counter[str] = Counter()
+    for entry, (instance, published) in zip(run.tables(), chosen, strict=True):
+        kind, facts = kind_of(entry, published), entry.record["run"]
+        counts[instance.category].update({kind: 1, "seconds": facts["run_time"]})
+        checks.update([facts["checked"]] if facts["checked"] else [])
         if kind != "same":
-            console.print(f"{kind}: {row['onnx']} {row['vnnlib']}: {word}, published {row['result']}, {took:.1f} s")
-    table = Table("benchmark", "same", "open", "differs", "refused", "s")
+            names = f"{instance.onnx} {instance.vnnlib}"
+            console.print(f"{kind}: {names}: {entry.verdict}, published {published}, {facts['run_time']:.1f} s")
+    table = Table("benchmark", *KINDS, "s")
     for bench, count in sorted(counts.items()):
-        table.add_row(bench, *(str(count[k]) for k in ("same", "open", "differs", "refused")), f"{seconds[bench]:.0f}")
+        table.add_row(bench, *(str(count[kind]) for kind in KINDS), f"{count['seconds']:.0f}")
     console.print(table)
-    if out is not None:
-        with out.open("w", newline="") as stream:
-            csv.writer(stream).writerows([["bench", "onnx", "vnnlib", "published", "ours", "s"], *lines])
+    console.print(f"witnesses checked: {dict(checks)}")
 
 
 if __name__ == "__main__":
