@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -106,7 +107,12 @@ def show_recovery(console: Console, recovery: Recovery, target: Path) -> None:
         ends = (f"{deviation.min():.3g}", f"{deviation.max():.3g}")
         weights.add_row(Text(name), "x".join(map(str, deviation.shape)) or "scalar", *ends)
     console.print(weights)
-    for note in (*recovery.notes, f"wrote {target}"):
+    show_notes(console, (*recovery.notes, f"wrote {target}"))
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Print remarks, one a line."""
+    for note in notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -13,8 +13,12 @@ from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.guard import NAME
 from bnn_vnnlib.cli.inspect import inspect
+from bnn_vnnlib.cli.mean import mean
+from bnn_vnnlib.cli.merge import merge
 from bnn_vnnlib.cli.recover import recover
 from bnn_vnnlib.cli.run import run
+from bnn_vnnlib.cli.sample import sample
+from bnn_vnnlib.cli.simplify import simplify
 from bnn_vnnlib.cli.verify import verify
 
 app = typer.Typer(
@@ -52,7 +56,7 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (verify, run, check_witness, inspect, attach, recover)
+COMMANDS = (verify, run, check_witness, inspect, attach, recover, simplify, merge, mean, sample)
 """In the order in which the help lists them."""
 
 for command in COMMANDS:
