@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import product
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.signature import Signature, Variable
@@ -12,6 +14,7 @@ from bnn_vnnlib.vnnlib.source import Error, Source
 from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
 
 _MAX_ELEMENTS = 10_000_000
+_SPELLED = 100_000
 _SUPPORTED_TYPES = ("real", "float32", "float64")
 # The other element types of ONNX, so that a message can tell "not supported" from "unknown".
 _OTHER_TYPE = re.compile(r"b?float\d+(e\d+m\d+(fn)?(uz)?)?|u?int\d+|bool|string|complex(64|128)")
@@ -214,7 +217,18 @@ def _check_network(query: Query, source: Source) -> Scope:
     notes = [f"hidden node {hidden.name} is declared but not used: ignored" for hidden in variables["hidden"]]
     if query.version[1] not in (0, 1):
         notes.append(f"VNN-LIB version 2.{query.version[1]} is read as 2.1")
-    return _Tensors(source, query.version, network.name, signature, tuple(notes), tensors=tensors)
+    columns = _spelled(tensors)
+    return _Tensors(source, query.version, network.name, signature, tuple(notes), columns, tensors=tensors)
+
+
+def _spelled(tensors: dict[str, tuple[Tensor, int]]) -> dict[str, int]:
+    """Columns of the elements as files spell them nearly always; those of giant tensors are worked out when met."""
+    columns: dict[str, int] = {}
+    for name, (tensor, offset) in tensors.items():
+        if tensor.kind != "hidden" and tensor.shape and math.prod(tensor.shape) <= _SPELLED:
+            indices = product(*(map(str, range(size)) for size in tensor.shape))
+            columns |= {f"{name}[{','.join(index)}]": offset + flat for flat, index in enumerate(indices)}
+    return columns
 
 
 def _check_tensor(tensor: Tensor, source: Source) -> Variable:

@@ -1,94 +1,120 @@
-"""Nested and/or to cases: an or of conjunctions of constraints, each constraint stored once."""
+"""Nested and/or to cases: an or of conjunctions of constraints, each distinct constraint stored once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Bound, Comparisons, Row
+from bnn_vnnlib.vnnlib.groups import Groups, Ints
+from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Comparisons
+from bnn_vnnlib.vnnlib.simple import Simple
 from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Compare, Junction
+from bnn_vnnlib.vnnlib.table import Row, Table
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
 
 MAX_CASES = 1_000_000
 MAX_ENTRIES = 20_000_000
 
-Conjunction = tuple[int, ...]  # indices of constraints
+Formula = Compare | Junction | Run
 
 
 @dataclass(frozen=True)
 class Disjunction:
-    """The assertions as: all constraints of `common`, and all those of one of the `cases` (indices)."""
+    """The assertions as: all constraints of `common`, and all those of one of the `cases` (numbers in the table)."""
 
-    constraints: list[Bound | Row]
-    common: Conjunction
-    cases: list[Conjunction]
+    table: Table
+    common: Ints
+    cases: Groups
 
 
 @dataclass
 class _Expansion:
-    """The walk over the formulas, with the constraints met so far."""
+    """The walk over the formulas, with the constraints met so far. A formula becomes its alternatives."""
 
     source: Source
     comparisons: Comparisons
-    constraints: list[Bound | Row] = field(default_factory=list)
-    seen: dict[tuple[str, str, str], list[Conjunction]] = field(default_factory=dict)
+    simple: Simple
+    rows: list[Row]
+    numbers: dict[Row, int] = field(default_factory=dict)
 
-    def formula(self, formula: Compare | Junction, depth: int = 1) -> list[Conjunction]:
-        """The alternatives of a formula."""
+    def formula(self, formula: Compare | Junction, depth: int = 1) -> Groups:
+        """The alternatives of a formula: lists of constraints, one of which must hold."""
         if isinstance(formula, Compare):
-            return self.comparison(formula)
+            alternatives = self.comparisons.alternatives(formula)
+            return Groups.of([[self.number(row) for row in conjunction] for conjunction in alternatives])
         if depth > MAX_DEPTH:
             message = f"a formula is nested more than {MAX_DEPTH} deep"
             raise self.source.error(UnsupportedError, message, formula.at)
         if formula.connective == "and":
-            return self.conjunction((self.formula(part, depth + 1) for part in formula.parts), formula.at)
-        alternatives: list[Conjunction] = []
-        entries = 0
+            return self.conjunction(
+                (each for part in formula.parts for each in self.conjuncts(part, depth)), formula.at
+            )
+        parts: list[Groups] = []
+        cases = entries = 0
         for part in formula.parts:
-            more = self.formula(part, depth + 1)
-            entries += sum(map(len, more))
-            self.check_size(len(alternatives) + len(more), entries, formula.at)
-            alternatives.extend(more)
-        return alternatives
+            more = self.disjuncts(part) if isinstance(part, Run) else self.formula(part, depth + 1)
+            cases, entries = cases + len(more), entries + len(more.items)
+            self.check_size(cases, entries, formula.at)
+            parts.append(more)
+        return Groups.chain(parts)
 
-    def comparison(self, comparison: Compare) -> list[Conjunction]:
-        """The alternatives of a comparison, the same for every repetition of it."""
-        left, right = comparison.left, comparison.right
-        if not (isinstance(left, str) and isinstance(right, str)):
-            return self.add(comparison)
-        key = (comparison.operator, left, right)
-        found = self.seen.get(key)
+    def number(self, row: Row) -> int:
+        """The number of a constraint that was read alone."""
+        found = self.numbers.get(row)
         if found is None:
-            found = self.seen[key] = self.add(comparison)
+            found = self.numbers[row] = len(self.simple.table) + len(self.rows)
+            self.rows.append(row)
         return found
 
-    def add(self, comparison: Compare) -> list[Conjunction]:
-        """Store the constraints of a new comparison."""
-        alternatives = []
-        for conjunction in self.comparisons.alternatives(comparison):
-            start = len(self.constraints)
-            self.constraints.extend(conjunction)
-            alternatives.append(tuple(range(start, len(self.constraints))))
-        return alternatives
+    def conjuncts(self, part: Formula, depth: int) -> Iterable[Groups]:
+        """The parts of a part of an `and`: a run is many."""
+        if isinstance(part, Run):
+            return self.members(*self.simple.places[part])
+        return [self.formula(part, depth + 1)]
 
-    def conjunction(self, parts: Iterable[list[Conjunction]], at: int | None = None) -> list[Conjunction]:
+    def members(self, start: int, stop: int) -> Iterable[Groups]:
+        """Simple comparisons that must all hold: all those with one alternative together, then each of the others."""
+        first = self.simple.first[start : stop + 1]
+        branching = np.flatnonzero(np.diff(first) != 1)
+        here = self.simple.alternatives.part(int(first[0]), int(first[-1]))
+        single = np.delete(first[:-1], branching) - first[0]
+        yield Groups.one(here.take(single).items)
+        for one in branching.tolist():
+            yield self.simple.alternatives.part(int(first[one]), int(first[one + 1]))
+
+    def disjuncts(self, run: Run) -> Groups:
+        """A run as a part of an `or`."""
+        start, stop = self.simple.places[run]
+        first = self.simple.first
+        if run.kind == "comparisons":
+            return self.simple.alternatives.part(int(first[start]), int(first[stop]))
+        ends = start + np.concatenate([[0], np.cumsum(self.simple.clauses[run])])
+        if first[stop] - first[start] == stop - start and not (np.diff(first[start : stop + 1]) != 1).any():
+            here = self.simple.alternatives.part(int(first[start]), int(first[stop]))
+            return Groups(here.starts[ends - start], here.items)
+        pairs = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        return Groups.chain([self.conjunction(self.members(a, b), run.at) for a, b in pairs])
+
+    def conjunction(self, parts: Iterable[Groups], at: int | None = None) -> Groups:
         """Every choice of one alternative per part."""
-        single: list[int] = []
-        choices: list[list[Conjunction]] = []
+        single: list[Ints] = [np.zeros(0, np.int64)]
+        choices: list[Groups] = []
         for part in parts:
             if len(part) == 1:
-                single.extend(part[0])
+                single.append(part.items)
             else:
                 choices.append(part)
-        if not all(choices):  # one part is false
-            return []
-        cases: list[Conjunction] = [tuple(single)]
+        if not all(map(len, choices)):  # one part is false
+            return Groups.of([])
+        cases = Groups.one(np.concatenate(single))
         for choice in choices:
             count = len(cases) * len(choice)
-            entries = sum(map(len, cases)) * len(choice) + sum(map(len, choice)) * len(cases)
+            entries = len(cases.items) * len(choice) + len(choice.items) * len(cases)
             self.check_size(count, entries, at)
-            cases = [first + second for first in cases for second in choice]
+            cases = cases.times(choice)
         return cases
 
     def check_size(self, cases: int, entries: int, at: int | None) -> None:
@@ -99,7 +125,7 @@ class _Expansion:
             raise self.source.error(UnsupportedError, message, at)
 
 
-def expand(assertions: Iterable[Compare | Junction], comparisons: Comparisons, source: Source) -> Disjunction:
+def expand(assertions: Iterable[Formula], simple: Simple, comparisons: Comparisons, source: Source) -> Disjunction:
     """Multiply out the conjunction of all assertions; what holds in every case is kept apart.
 
     Raises
@@ -107,19 +133,21 @@ def expand(assertions: Iterable[Compare | Junction], comparisons: Comparisons, s
     UnsupportedError : too deep, or too many cases
     PropertyError, UnsupportedError : as `Comparisons.alternatives`
     """
-    expansion = _Expansion(source, comparisons)
-    common: dict[int, None] = {}
-    choices: list[list[Conjunction]] = []
+    expansion = _Expansion(source, comparisons, simple, list(simple.rows))
+    common = [np.zeros(0, np.int64)]
+    choices: list[Groups] = []
     for part in _conjuncts(assertions):
-        alternatives = expansion.formula(part)
-        if len(alternatives) == 1:
-            common.update(dict.fromkeys(alternatives[0]))
-        else:
-            choices.append(alternatives)
-    return Disjunction(expansion.constraints, tuple(common), expansion.conjunction(choices))
+        for alternatives in expansion.conjuncts(part, 0):
+            if len(alternatives) == 1:
+                common.append(alternatives.items)
+            else:
+                choices.append(alternatives)
+    together = Groups.one(np.concatenate(common)).distinct()
+    table = simple.table.with_rows(expansion.rows)
+    return Disjunction(table, together.items, expansion.conjunction(choices))
 
 
-def _conjuncts(assertions: Iterable[Compare | Junction]) -> Iterable[Compare | Junction]:
+def _conjuncts(assertions: Iterable[Formula]) -> Iterable[Formula]:
     """The assertions, with an `and` at the top replaced by its parts."""
     pending = list(assertions)[::-1]
     while pending:

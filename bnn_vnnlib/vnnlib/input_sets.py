@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from itertools import chain
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.property import Boxes
-from bnn_vnnlib.vnnlib.dnf import Conjunction
-from bnn_vnnlib.vnnlib.linear import Bound, Row
-from bnn_vnnlib.vnnlib.literals import read_literal
+from bnn_vnnlib.vnnlib.groups import Groups
+from bnn_vnnlib.vnnlib.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 class InputSets:
-    """K input sets: the common constraints and those of one key each. Arrays (K, n); unbounded is infinite.
+    """K input sets. Arrays (K, n); unbounded is infinite.
 
     `empty` (K,) tells exactly whether a box holds no real point; the further constraints are not looked at.
+
+    Parameters
+    ----------
+    table : all constraints
+    common : those on inputs that hold in every set
+    own : for each set, its own constraints on inputs
+    n : number of inputs
     """
 
-    def __init__(self, table: list[Bound | Row], common: list[int], keys: list[Conjunction], n: int) -> None:
-        self.keys = keys
-        self._bounds = {i: part for i, part in enumerate(table) if isinstance(part, Bound)}
-        self._common = common
-        everywhere = self._intersect([common], n)
-        here = self._intersect(keys, n)
-        combine = (np.maximum, np.minimum, np.maximum, np.minimum)
-        self.lower, self.upper, self.inner_lower, self.inner_upper = (
-            function(one, two) for function, one, two in zip(combine, everywhere, here, strict=True)
+    def __init__(self, table: Table, common: Ints, own: Groups, n: int) -> None:
+        self._table, self._common, self._own = table, Groups.one(common), own
+        self._is_bound = (table.columns.lengths == 1) & table.on_inputs(n)
+        everywhere = self._tightened([np.full((1, n), start) for start in (-np.inf, np.inf) * 2], self._common)
+        self.lower, self.upper, self.inner_lower, self.inner_upper = self._tightened(
+            [np.repeat(side, len(own), axis=0) for side in everywhere], own
         )
-        self.empty: NDArray[np.bool_] = np.any(np.greater(self.lower, self.upper), axis=1)
+        self.empty: Flags = np.any(np.greater(self.lower, self.upper), axis=1)
         self._decide_close()
 
     def share(self, case_key: Ints) -> tuple[Ints, Ints]:
-        """The keys that stand for the distinct input sets of the cases, by first use; each case's position in them."""
-        numbers: dict[Conjunction, int] = {}
-        further = [tuple(i for i in key if i not in self._bounds) for key in self.keys]
-        numbered = np.array([numbers.setdefault(rows, len(numbers)) for rows in further], float)
-        arrays = (self.lower, self.upper, self.inner_lower, self.inner_upper, numbered[:, None])
+        """The sets that stand for the distinct input sets of the cases, by first use; each case's position in them."""
+        further = self._own.where(~self._is_bound[self._own.items]).numbered(np.zeros(len(self._own), np.int64))
+        arrays = (self.lower, self.upper, self.inner_lower, self.inner_upper, further[:, None].astype(np.float64))
         merged = np.ascontiguousarray(np.concatenate(arrays, axis=1))
         as_bytes = merged.view(np.dtype((np.void, merged.shape[1] * merged.itemsize))).ravel()
         _, group = np.unique(as_bytes, return_inverse=True)
@@ -50,72 +48,79 @@ class InputSets:
         order = np.argsort(first)
         return case_key[first[order]], np.argsort(order)[position]
 
-    def rows(self, key: int) -> list[int]:
-        """The constraints of a key (common ones too) that are no bounds."""
-        return [i for i in chain(self._common, self.keys[key]) if i not in self._bounds]
+    def rows(self, used: Ints) -> Groups:
+        """The constraints of these sets (common ones too) that are no bounds."""
+        everywhere = self._common.take(np.zeros(len(used), np.int64))
+        rows = everywhere.beside(self._own.take(used))
+        return rows.where(~self._is_bound[rows.items])
 
     def boxes(self, used: Ints) -> Boxes:
-        """The boxes of these keys."""
+        """The boxes of these sets."""
         return Boxes(self.lower[used], self.upper[used], self.inner_lower[used], self.inner_upper[used])
 
-    def _intersect(self, groups: Sequence[Sequence[int]], n: int) -> tuple[Floats, ...]:
-        """Outer lower and upper, inner lower and upper bounds (len(groups), n) of the boxes of the groups."""
-        owned = [(number, self._bounds[i]) for number, group in enumerate(groups) for i in group if i in self._bounds]
-        group = np.array([number for number, _ in owned], np.int64)
-        column = np.array([bound.column for _, bound in owned], np.int64)
-        is_upper = np.array([bound.upper for _, bound in owned], np.bool_)
-        strict = np.array([bound.strict for _, bound in owned], np.bool_)
-        down = np.array([bound.down for _, bound in owned], np.float64)
-        up = np.array([bound.up for _, bound in owned], np.float64)
+    def _tightened(self, sides: list[Floats], groups: Groups) -> list[Floats]:
+        """Lower, upper, inner lower and inner upper bounds after the bounds of the groups; changes the arrays."""
+        table = self._table
+        group, column, bound = self._entries(groups)
+        upper = table.values[table.columns.starts[bound]] > 0
+        strict, down, up = table.strict[bound], table.down[bound], table.up[bound]
         # A strict bound that float64 holds excludes itself; the next number satisfies it.
-        step = strict & (down == up)
-        above = np.where(step, np.nextafter(up, np.inf), up)
-        below = np.where(step, np.nextafter(down, -np.inf), down)
-        result = []
-        for select, values, tighter, start in (
-            (~is_upper, down, np.maximum, -np.inf),
-            (is_upper, up, np.minimum, np.inf),
-            (~is_upper, above, np.maximum, -np.inf),
-            (is_upper, below, np.minimum, np.inf),
+        inside = np.where(strict & (down == up), np.nextafter(down, -np.inf), down)
+        for k, (side, select, values) in enumerate(
+            zip(sides, (~upper, upper) * 2, (0.0 - up, up, 0.0 - inside, inside), strict=True)
         ):
-            array = np.full((len(groups), n), start)
-            tighter.at(array, (group[select], column[select]), values[select])
-            result.append(array + 0.0)  # -0.0 becomes 0.0
-        return tuple(result)
+            (np.minimum if k % 2 else np.maximum).at(side, (group[select], column[select]), values[select])
+            side += 0.0  # -0.0 becomes 0.0
+        return sides
+
+    def _entries(self, groups: Groups) -> tuple[Ints, Ints, Ints]:
+        """Group, column and constraint of all bounds in the groups."""
+        bounds = groups.where(self._is_bound[groups.items])
+        return bounds.owner, self._table.columns.items[self._table.columns.starts[bounds.items]], bounds.items
 
     def _decide_close(self) -> None:
-        """Decide with exact numbers where rounding or strictness hides whether a box is empty."""
+        """Decide exactly where rounding or strictness hides whether a box is empty."""
         close = np.greater(self.inner_lower, self.inner_upper) & ~self.empty[:, None]
         if not close.any():
             return
-        common = self._by_column(self._common)
-        known: dict[tuple[int, ...], bool] = {}
-        for k in np.flatnonzero(close.any(axis=1)).tolist():
-            own = self._by_column(self.keys[k])
-            for column in np.flatnonzero(close[k]).tolist():
-                bounds = (*common.get(column, ()), *own.get(column, ()))
-                if bounds not in known:
-                    known[bounds] = _is_empty([self._bounds[i] for i in bounds])
-                self.empty[k] |= known[bounds]
+        places = np.flatnonzero(close)  # of the flattened (K, n)
+        bounds = self._bounds_at(places, close.shape)
+        self.empty[places[self._hold_nothing(bounds)] // close.shape[1]] = True
 
-    def _by_column(self, parts: Iterable[int]) -> dict[int, list[int]]:
-        grouped: dict[int, list[int]] = {}
-        for i in parts:
-            if i in self._bounds:
-                grouped.setdefault(self._bounds[i].column, []).append(i)
-        return grouped
+    def _bounds_at(self, places: Ints, shape: tuple[int, ...]) -> Groups:
+        """For each place (a set and a column) the bounds on that column in that set."""
+        n = shape[1]
+        _, column, bound = self._entries(self._common)
+        order = np.argsort(column, kind="stable")
+        common = Groups.of_lengths(np.bincount(column, minlength=n), bound[order]).take(places % n)
+        group, column, bound = self._entries(self._own)
+        where = np.searchsorted(places, group * n + column)
+        found = where < len(places)
+        found[found] = places[where[found]] == (group * n + column)[found]
+        where, bound = where[found], bound[found]
+        own = Groups.of_lengths(np.bincount(where, minlength=len(places)), bound[np.argsort(where, kind="stable")])
+        return common.beside(own)
 
+    def _hold_nothing(self, bounds: Groups) -> Flags:
+        """Whether no real number satisfies all the bounds of a list, exactly; lists with bounds of both kinds."""
+        table = self._table
+        # One literal in all bounds is the common case of a point, without fractions: empty if a bound is strict.
+        starts = bounds.starts[:-1]
+        sides = table.sides[bounds.items]
+        same = (np.minimum.reduceat(sides, starts) == np.maximum.reduceat(sides, starts)) & (sides[starts] >= 0)
+        empty = same & np.maximum.reduceat(table.strict[bounds.items], starts)
+        known: dict[bytes, bool] = {}
+        for k in np.flatnonzero(~same).tolist():
+            items = bounds.items[bounds.starts[k] : bounds.starts[k + 1]]
+            key = items.tobytes()
+            if key not in known:
+                known[key] = self._holds_nothing(items.tolist())
+            empty[k] = known[key]
+        return empty
 
-def _is_empty(bounds: list[Bound]) -> bool:
-    """Whether no real number satisfies all the bounds; exact."""
-    if len(bounds) == 2 and bounds[0].exact == bounds[1].exact and bounds[0].upper != bounds[1].upper:
-        return bounds[0].strict or bounds[1].strict  # the common case of a point, without fractions
-    lowers = [(_exact(bound), bound.strict) for bound in bounds if not bound.upper]
-    uppers = [(_exact(bound), bound.strict) for bound in bounds if bound.upper]
-    low, high = max(value for value, _ in lowers), min(value for value, _ in uppers)
-    strict = (low, True) in lowers or (high, True) in uppers
-    return low > high or (low == high and strict)
-
-
-def _exact(bound: Bound) -> Fraction:
-    return bound.exact if isinstance(bound.exact, Fraction) else read_literal(bound.exact)
+    def _holds_nothing(self, bounds: list[int]) -> bool:
+        table = self._table
+        upper = {i: bool(table.values[table.columns.starts[i]] > 0) for i in bounds}
+        high = min((table.right_side(i), not table.strict[i]) for i in bounds if upper[i])
+        low = max((-table.right_side(i), bool(table.strict[i])) for i in bounds if not upper[i])
+        return low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))

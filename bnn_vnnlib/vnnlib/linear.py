@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.vnnlib.check import Scope
-from bnn_vnnlib.vnnlib.literals import bracket, bracket_literal, is_number, read_literal
+from bnn_vnnlib.vnnlib.literals import bracket, is_number, read_literal
+from bnn_vnnlib.vnnlib.table import Row
 from bnn_vnnlib.vnnlib.tree import Apply, Compare
 
 MAX_DEPTH = 200
 _MAX_BITS = 40_000
-Number = TypeVar("Number", tuple[float, float], Fraction)
-_FLIPPED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
 
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """x >= value, or x <= value if `upper`, of the input in this column; down <= value <= up, `exact` is the value."""
-
-    column: int
-    upper: bool
-    strict: bool
-    down: float
-    up: float
-    exact: str | Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """sum of values * variables <= b (or < b); down <= b <= up.
-
-    `errors` holds, for input columns whose coefficient float64 cannot hold, how far the value is off at most.
-    """
-
-    columns: tuple[int, ...]
-    values: tuple[float, ...]
-    strict: bool
-    down: float
-    up: float
-    on_inputs: bool
-    errors: tuple[tuple[int, Fraction], ...] = ()
-
-
-Conjunction = tuple[Bound | Row, ...]
+Conjunction = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -62,6 +31,8 @@ class _Linear:
         return not any(self.coefficients.values())
 
     def scaled(self, factor: Fraction) -> _Linear:
+        if factor == -1:  # the common case, without products
+            return _Linear({j: -a for j, a in self.coefficients.items()}, -self.constant)
         return _Linear({j: factor * a for j, a in self.coefficients.items()}, factor * self.constant)
 
 
@@ -74,13 +45,12 @@ class Comparisons:
         self._source = scope.source
         self._one_type = scope.has_one_type
         self._num_inputs = scope.signature.input_size
-        self._brackets: dict[str, tuple[float, float]] = {}
         self._exact: dict[str, Fraction] = {}
 
     @property
     def literals(self) -> set[str]:
         """The numbers read so far, as written."""
-        return {*self._brackets, *self._exact}
+        return set(self._exact)
 
     def alternatives(self, comparison: Compare) -> tuple[Conjunction, ...]:
         """The comparison as an or of conjunctions: () is false, ((),) is true.
@@ -90,53 +60,6 @@ class Comparisons:
         PropertyError : an unknown variable, an index out of range, an unusable number, or (2.x) ill-typed
         UnsupportedError : not linear, or a coefficient of an output that float64 cannot hold
         """
-        operator, left, right = comparison.operator, comparison.left, comparison.right
-        if isinstance(left, str) and isinstance(right, str) and operator in _FLIPPED:
-            if is_number(left):
-                operator, left, right = _FLIPPED[operator], right, left
-            if not is_number(left):
-                column = self._scope.column(left, comparison.at)
-                if is_number(right):
-                    return ((self._one_variable(operator, column, right, comparison.at),),)
-                other = self._scope.column(right, comparison.at)
-                if other != column and self._one_type:
-                    return ((self._two_variables(operator, column, other),),)
-        return self._general(comparison)
-
-    def _one_variable(self, operator: str, column: int, literal: str, at: int) -> Bound | Row:
-        down, up = self._bracket(literal, at)
-        upper, strict = operator[0] == "<", len(operator) == 1
-        if column < self._num_inputs:
-            return Bound(column, upper, strict, down, up, literal)
-        if upper:
-            return Row((column,), (1.0,), strict, down, up, False)
-        return Row((column,), (-1.0,), strict, 0.0 - up, 0.0 - down, False)
-
-    def _two_variables(self, operator: str, left: int, right: int) -> Row:
-        on_inputs = max(left, right) < self._num_inputs
-        small, large = (left, right) if operator[0] == "<" else (right, left)
-        return Row((small, large), (1.0, -1.0), len(operator) == 1, 0.0, 0.0, on_inputs)
-
-    def _bracket(self, literal: str, at: int) -> tuple[float, float]:
-        found = self._brackets.get(literal)
-        if found is None:
-            found = self._brackets[literal] = self._located(bracket_literal, literal, at)
-        return found
-
-    def _literal(self, literal: str, at: int) -> Fraction:
-        found = self._exact.get(literal)
-        if found is None:
-            found = self._exact[literal] = self._located(read_literal, literal, at)
-        return found
-
-    def _located(self, read: Callable[[str], Number], literal: str, at: int) -> Number:
-        try:
-            return read(literal)
-        except (ValueError, OverflowError) as error:
-            raise self._source.error(PropertyError, str(error), self._source.find(literal, at)) from None
-
-    def _general(self, comparison: Compare) -> tuple[Conjunction, ...]:
-        """left - right against 0, for any linear terms."""
         at = comparison.at
         difference = self._sum([comparison.left, comparison.right], at, 1, negate_rest=True)
         columns = set(difference.coefficients)
@@ -146,17 +69,25 @@ class Comparisons:
             self._scope.check_types(columns, at)
         if difference.is_constant:
             return self._constant(comparison.operator, difference.constant, at)
-        below = difference
-        above = difference.scaled(Fraction(-1))
+        if comparison.operator in ("<=", "<"):
+            return ((self._constraint(difference, comparison.operator == "<", at),),)
+        below, above = difference, difference.scaled(Fraction(-1))
         match comparison.operator:
-            case "<=" | "<":
-                return ((self._constraint(below, comparison.operator == "<", at),),)
             case ">=" | ">":
                 return ((self._constraint(above, comparison.operator == ">", at),),)
             case "!=":
                 return ((self._constraint(below, True, at),), (self._constraint(above, True, at),))
             case _:
                 return ((self._constraint(below, False, at), self._constraint(above, False, at)),)
+
+    def _literal(self, literal: str, at: int) -> Fraction:
+        found = self._exact.get(literal)
+        if found is None:
+            try:
+                found = self._exact[literal] = read_literal(literal)
+            except (ValueError, OverflowError) as error:
+                raise self._source.error(PropertyError, str(error), self._source.find(literal, at)) from None
+        return found
 
     def _constant(self, operator: str, difference: Fraction, at: int) -> tuple[Conjunction, ...]:
         truth = {
@@ -171,16 +102,14 @@ class Comparisons:
             self.notes.append(f"line {line}: a comparison is false for every input; the cases with it are dropped")
         return ((),) if truth else ()
 
-    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Bound | Row:
+    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Row:
         """linear <= 0 (or < 0)."""
         coefficients = {j: a for j, a in linear.coefficients.items() if a}
         bound = -linear.constant
         if len(coefficients) == 1:
             ((column, coefficient),) = coefficients.items()
             if column < self._num_inputs:
-                value = bound / coefficient
-                down, up = self._round(value, at)
-                return Bound(column, coefficient > 0, strict, down, up, value)
+                coefficients, bound = {column: coefficient / abs(coefficient)}, bound / abs(coefficient)
         return self._row(coefficients, bound, strict, at)
 
     def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Row:
@@ -188,16 +117,15 @@ class Comparisons:
 
         What is inexact even then is carried as an error if it concerns an input, and refused if an output.
         """
-        scale = Fraction(math.lcm(*(a.denominator for a in coefficients.values())))
-        columns = tuple(coefficients)
-        n = self._num_inputs
-        for accept_up_to, factor in ((0, Fraction(1)), (0, scale), (n, Fraction(1)), (n, scale)):
-            scaled = [factor * a for a in coefficients.values()]
+        columns, exact = tuple(coefficients), tuple(coefficients.values())
+        for accept_up_to, scale in ((0, False), (0, True), (self._num_inputs, False), (self._num_inputs, True)):
+            factor = math.lcm(*(a.denominator for a in exact)) if scale else 1
+            scaled = [factor * a for a in exact] if scale else exact
             values = tuple(map(_nearest, scaled))
             errors = _errors(columns, scaled, values)
             if errors is not None and all(column < accept_up_to for column, _ in errors):
                 down, up = self._round(factor * bound, at)
-                return Row(columns, values, strict, down, up, max(columns) < self._num_inputs, errors)
+                return Row(columns, values, strict, down, up, factor * bound, errors)
         outputs = [column for column in columns if column >= self._num_inputs] or columns
         names = ", ".join(map(self._scope.name, outputs[:5]))
         message = f"a coefficient of {names} has too many digits for float64; round it to at most 15 digits"
@@ -229,10 +157,11 @@ class Comparisons:
         constant = Fraction(0)
         for position, term in enumerate(terms):
             part = self._term(term, at, depth + 1)
-            sign = -1 if negate_rest and position else 1
-            constant += sign * part.constant
+            if negate_rest and position:
+                part = part.scaled(Fraction(-1))
+            constant += part.constant
             for column, value in part.coefficients.items():
-                coefficients[column] = coefficients.get(column, Fraction(0)) + sign * value
+                coefficients[column] = coefficients[column] + value if column in coefficients else value
         return _Linear(coefficients, constant)
 
     def _product(self, term: Apply, depth: int) -> _Linear:
@@ -260,13 +189,13 @@ def _nearest(exact: Fraction) -> float:
 
 
 def _errors(
-    columns: tuple[int, ...], exact: list[Fraction], values: tuple[float, ...]
+    columns: tuple[int, ...], exact: Sequence[Fraction], values: tuple[float, ...]
 ) -> tuple[tuple[int, Fraction], ...] | None:
     """Columns whose value is not exact, with the error; None if a value is infinite."""
     if any(map(math.isinf, values)):
         return None
-    errors = [abs(a - Fraction(value)) for a, value in zip(exact, values, strict=True)]
-    return tuple((column, error) for column, error in zip(columns, errors, strict=True) if error)
+    rounded = (entry for entry in zip(columns, exact, values, strict=True) if entry[1] != entry[2])  # exact in Python
+    return tuple((column, abs(a - Fraction(value))) for column, a, value in rounded)
 
 
 def _bits(number: Fraction) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.signature import Signature
@@ -12,6 +13,8 @@ from bnn_vnnlib.vnnlib.dnf import expand
 from bnn_vnnlib.vnnlib.linear import Comparisons
 from bnn_vnnlib.vnnlib.match import compare_signatures
 from bnn_vnnlib.vnnlib.options import read_options
+from bnn_vnnlib.vnnlib.runs import read_runs
+from bnn_vnnlib.vnnlib.simple import read_simple
 from bnn_vnnlib.vnnlib.source import Source
 from bnn_vnnlib.vnnlib.tree import Query
 
@@ -29,8 +32,11 @@ def normalise(query: Query, source: Source, signature: Signature | None = None) 
     scope = check(query, source)
     shapes = [] if signature is None else compare_signatures(scope.version, scope.signature, signature, source.path)
     comparisons = Comparisons(scope)
-    assembled = assemble(expand(query.assertions, comparisons, source), scope)
-    notes = (*scope.notes, *shapes, *_notes_on_numbers(comparisons, scope), *comparisons.notes, *assembled.notes)
+    runs = read_runs(query.assertions)
+    simple = read_simple(runs, scope, comparisons)
+    assembled = assemble(expand(query.assertions, simple, comparisons, source), scope)
+    numbers = _notes_on_numbers((*runs.numbers, *comparisons.literals), scope)
+    notes = (*scope.notes, *shapes, *numbers, *comparisons.notes, *assembled.notes)
     return Property(
         version=scope.version,
         network=scope.network,
@@ -44,10 +50,11 @@ def normalise(query: Query, source: Source, signature: Signature | None = None) 
     )
 
 
-def _notes_on_numbers(comparisons: Comparisons, scope: Scope) -> list[str]:
+def _notes_on_numbers(literals: Iterable[str], scope: Scope) -> list[str]:
     if scope.version[0] == 1:
         return []
-    foreign = [text for text in comparisons.literals if not _NUMBER_2X.fullmatch(text)]
+    foreign = {text: None for text in literals if not _NUMBER_2X.fullmatch(text)}
     if not foreign:
         return []
-    return [f"{foreign[0]} is not how VNN-LIB 2.x writes a number; it is read as in 1.0 ({len(foreign)} such numbers)"]
+    first = next(iter(foreign))
+    return [f"{first} is not how VNN-LIB 2.x writes a number; it is read as in 1.0 ({len(foreign)} such numbers)"]

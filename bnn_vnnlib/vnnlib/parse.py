@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib.errors import PropertyError, VnnlibSyntaxError
 from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Symbol, Tensor
+from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Run, Symbol, Tensor
 from bnn_vnnlib.vnnlib.wording import syntax_error
 
 if TYPE_CHECKING:
@@ -22,25 +22,20 @@ _VERSION = re.compile(
 )
 
 
+_OPEN = re.compile(r"\(")
+
+
 class _Builder:
     """What the grammars' rules and merged terminals become; a rule gets the list of its parts. Holds no state."""
 
-    def SIMPLE(self, token: Token) -> Compare:  # noqa: N802
-        operator, left, right = token.replace("(", " ").replace(")", " ").split()
-        return Compare(operator, left, right, token.start_pos or 0)
+    def ASSERTIONS(self, token: Token) -> Run:  # noqa: N802
+        return Run("assertions", token.value, token.start_pos or 0)
 
-    def SIMPLE_ASSERTION(self, token: Token) -> Compare:  # noqa: N802
-        _, operator, left, right = token.replace("(", " ").replace(")", " ").split()
-        return Compare(operator, left, right, token.start_pos or 0)
+    def COMPARISONS(self, token: Token) -> Run:  # noqa: N802
+        return Run("comparisons", token.value, token.start_pos or 0)
 
-    def CLAUSE(self, token: Token) -> Junction:  # noqa: N802
-        connective, *words = token.replace("(", " ").replace(")", " ").split()
-        at = token.find("(")
-        parts = []
-        for operator, left, right in zip(words[::3], words[1::3], words[2::3], strict=True):
-            at = token.find("(", at + 1)
-            parts.append(Compare(operator, left, right, (token.start_pos or 0) + at))
-        return Junction(connective, tuple(parts), token.start_pos or 0)
+    def CLAUSES(self, token: Token) -> Run:  # noqa: N802
+        return Run("clauses", token.value, token.start_pos or 0)
 
     def INDEXED(self, token: Token) -> str:  # noqa: N802
         return "".join(token.split())
@@ -62,17 +57,21 @@ class _Builder:
 class _Builder1(_Builder):
     """Rules of v1.lark."""
 
-    def DECLARATION(self, token: Token) -> Symbol:  # noqa: N802
-        _, name, sort = token.replace("(", " ").replace(")", " ").split()
-        return Symbol(name, sort, token.start_pos or 0)
+    def DECLARATIONS(self, token: Token) -> tuple[Symbol, ...]:  # noqa: N802
+        places = [(token.start_pos or 0) + place.start() for place in _OPEN.finditer(token)]
+        words = Run("declarations", token.value, 0).words()
+        return tuple(map(Symbol, words[1::3], words[2::3], places))
 
-    def declaration(self, parts: list[Any]) -> Symbol:
-        return Symbol(str(parts[0]), str(parts[1]), parts[0].start_pos)
+    def declaration(self, parts: list[Any]) -> tuple[Symbol, ...]:
+        return (Symbol(str(parts[0]), str(parts[1]), parts[0].start_pos),)
 
     def start(self, parts: list[Any]) -> Query:
-        symbols = tuple(part for part in parts if isinstance(part, Symbol))
-        assertions = tuple(part for part in parts if not isinstance(part, Symbol))
-        return Query((1, 0), symbols, (), assertions)
+        symbols: list[Symbol] = []
+        for part in parts:
+            if isinstance(part, tuple):
+                symbols.extend(part)
+        assertions = tuple(part for part in parts if not isinstance(part, tuple))
+        return Query((1, 0), tuple(symbols), (), assertions)
 
 
 class _Builder2(_Builder):

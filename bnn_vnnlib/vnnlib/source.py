@@ -30,7 +30,7 @@ class Source:
         column = at - self.text.rfind("\n", 0, at)
         return kind(message, path=self.path, line=self.line(at), column=column)
 
-    def find(self, atom: str, start: int) -> int:
+    def find(self, atom: str, start: int, length: int = 100_000) -> int:
         """Offset of a number or variable at or after `start`; `start` itself if it is written with blanks inside."""
-        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + 100_000)
+        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + length)
         return found.start() if found else start

@@ -28,11 +28,28 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Simple things in a row, as written: comparisons of two atoms each, no comments between them.
+
+    `kind` says what stands in the row: "assertions" (assert (< a b)), "comparisons" (< a b), or "clauses"
+    (and (< a b) ...). Every member counts as an assertion or part of its own.
+    """
+
+    kind: str
+    text: str
+    at: int
+
+    def words(self) -> list[str]:
+        """The words without parentheses."""
+        return self.text.replace("(", " ").replace(")", " ").split()
+
+
+@dataclass(frozen=True, slots=True)
 class Junction:
     """(and ...) or (or ...)."""
 
     connective: str
-    parts: tuple[Compare | Junction, ...]
+    parts: tuple[Compare | Junction | Run, ...]
     at: int
 
 
@@ -83,4 +100,4 @@ class Query:
     version: tuple[int, int]
     symbols: tuple[Symbol, ...]
     networks: tuple[Network, ...]
-    assertions: tuple[Compare | Junction, ...]
+    assertions: tuple[Compare | Junction | Run, ...]

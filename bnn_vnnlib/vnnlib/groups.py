@@ -1,0 +1,116 @@
+"""Many short lists of whole numbers, kept as two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """G lists: list g is items[starts[g] : starts[g + 1]].
+
+    Attributes
+    ----------
+    starts : (G + 1,) nondecreasing, from 0
+    items : (starts[-1],)
+    """
+
+    starts: Ints
+    items: Ints
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Groups:
+        """From lists."""
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        return cls.of_lengths(lengths, np.array([item for one in lists for item in one], np.int64))
+
+    @classmethod
+    def one(cls, items: Ints) -> Groups:
+        """A single list."""
+        return cls(np.array([0, len(items)]), items)
+
+    @classmethod
+    def of_lengths(cls, lengths: Ints, items: Ints) -> Groups:
+        """From the lengths of the lists (G,) and their items, one list after the other."""
+        return cls(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)
+
+    @classmethod
+    def chain(cls, parts: Sequence[Groups]) -> Groups:
+        """All lists of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = [part.lengths for part in parts]
+        empty = np.zeros(0, np.int64)
+        return cls.of_lengths(np.concatenate([empty, *lengths]), np.concatenate([empty, *(p.items for p in parts)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """(G,)"""
+        return np.diff(self.starts)
+
+    @property
+    def owner(self) -> Ints:
+        """The list of each item."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def part(self, start: int, stop: int) -> Groups:
+        """The lists start, ..., stop - 1."""
+        starts = self.starts[start : stop + 1]
+        return Groups(starts - starts[0], self.items[starts[0] : starts[-1]])
+
+    def take(self, which: Ints) -> Groups:
+        """The lists with these numbers, in this order; a list may be taken several times."""
+        lengths = self.lengths[which]
+        taken = Groups.of_lengths(lengths, self.items)
+        place = np.arange(taken.starts[-1]) + np.repeat(self.starts[which] - taken.starts[:-1], lengths)
+        return Groups(taken.starts, self.items[place])
+
+    def where(self, keep: NDArray[np.bool_]) -> Groups:
+        """The items for which `keep` (of the length of `items`) is true."""
+        return Groups.of_lengths(np.bincount(self.owner[keep], minlength=len(self)), self.items[keep])
+
+    def beside(self, other: Groups) -> Groups:
+        """List g of this followed by list g of the other."""
+        items = np.empty(len(self.items) + len(other.items), np.int64)
+        items[np.arange(len(self.items)) + np.repeat(other.starts[:-1], self.lengths)] = self.items
+        items[np.arange(len(other.items)) + np.repeat(self.starts[1:], other.lengths)] = other.items
+        return Groups(self.starts + other.starts, items)
+
+    def times(self, other: Groups) -> Groups:
+        """Each list followed by each of the other's lists."""
+        first = np.repeat(np.arange(len(self)), len(other))
+        return self.take(first).beside(other.take(np.tile(np.arange(len(other)), len(self))))
+
+    def distinct(self) -> Groups:
+        """Each list without repetitions, in the order of first appearance."""
+        _, first = np.unique(self._keys(), return_index=True)
+        keep = np.zeros(len(self.items), np.bool_)
+        keep[first] = True
+        return self if keep.all() else self.where(keep)
+
+    def numbered(self, labels: Ints) -> Ints:
+        """A number for each list (G,), by first use: equal where the labels (G,) and the sets of items are equal."""
+        keys = np.unique(self._keys())
+        owner, items = np.divmod(keys, self._span)
+        ends = (8 * np.cumsum(np.bincount(owner, minlength=len(self)))).tolist()
+        data = items.tobytes()
+        numbers: dict[tuple[int, bytes], int] = {}
+        spans = zip(labels.tolist(), [0, *ends], ends, strict=False)
+        return np.array([numbers.setdefault((label, data[a:b]), len(numbers)) for label, a, b in spans], np.int64)
+
+    @property
+    def _span(self) -> int:
+        return int(self.items.max(initial=0)) + 1
+
+    def _keys(self) -> Ints:
+        """One number for each item and its list; lists and items are fewer than 2^31, so that it fits."""
+        return self.owner * self._span + self.items

@@ -1,0 +1,99 @@
+"""Runs of simple comparisons to arrays: operators and atoms by number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.vnnlib.literals import is_number
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
+
+Ints = NDArray[np.int64]
+OPERATORS = (">=", ">", "<=", "<", "=", "==", "!=")
+AND = len(OPERATORS)
+_COMPARISON = re.compile(r"\([ \t\r\n]*[<>=!]")
+
+
+class _Numbers(dict[str, int]):
+    """Numbers for words, by first use."""
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """All simple comparisons s = 0, ..., S - 1 of a property, in the order of the text.
+
+    Attributes
+    ----------
+    atoms : the words; the first ones are OPERATORS
+    operators, left, right : (S,) words
+    runs : where they come from
+    first : (len(runs) + 1,) first comparison of each run
+    clauses : for each run that consists of clauses, how many comparisons each clause has
+    """
+
+    atoms: list[str]
+    operators: Ints
+    left: Ints
+    right: Ints
+    runs: list[Run]
+    first: Ints
+    clauses: dict[Run, Ints]
+
+    def compare(self, s: int) -> Compare:
+        """Comparison s as a node of the tree."""
+        number = int(np.searchsorted(self.first, s, "right")) - 1
+        run = self.runs[number]
+        place = next(islice(_COMPARISON.finditer(run.text), s - int(self.first[number]), None))
+        operator, left, right = (self.atoms[column[s]] for column in (self.operators, self.left, self.right))
+        return Compare(operator, left, right, run.at + place.start() + 1)
+
+    def first_use(self) -> Ints:
+        """The first comparison in which each atom is an operand; S for words that are none."""
+        first = np.full(len(self.atoms), len(self.left))
+        for column in (self.left, self.right):
+            np.minimum.at(first, column, np.arange(len(column)))
+        return first
+
+    @property
+    def numbers(self) -> list[str]:
+        """The atoms that are numbers."""
+        return [atom for atom in self.atoms if is_number(atom)]
+
+
+def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
+    """Gather the runs of all formulas."""
+    numbers = _Numbers({word: i for i, word in enumerate((*OPERATORS, "and"))})
+    runs, parts, clauses = [], [np.zeros((0, 3), np.int32)], {}
+    for run in _leaves(assertions):
+        words = run.words()
+        codes = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
+        if run.kind == "assertions":
+            codes = codes.reshape(-1, 4)[:, 1:]
+        elif run.kind == "clauses":
+            starts = np.append(np.flatnonzero(codes == AND), len(codes))  # the grammar lets no variable be named so
+            clauses[run] = np.diff(starts) // 3
+            codes = codes[codes != AND]
+        runs.append(run)
+        parts.append(codes.reshape(-1, 3))
+    operators, left, right = np.concatenate(parts).T.astype(np.int64)
+    first = np.cumsum([0, *map(len, parts[1:])])
+    return Runs(list(numbers), operators, left, right, runs, first, clauses)
+
+
+def _leaves(assertions: Iterable[Compare | Junction | Run]) -> Iterable[Run]:
+    pending = list(assertions)[::-1]
+    while pending:
+        formula = pending.pop()
+        if isinstance(formula, Run):
+            yield formula
+        elif isinstance(formula, Junction):
+            pending.extend(reversed(formula.parts))

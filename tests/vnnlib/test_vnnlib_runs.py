@@ -1,0 +1,147 @@
+"""Runs of simple comparisons, read at once: the same constraints, the same language and the same messages."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_vnnlib_semantics import BOX, DECIMALS, formulas, text_1, text_2
+
+from bnn_vnnlib.errors import InputError, PropertyError, VnnlibSyntaxError
+from bnn_vnnlib.property import HalfSpaces, Property
+from bnn_vnnlib.vnnlib import parse_property
+from bnn_vnnlib.vnnlib.groups import Groups
+from bnn_vnnlib.vnnlib.literals import bracket_literal
+from bnn_vnnlib.vnnlib.rounding import bracket_literals
+
+LISTS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5)
+
+
+def arrays(prop: Property) -> list[np.ndarray]:
+    """All numbers of a property; constraints that no row involves are zeros."""
+
+    def rows(part: HalfSpaces) -> list[np.ndarray]:
+        inputs = part.inputs
+        if inputs is None:
+            inputs = np.zeros((len(part), prop.signature.input_size))
+        return [part.outputs, inputs, part.bound, part.inner_bound, part.strict, part.owner]
+
+    boxes = prop.boxes
+    sides = [boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper]
+    return [*sides, prop.case_box, *rows(prop.constraints), *rows(prop.rows)]
+
+
+def outcome(text: str) -> Property | str:
+    try:
+        return parse_property(text)
+    except InputError as error:
+        return error.message
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(formulas(DECIMALS, equal=("=", "!=")), min_size=1, max_size=4), st.booleans())
+def test_a_run_means_what_its_members_mean_alone(trees: list[tuple], second: bool) -> None:
+    """A comment after every "(" keeps the merged terminals from matching, so that each comparison is read alone."""
+    trees = [*BOX, *trees]
+    text = text_2(trees) if second else text_1(trees).replace("(!= ", "(= ")
+    header = 2 if second else 0  # the version line stays
+    lines = text.split("\n", header)
+    alone = "\n".join([*lines[:header], lines[header].replace("(", "(;\n")])
+    one, other = outcome(text), outcome(alone)
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+        return
+    for a, b in zip(arrays(one), arrays(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+HEAD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))\n"
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "(<= Y_0 1) (<= Y_0 2)",
+        "(and (<= Y_0 1)) (and (<= Y_0 2))",
+        "(or (and (<= Y_0 1)) (and (<= Y_0 2))",
+        "(or (and (<= Y_0 1)) (and (<= Y_0 2 3)))",
+        "(or (and (<= Y_0 1)) (and ))",
+        "(or and (<= Y_0 1))",
+    ],
+)
+def test_merged_terminals_add_nothing_to_the_language(formula: str) -> None:
+    with pytest.raises(VnnlibSyntaxError) as caught:
+        parse_property(f"{HEAD}(assert {formula})")
+    assert caught.value.line == 2
+
+
+def test_a_tensor_may_be_named_like_a_keyword() -> None:
+    text = "(vnnlib-version <2.0>)(declare-network f (declare-input and real []) (declare-output assert real []))"
+    prop = parse_property(text + "(assert (or (and (<= and 1.0) (<= assert and)) (and (<= and 2.0) (<= assert 5.0))))"
+                          "(assert (>= and 0.0))")  # fmt: skip
+    assert prop.boxes.upper.ravel().tolist() == [1, 2]
+
+
+def test_places_of_errors_inside_long_runs() -> None:
+    many = "\n".join(f"(assert (<= Y_0 {i}.5))" for i in range(1500))
+    for wrong, column in (("(assert (<= Y_7 1))", 13), ("(assert (<= Y_0 1e400))", 17)):
+        with pytest.raises(PropertyError) as caught:
+            parse_property(f"{HEAD}{many}\n{wrong}\n{many}")
+        assert (caught.value.line, caught.value.column) == (1502, column)
+    clauses = "\n".join(f"(and (<= Y_0 {i}.5) (<= Y_0 2))" for i in range(250))
+    with pytest.raises(PropertyError) as caught:
+        parse_property(f"{HEAD}(assert (or\n{clauses}\n(and (<= Y_0 1) (<= Y_3 1)) {clauses}))")
+    assert (caught.value.line, caught.value.column) == (253, 21)
+
+
+def test_ten_thousand_disjuncts_are_arrays() -> None:
+    """Each with a box of its own; the rows of all are a few arrays."""
+    clauses = "\n".join(f"(and (>= X_0 0.{i:05}) (<= X_0 0.{i:05}5) (<= Y_0 {i}))" for i in range(10_000))
+    prop = parse_property(f"{HEAD}(assert (or {clauses}))")
+    assert (len(prop.boxes), prop.num_cases, len(prop.rows)) == (10_000, 10_000, 10_000)
+    np.testing.assert_array_equal(prop.rows.bound, np.arange(10_000))
+    assert (prop.boxes.lower[1:, 0] > prop.boxes.upper[:-1, 0]).all()
+
+
+def decimals() -> st.SearchStrategy[str]:
+    """Numbers as files write them, of up to 30 digits."""
+    digits = st.text("0123456789", max_size=24)
+    point = st.builds(lambda a, b: f"{a}.{b}", digits, digits).filter(lambda text: text != ".")
+    plain = point | digits.filter(bool) | st.floats(-1e20, 1e20).map(repr) | st.integers(-(2**64), 2**64).map(str)
+    near = st.builds(lambda k, e: f"{Fraction(k, 2**e).numerator / 2**e!r}", st.integers(-(2**53), 2**53),
+                     st.integers(0, 60))  # fmt: skip
+    sign = st.sampled_from(["", "-", "+"])
+    return st.builds(lambda s, text: s + text.lstrip("+-"), sign, plain | near)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(decimals(), max_size=20))
+def test_numbers_together_are_rounded_as_alone(texts: list[str]) -> None:
+    down, up = bracket_literals(texts)
+    expected = [bracket_literal(text) for text in texts]
+    assert list(zip(down.tolist(), up.tolist(), strict=True)) == expected
+    assert not np.signbit(down[down == 0]).any()
+
+
+@given(LISTS)
+def test_groups_are_lists(lists: list[list[int]]) -> None:
+    groups = Groups.of(lists)
+
+    def listed(found: Groups) -> list[list[int]]:
+        return [part.tolist() for part in np.split(found.items, found.starts[1:-1])][: len(found)]
+
+    assert listed(groups) == lists
+    assert listed(groups.distinct()) == [list(dict.fromkeys(one)) for one in lists]
+    assert listed(groups.where(groups.items > 2)) == [[item for item in one if item > 2] for one in lists]
+    assert listed(groups.beside(groups)) == [one + one for one in lists]
+    assert listed(groups.times(groups)) == [one + other for one in lists for other in lists]
+    assert listed(Groups.chain([groups, groups])) == lists + lists
+    order = np.arange(len(lists))[::-1].repeat(2)
+    assert listed(groups.take(order)) == [lists[i] for i in order]
+    labels = np.arange(len(lists)) % 2
+    numbers: dict[tuple[int, frozenset[int]], int] = {}
+    keys = [(i % 2, frozenset(one)) for i, one in enumerate(lists)]
+    assert groups.numbered(labels).tolist() == [numbers.setdefault(key, len(numbers)) for key in keys]
