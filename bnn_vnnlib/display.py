@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.model import Description
     from bnn_vnnlib.model.recovery import Recovery
+    from bnn_vnnlib.posteriors.origin import Origin
 
 _STYLES = {
     Verdict.UNSAT: "bold green",
@@ -80,9 +81,11 @@ def show_result(console: Console, result: Result) -> None:
     console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
 
 
-def show_model(console: Console, model: Description) -> None:
-    """Print what a model holds: signature, network, posterior, and how uncertain each tensor is."""
+def show_model(console: Console, model: Description, origin: Origin, missing: Iterable[str]) -> None:
+    """Print what a model holds: signature, network, posterior, how uncertain each tensor is, and what is missing."""
     facts = _facts()
+    for what, text in origin_lines(origin):
+        facts.add_row(what, Text(text))
     for role, variables in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         for variable in variables:
             facts.add_row(role, _variable(variable))
@@ -93,11 +96,19 @@ def show_model(console: Console, model: Description) -> None:
     facts.add_row("weights", f"{model.weights:,}, of which {model.uncertain_weights:,} are uncertain")
     for note in model.notes:
         facts.add_row("note", Text(note))
+    for text in missing:
+        facts.add_row("missing", Text(text))
     tensors = Table("tensor", "shape", "sd / |mean|: 10 %", "median", "90 %")
     for tensor in model.tensors:
         spread = ("-",) * 3 if tensor.relative_sd is None else [f"{value:.3g}" for value in tensor.relative_sd]
         tensors.add_row(Text(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", *spread)
     console.print(facts, tensors)
+
+
+def origin_lines(origin: Origin) -> list[tuple[str, str]]:
+    """Where a file seems to come from and what it carries, as (what, text)."""
+    lines = [("written by", origin.exporter), ("layers like", origin.library), ("carries", origin.carries)]
+    return [(what, text) for what, text in lines if text]
 
 
 def show_recovery(console: Console, recovery: Recovery, target: Path) -> None:

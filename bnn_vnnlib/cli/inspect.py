@@ -17,11 +17,21 @@ def inspect(
     likelihood: Likelihood = None,
     debug: Debug = False,
 ) -> None:
-    """Show what a model holds: network, posterior, how uncertain its weights are; or what of it is not supported."""
-    with guard(stderr_console(), debug):
+    """Show what a model holds: network, posterior, whose it seems to be, what is missing, or why it is refused."""
+    console = stderr_console()
+    with guard(console, debug):
         from rich.console import Console
 
-        from bnn_vnnlib.display import show_model
+        from bnn_vnnlib.display import origin_lines, show_model, show_notes
+        from bnn_vnnlib.errors import InputError
         from bnn_vnnlib.model import describe, read_model
+        from bnn_vnnlib.model.files import read_proto
+        from bnn_vnnlib.posteriors.origin import missing, origin
 
-        show_model(Console(file=sys.stdout), describe(read_model(model, likelihood=likelihood)))
+        proto, _ = read_proto(model)
+        try:
+            read = read_model(model, likelihood=likelihood)
+        except InputError:
+            show_notes(console, (f"{what}: {text}" for what, text in origin_lines(origin(proto))))
+            raise
+        show_model(Console(file=sys.stdout), describe(read), origin(proto), missing(read, proto))
