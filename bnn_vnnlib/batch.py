@@ -14,7 +14,7 @@ from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.setting import BoxKind, Choices, Method, Setting, settle_run
+from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model.network import Likelihood, Model
@@ -68,6 +68,7 @@ def verify_batch(
     seed: int = 0,
     restarts: int = 2,
     device: str | None = None,
+    search: Search = "float64",
 ) -> BatchResult:
     """Decide N input boxes; nothing depends on their order or number beyond rounding.
 
@@ -86,7 +87,7 @@ def verify_batch(
     """
     begun = time.monotonic()
     question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe)
-    choices = Choices(method, boxes, num_boxes, margin, seed, device)
+    choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
@@ -154,7 +155,8 @@ def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:
 def _solve(setting: Setting, problem: Problem, restarts: int) -> dict[str, Any]:
     from bnn_vnnlib.robustness.attack import Attack
 
-    attack = Attack(steps=20, restarts=restarts, seed=setting.choices.seed, deadline=setting.deadline)
+    seed, deadline, precision = setting.choices.seed, setting.deadline, setting.precision
+    attack = Attack(steps=20, restarts=restarts, seed=seed, deadline=deadline, precision=precision)
     match setting.query:
         case Query.PROBABILISTIC:
             return _probabilistic(setting, problem, attack)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Method = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
+Search = Literal["float64", "float32"]
 
 NUM_BOXES = 5
 """Boxes around samples, where their number is not given."""
@@ -40,6 +41,7 @@ class Choices:
     margin: float | None = None
     seed: int = 0
     device: str | None = None
+    search: Search = "float64"
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -48,6 +50,8 @@ class Choices:
             raise OptionError("method tails uses no boxes of weights: leave out --boxes and --margin")
         if self.boxes not in ("mean", "sampled"):
             raise OptionError(f"unknown boxes {self.boxes!r}; expected mean or sampled")
+        if self.search not in get_args(Search):
+            raise OptionError(f"unknown type {self.search!r} to search in; expected float64 or float32")
         if self.num_boxes is not None and self.boxes == "mean":
             raise OptionError("the number of boxes goes with boxes around samples: add --boxes sampled")
         if self.num_boxes is not None and self.num_boxes < 1:
@@ -116,6 +120,13 @@ class Setting:
         if self.choices.method == "tails":
             return "tails"
         return "both" if self.choices.method == "auto" and self.choices.margin is None else "boxes"
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of what is searched and confirmed afterwards: attacks, tuning."""
+        import torch
+
+        return torch.float32 if self.choices.search == "float32" else torch.float64
 
     @property
     def _boxes(self) -> int:

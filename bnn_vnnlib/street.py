@@ -15,7 +15,7 @@ from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
-from bnn_vnnlib.setting import BoxKind, Choices, Method, Setting, ends_in_sigmoid, settle_run
+from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, ends_in_sigmoid, settle_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,7 @@ def verify(
     started: float | None = None,
     seed: int = 0,
     device: str | None = None,
+    search: Search = "float64",
 ) -> Result:
     """Decide one property of one model.
 
@@ -68,6 +69,7 @@ def verify(
     timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
     seed : of attacks and sampled boxes
     device : torch device; None: cpu
+    search : floating type of attacks and of the tuning of bounds; what they find is computed again in float64
 
     Returns
     -------
@@ -79,7 +81,7 @@ def verify(
     """
     begun = time.monotonic()
     question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe)
-    choices = Choices(method, boxes, num_boxes, margin, seed, device)
+    choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)
     _check_size(model, property)
     if setting.query is Query.DECISION and outputs != "probabilities":
@@ -136,7 +138,9 @@ def _solve(setting: Setting, property: Property) -> Result:
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
     pool = min(POOL, max(1, POOL_MEMORY // (RESTARTS * widest * len(problem))))
-    attack = Attack(restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline)
+    attack = Attack(
+        restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline, precision=setting.precision
+    )
     match setting.query:
         case Query.PROBABILISTIC:
             return _probabilistic(setting, property, problem, attack)

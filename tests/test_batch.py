@@ -144,6 +144,7 @@ def test_properties_without_cases_or_without_rows(net, query):
         ({"query": "maybe"}, "maybe"),
         ({"method": "magic"}, "magic"),
         ({"boxes": "round"}, "round"),
+        ({"search": "float16"}, "float16"),
         ({"margin": -1.0}, "margin"),
         ({"margin": np.nan}, "margin"),
         ({"num_boxes": 3}, "sampled"),

@@ -215,6 +215,7 @@ def test_options_reach_the_engine(old, identity_model, engine):
         "margin": 2.5,
         "timeout": 12.5,
         "seed": 3,
+        "search": "float32",
     }
     given = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", value)]
     call("verify", old, identity_model, *given)

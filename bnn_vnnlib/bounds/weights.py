@@ -50,6 +50,11 @@ class WeightBoxes:
         """The same boxes with another scale; shares the gathered parameters."""
         return WeightBoxes(self.centers, self.spreads, scale, self._cache)
 
+    def to(self, dtype: torch.dtype) -> WeightBoxes:
+        """The same boxes, rounded to another floating type: for searches only."""
+        centers, spreads = ({k: v.to(dtype) for k, v in part.items()} for part in (self.centers, self.spreads))
+        return WeightBoxes(centers, spreads, self.scale.to(dtype))
+
     def items(self, rows: slice | Tensor) -> WeightBoxes:
         """The boxes of some items (columns of `scale`)."""
         return self if self.scale.shape[1] == 1 else self.scaled(self.scale[:, rows])
@@ -72,17 +77,17 @@ class WeightBoxes:
         return self._cache[param]
 
     def _gather(self, param: Param) -> ParamBox:
-        device = self.scale.device
+        device, kind = self.scale.device, self.scale.dtype
         index = torch.as_tensor(param.index, device=device).reshape(-1)
-        factor = torch.as_tensor(param.factor, dtype=torch.float64, device=device)
+        factor = torch.as_tensor(param.factor, dtype=kind, device=device)
 
         def entries(tensor: Tensor) -> Tensor:
             return tensor.reshape(len(tensor), -1)[:, index].reshape(len(tensor), *param.shape)
 
         center = entries(self.centers[param.source]) * factor
-        slack = None if param.slack is None else torch.as_tensor(param.slack, device=device)[None]
+        slack = None if param.slack is None else torch.as_tensor(param.slack, dtype=kind, device=device)[None]
         if not bool((factor.abs() == 1).all()):
-            rounded = UNIT * center.abs().amax(0, keepdim=True) + torch.finfo(torch.float64).tiny
+            rounded = UNIT * center.abs().amax(0, keepdim=True) + torch.finfo(kind).tiny
             slack = rounded if slack is None else slack + rounded
         spread = None
         if param.source in self.spreads:

@@ -19,4 +19,8 @@ Method = Annotated[Literal["auto", "interval", "linear", "tails"], typer.Option(
 Boxes = Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")]
 NumBoxes = Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")]
 Margin = Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")]
+Search = Annotated[
+    Literal["float64", "float32"],
+    typer.Option(help="Floating type of searches; what they find is confirmed in float64."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

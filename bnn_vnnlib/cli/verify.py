@@ -18,6 +18,7 @@ from bnn_vnnlib.cli.options import (
     NumBoxes,
     Outputs,
     QueryName,
+    Search,
     Seed,
     TauSafe,
     TauUnsafe,
@@ -48,6 +49,7 @@ def verify(
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
     seed: Seed = 0,
+    search: Search = "float64",
     debug: Debug = False,
 ) -> None:
     """Decide one property of one model.
@@ -94,6 +96,7 @@ def verify(
             timeout=timeout,
             started=started,
             seed=seed,
+            search=search,
         )
         disarm()
         outlet.finish(result, prop)

@@ -1,4 +1,4 @@
-"""The network as a differentiable function of its input and of its weights (torch, float64)."""
+"""The network as a differentiable function of its input and of its weights (torch, in the type of the input)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def evaluate(
     if len(counts) > 1:
         raise ValueError(f"params hold different numbers of weight sets: {sorted(counts)}")
     batch = x if counts and x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
-    values = _forward(network, batch, _gatherer(network, params, x.device))
+    values = _forward(network, batch, _gatherer(network, params, x))
     rows = (max(*counts, len(batch)) if counts else len(batch), batch.shape[1])
     outputs = [values[i].flatten(2) if values[i].dim() > 2 else values[i][..., None] for i in network.outputs]
     y = torch.cat([output.expand(*rows, -1) for output in outputs], dim=-1)
@@ -49,19 +49,21 @@ def evaluate(
     return y if counts else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _gatherer(network: Network, params: Mapping[str, Tensor], device: torch.device) -> Parameter:
+def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> Parameter:
     """Param -> its value (K or 1, *shape), from `params` or else from the network."""
+
+    device = x.device
 
     def parameter(param: Param) -> Tensor:
         shape = network.tensors[param.source].shape
         source = params.get(param.source)
         if source is None:
-            source = torch.as_tensor(network.tensors[param.source], device=device)
+            source = torch.as_tensor(network.tensors[param.source], device=device, dtype=x.dtype)
         entries = source.reshape(-1, math.prod(shape))
         if param.whole and entries.shape[1] == param.index.size:  # most weights; a gather would copy them
             return entries.reshape(len(entries), *param.shape)
         index = torch.as_tensor(param.index, device=device).reshape(-1)
-        factor = torch.as_tensor(param.factor, dtype=torch.float64, device=device)
+        factor = torch.as_tensor(param.factor, dtype=x.dtype, device=device)
         return entries[:, index].reshape(len(entries), *param.shape) * factor
 
     return parameter

@@ -32,13 +32,17 @@ LARGEST, SMALLEST = 0.5, 1e-4
 
 @dataclass(frozen=True)
 class Attack:
-    """Settings: `steps` gradient steps from `restarts` starting points an item, the best of `pool` times as many."""
+    """Settings: `steps` gradient steps from `restarts` starting points an item, the best of `pool` times as many.
+
+    With a lower `precision` points are looked for in it, and what they are worth is computed again in float64.
+    """
 
     steps: int = 30
     restarts: int = 4
     pool: int = 1
     seed: int = 0
     deadline: Deadline = Deadline()
+    precision: torch.dtype = torch.float64
 
 
 def run(
@@ -70,10 +74,27 @@ def run(
     widest = max(int(torch.Size(node.shape).numel()) for node in network.nodes)
     step = max(1, MEMORY // (count * attack.restarts * widest))
     parts = [
-        _run(network, problem.items(index), params, attack, transform, aim, None if start is None else start[index])
+        _searched(
+            network, problem.items(index), params, attack, transform, aim, None if start is None else start[index]
+        )
         for index in torch.arange(len(problem), device=problem.lower.device).split(step)
     ]
     return torch.cat([x for x, _ in parts], 1), torch.cat([value for _, value in parts], 1)
+
+
+def _searched(
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, start: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`_run` in the attack's precision, confirmed in that of the problem."""
+    kind, own = attack.precision, problem.lower.dtype
+    if kind == own:
+        return _run(network, problem, params, attack, transform, aim, start)
+    rounded = {name: value.to(kind) for name, value in params.items()}
+    x = _run(network, problem.to(kind), rounded, attack, transform, aim, None if start is None else start.to(kind))[0]
+    x = x.to(own).clamp(*inner_box(problem))
+    with torch.no_grad():
+        value = violation(network, problem, params, x[:, None], transform, aim)[:, 0]
+    return x, value
 
 
 def _run(

@@ -84,7 +84,7 @@ class _Gaussian:
         self._boxes = centred if means != "tails" or certain else None
         self._tails: TailBounds | None = None
         if means != "boxes" and suited and not certain:
-            self._tails = TailBounds(network, posterior, device, deadline)
+            self._tails = TailBounds(network, posterior, device, deadline, settings.precision)
 
     def bounds(self) -> SafetyBounds:
         """One pass, then refinement."""

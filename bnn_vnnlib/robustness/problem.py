@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,18 @@ class Problem:
             inner_upper=self.inner_upper[index], rows=picked, exists=pick(self.exists), constraints=constraints,
             instance=self.instance[index],
         )  # fmt: skip
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same numbers, rounded to another floating type: for searches only."""
+
+        def cast(part: Any) -> dict[str, Any]:
+            tensors = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+            return {name: value.to(dtype) for name, value in tensors.items() if value.is_floating_point()}
+
+        rows, constraints = replace(self.rows, **cast(self.rows)), self.constraints
+        if constraints is not None:
+            constraints = replace(constraints, **cast(constraints))
+        return replace(self, rows=rows, constraints=constraints, **cast(self))
 
     def any_row(self, holds: Tensor) -> Tensor:
         """(.., N, R) -> (.., N, C): some row of the case."""

@@ -68,10 +68,13 @@ class _Question:
 
 
 class TailBounds:
-    """Tail bounds of one network and posterior."""
+    """Tail bounds of one network and posterior; `search` is the floating type in which they are tuned."""
 
-    def __init__(self, network: Network, posterior: GaussianDiagonal, device: torch.device, deadline: Deadline) -> None:
-        self._engine = TailEngine(network, deadline)
+    def __init__(
+        self, network: Network, posterior: GaussianDiagonal, device: torch.device, deadline: Deadline,
+        search: torch.dtype = torch.float64,
+    ) -> None:  # fmt: skip
+        self._engine = TailEngine(network, deadline, search)
         self._weights = weight_sets.mean_weights(network, device), weight_sets.centred(network, posterior, device)
 
     def lower(self, problem: Problem) -> Tensor:

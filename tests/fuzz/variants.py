@@ -221,6 +221,7 @@ def outputs_scaled(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None
 def other_method(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
     """Any other way to bound."""
     ways: list[dict[str, Any]] = [{"method": "linear"}, {"method": "interval"}, {"seed": int(rng.integers(1000))}]
+    ways.append({"search": "float32"})
     if spec.family == "gaussian" and spec.query != "deterministic":
         ways += [
             {"method": "tails"}, {"margin": float(rng.uniform(0.01, 6))},

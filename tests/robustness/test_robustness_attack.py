@@ -53,6 +53,23 @@ def test_every_aim_has_its_own_shape(aim: Aim, count: int) -> None:
     torch.testing.assert_close(again, value)
 
 
+@pytest.mark.parametrize("aim", ["each", "mean", "common"])
+def test_what_is_found_in_float32_is_worth_what_float64_says(aim: Aim) -> None:
+    net = random_model(2, [3, 5, 2], spread=0.3)
+    low = torch.full((4, 3), 0.1, dtype=torch.float64)
+    for width in (0.5, 1e-12):  # float32 has no number inside the narrow box
+        question = from_cases(low, low + width, [[rows([[1.0, -1.0]], [-0.3])]], 2)
+        params = drawn(net, 5)
+        x, value = attack.run(net.network, question, params, Attack(precision=torch.float32), aim=aim)
+        assert x.dtype == value.dtype == torch.float64
+        assert ((x >= low) & (x <= low + width)).all()
+        again = attack.violation(net.network, question, params, x[:, None], "identity", aim)[:, 0]
+        torch.testing.assert_close(again, value, rtol=1e-12, atol=1e-12)
+        if aim != "common":  # a ratio that depends on the last digits where the networks agree
+            full = attack.run(net.network, question, params, Attack(), aim=aim)[1]
+            torch.testing.assert_close(value, full, rtol=0.05, atol=0.05)
+
+
 def test_the_mean_is_of_the_outputs() -> None:
     net = random_model(1, [3, 5, 2], spread=0.3)
     question = problem(np.zeros(3), np.ones(3), rows([[1.0, 0.0]], [0.0]), outputs=2)

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
@@ -33,9 +34,9 @@ from robustness.robustness_builders import (
 LEAST = 1e-13
 
 
-def bounds_by_tails(net: Model) -> TailBounds:
+def bounds_by_tails(net: Model, search: torch.dtype = torch.float64) -> TailBounds:
     assert isinstance(net.posterior, GaussianDiagonal)
-    return TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline())
+    return TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline(), search)
 
 
 def lower_of(net: Model, question: Problem) -> float:
@@ -294,9 +295,13 @@ def test_what_tails_cannot_do_is_refused(options: dict[str, Any]) -> None:
         verify_batch(net, [ONE], [ONE], properties=[[rows([[1.0]], [0.0])]], **asked)
 
 
+def _open_model(seed: int, activation: str) -> Model:
+    return random_model(seed, [3, 6, 5, 3], spread=0.3, activation=activation)
+
+
 def _open_items(seed: int, activation: str = "relu") -> tuple[TailBounds, Problem]:
     """Eight boxes that a network with wide weights leaves open."""
-    net = random_model(seed, [3, 6, 5, 3], spread=0.3, activation=activation)
+    net = _open_model(seed, activation)
     center = np.random.default_rng(seed).normal(size=(8, 3))
     y = evaluate(net.network, torch.tensor(center))
     return bounds_by_tails(net), from_labels(torch.tensor(center - 0.02), torch.tensor(center + 0.02), y.argmax(-1), 3)
@@ -326,6 +331,28 @@ def test_tuned_bounds_against_attacked_samples(seed: int) -> None:
         question = problem(center - 0.03, center + 0.03, rows([[1.0, 0.0]], [y[0] - shift]), outputs=2)
         failure = tails.improved(question, tails.item_failures(question), 20, 0.0).item()
         assert at_most(sampled_violations(net, question, 1000, seed), 1000, failure)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_tuning_in_float32_is_confirmed_in_float64(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly as good, and the bound itself rests on float64 alone."""
+    tails, question = _open_items(11, activation)
+    plain = tails.item_failures(question)
+    better = tails.improved(question, plain, 15, 1e-6)
+    rough = bounds_by_tails(_open_model(11, activation), torch.float32)
+    seen: list[torch.dtype] = []
+
+    def failure(self: Tail, bound: torch.Tensor) -> torch.Tensor:
+        seen.extend((bound.dtype, *(b.mean.dtype for b in self.bounds)))
+        return untouched(self, bound)
+
+    untouched = Tail.failure
+    monkeypatch.setattr(Tail, "failure", failure)
+    found = rough.improved(question, plain, 15, 1e-6)
+    assert set(seen) == {torch.float64}
+    assert found.dtype == torch.float64
+    assert (found <= plain).all()
+    assert (plain - found).sum() > 0.8 * (plain - better).sum()
 
 
 def test_time_that_is_up_ends_the_tuning() -> None:

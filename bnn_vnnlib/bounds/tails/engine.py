@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,10 +32,12 @@ class TailEngine:
     ----------
     network : the graph
     deadline : checked between chunks; `clock.OutOfTime` is raised when it has passed
+    search : floating type in which bounds are tuned; the tuned bound itself is computed in float64
     """
 
     network: Network
     deadline: Deadline = Deadline()
+    search: torch.dtype = torch.float64
 
     def failures(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
@@ -82,15 +84,15 @@ class TailEngine:
                 break
             part = slice(start, start + step)
             rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part)
-            tuning = self._tuning(rows, budgets[part])
-            least = linear.some(bound, part)
+            least, rounded = linear.some(bound, part), rows.to(self.search)
+            tuning = self._tuning(rounded, budgets[part].to(self.search))
 
             def sum_up(failures: Tensor, part: slice = part) -> Tensor:
                 return total(failures, part)
 
-            tuned(tuning, rows.tail, least, sum_up, steps, lambda: self.deadline.passed)
+            tuned(tuning, rounded.tail, least.to(self.search), sum_up, steps, lambda: self.deadline.passed)
             with torch.no_grad():
-                plan, spent = tuning.plan(rounded=True)
+                plan, spent = tuning.to(found.dtype).plan(rounded=True)
                 found[part] = sum_up(rows.tail(plan).failure(least)) + spent
         return found
 
@@ -107,7 +109,7 @@ class TailEngine:
         for position in first.ranges.lines:
             node = self.network.nodes[position]
             z = first.ranges.values[node.inputs[0]]
-            choice = torch.full((2, *z.lower.shape), 0.5, dtype=torch.float64, device=z.lower.device)
+            choice = z.lower.new_full((2, *z.lower.shape), 0.5)
             if smoothable(node):
                 moves[position] = choice
                 choice = (z.upper >= -z.lower).to(choice.dtype).expand_as(choice).clone()
@@ -155,6 +157,14 @@ class Rows:
     inputs: Tensor | None
     budgets: int
     part: slice
+
+    def to(self, dtype: torch.dtype) -> Rows:
+        """Rounded to another floating type: for searches only."""
+        box, inputs = (self.box[0].to(dtype), self.box[1].to(dtype)), self.inputs
+        return replace(
+            self, means=self.means.to(dtype), deviations=self.deviations.to(dtype), box=box,
+            outputs=self.outputs.to(dtype), inputs=None if inputs is None else inputs.to(dtype),
+        )  # fmt: skip
 
     def run(self, plan: Plan) -> Run:
         """Ranges with that plan."""

@@ -39,6 +39,11 @@ class Tuning:
     slopes: dict[int, Tensor]
     moves: dict[int, Tensor]
 
+    def to(self, dtype: torch.dtype) -> Tuning:
+        """The same parameters in another floating type."""
+        slopes, moves = ({p: c.to(dtype) for p, c in part.items()} for part in (self.slopes, self.moves))
+        return Tuning(self.network, self.places, self.level.to(dtype), self.shares.to(dtype), slopes, moves)
+
     @property
     def tensors(self) -> list[Tensor]:
         """All parameters."""
