@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
-from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.result import Query, Rule, Verdict
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class BatchResult:
     Attributes
     ----------
     lower, upper : probabilistic: bounds on P_safe (N,); deterministic: 1 where proved safe / 0 where proved unsafe
-        (N,); decision: bounds on D (N, m). NaN where the box was skipped.
+        (N,); decision: bounds on D, or on the medians (N, m). NaN where the box was skipped.
     row_lower, row_upper : decision only: bounds on the rows a.D(x) of the property (N, R); with labels the rows are
         D_label - D_j for the other classes j in ascending order
     verdicts : (N,) of `Verdict`
@@ -60,6 +60,7 @@ def verify_batch(
     tau_safe: float | None = None,
     tau_unsafe: float | None = None,
     likelihood: Likelihood | None = None,
+    rule: Rule | str | None = None,
     method: Method = "auto",
     boxes: BoxKind = "mean",
     num_boxes: int | None = None,
@@ -86,7 +87,7 @@ def verify_batch(
     OptionError : shapes that do not fit, empty or infinite boxes, labels out of range
     """
     begun = time.monotonic()
-    question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe)
+    question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun)
     low, high = _boxes(model, lower, upper)
@@ -190,7 +191,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
 def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
     from bnn_vnnlib.robustness import decision
 
-    expect = setting.expectation()
+    expect = setting.decision()
     found = decision.decide(expect, problem, attack)
     return {
         "lower": found.lower.cpu().numpy(), "upper": found.upper.cpu().numpy(),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
 from bnn_vnnlib.signature import Variable
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def show_result(console: Console, result: Result) -> None:
     """Print the verdict, both bounds, the method, the time and all notes."""
     facts = _facts()
     facts.add_row("query", result.query.value)
+    if result.rule is Rule.MEDIAN:
+        facts.add_row("rule", "median")
     if result.p_safe is not None:
         facts.add_row("P_safe", interval(result.p_safe))
     if result.decision is not None:

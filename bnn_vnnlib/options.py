@@ -6,21 +6,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.result import Query
+from bnn_vnnlib.result import Query, Rule
 
 DEFAULT_TAU = 0.95
-_KNOWN = ("query", "tau_safe", "tau_unsafe")
+Word = TypeVar("Word", Query, Rule)
+_KNOWN = ("query", "tau_safe", "tau_unsafe", "rule")
 
 
 @dataclass(frozen=True)
 class Question:
-    """The query (None: probabilistic if the model carries a posterior, else deterministic) and its thresholds."""
+    """The query (None: probabilistic if the model carries a posterior, else deterministic), its thresholds and rule."""
 
     query: Query | None
     tau_safe: float
     tau_unsafe: float
+    rule: Rule = Rule.MEAN
 
     def __post_init__(self) -> None:
         for name in ("tau_safe", "tau_unsafe"):
@@ -36,6 +39,7 @@ def settle(
     tau_safe: float | None = None,
     tau_unsafe: float | None = None,
     *,
+    rule: str | None = None,
     path: Path | None = None,
 ) -> Question:
     """Settle the question from options and the property's comment `; bnn-vnnlib: key=value ...`.
@@ -45,7 +49,7 @@ def settle(
     Parameters
     ----------
     comment : the property's own settings, `Property.options`
-    query, tau_safe, tau_unsafe : the options; None where not given
+    query, tau_safe, tau_unsafe, rule : the options; None where not given
     path : the property's file, for messages
 
     Raises
@@ -63,14 +67,20 @@ def settle(
         safe = DEFAULT_TAU if unsafe is None else max(DEFAULT_TAU, unsafe)
     if unsafe is None:
         unsafe = min(DEFAULT_TAU, safe)
-    return Question(None if asked is None else _query(asked, path), safe, unsafe)
+    elsewhere = query is not None and query != Query.DECISION  # then the comment's rule is not meant
+    chosen = rule if rule is not None or elsewhere else comment.get("rule")
+    return Question(
+        None if asked is None else _word(Query, asked, path), safe, unsafe,
+        Rule.MEAN if chosen is None else _word(Rule, chosen, path),
+    )  # fmt: skip
 
 
-def _query(text: str, path: Path | None) -> Query:
+def _word(kind: type[Word], text: str, path: Path | None) -> Word:
     try:
-        return Query(text)
+        return kind(text)
     except ValueError:
-        raise OptionError(f"unknown query {text!r}; known are {', '.join(Query)}", path=path) from None
+        message = f"unknown {kind.__name__.lower()} {text!r}; known are {', '.join(kind)}"
+        raise OptionError(message, path=path) from None
 
 
 def _number(comment: Mapping[str, str], key: str, path: Path | None) -> float | None:

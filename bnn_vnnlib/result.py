@@ -33,6 +33,13 @@ class Query(StrEnum):
     DETERMINISTIC = "deterministic"
 
 
+class Rule(StrEnum):
+    """Which decision is made of the predictive: what Y means under the query `decision`."""
+
+    MEAN = "mean"
+    MEDIAN = "median"
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Guaranteed bounds lower <= truth <= upper; NaN is refused."""
@@ -47,8 +54,9 @@ class Bounds:
 
 @dataclass(frozen=True, eq=False)
 class DecisionBounds:
-    """Bounds on D(x) over all x of T. Shapes: outputs (m,), rows (R,) in the order of the property's rows.
+    """Bounds on D(x), or on the medians if that is the rule, over all x of T.
 
+    Shapes: outputs (m,), rows (R,) in the order of the property's rows.
     row_lower, row_upper bound a.D(x) + g.x over the row's own input box. NaN never occurs; +-inf means no bound.
     """
 
@@ -86,6 +94,7 @@ class Result:
     witness : only with the verdict sat
     time_s : seconds spent
     notes : remarks for the user
+    rule : what Y means (decision only)
     details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
     """
 
@@ -99,4 +108,5 @@ class Result:
     decision: DecisionBounds | None = None
     witness: Witness | None = None
     notes: tuple[str, ...] = ()
+    rule: Rule | None = None
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.options import Question
-from bnn_vnnlib.result import Query
+from bnn_vnnlib.result import Query, Rule
 
 if TYPE_CHECKING:
     import torch
 
     from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
     from bnn_vnnlib.robustness.attack import Attack
-    from bnn_vnnlib.robustness.decision import Expectation
+    from bnn_vnnlib.robustness.decision import Decision
     from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
     from bnn_vnnlib.robustness.probabilistic import Means
     from bnn_vnnlib.robustness.problem import Problem
@@ -105,7 +105,8 @@ class Setting:
         if name == "interval" or self.choices.margin is not None:
             return f"{name}, centred boxes"
         if self.query is Query.DECISION:
-            return f"{name}, closed forms and centred boxes"
+            median = self.question.rule is Rule.MEDIAN
+            return f"{name}, closed forms{', tails' if median else ''} and centred boxes"
         match self.means:
             case "tails":
                 return "tails"
@@ -143,11 +144,12 @@ class Setting:
             number=self._boxes, margin=self.choices.margin,
         )  # fmt: skip
 
-    def expectation(self) -> Expectation:
+    def decision(self) -> Decision:
         """What bounds the decision."""
         from bnn_vnnlib.robustness import decision
 
-        return decision.expectation(
+        portfolio = decision.medians if self.question.rule is Rule.MEDIAN else decision.expectation
+        return portfolio(
             self.bounds, self.posterior, self.device, boxes=self.choices.boxes, number=self._boxes,
             margin=self.choices.margin, seed=self.choices.seed,
         )  # fmt: skip
@@ -162,7 +164,7 @@ def settle_run(
     Raises
     ------
     OptionError : no posterior, or no likelihood, for a query that needs one
-    UnsupportedError : boxes around samples for a sample posterior
+    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier
     """
     import torch
 
@@ -190,11 +192,25 @@ def settle_run(
             "categorical, bernoulli, gaussian or gaussian_heteroscedastic",
             path=model.path,
         )
+    if question.rule is Rule.MEDIAN:
+        _check_median(model, query, known)
     transform = _transform(model.network, query, known)
     deadline = _deadline(timeout, started)
     engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
     device = torch.device(choices.device or "cpu")
     return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
+
+
+def _check_median(model: Model, query: Query, likelihood: Likelihood | None) -> None:
+    """The median is the decision of a regression under the l1 loss, and of nothing else."""
+    if query is not Query.DECISION:
+        raise OptionError(f"rule median says what Y means under query decision, and the query is {query}")
+    if likelihood in ("categorical", "bernoulli") or model.network.softmax_axis is not None:
+        raise UnsupportedError(
+            f"rule median is for regression, and the model is a classifier (likelihood {likelihood}): its decision "
+            "compares expected probabilities, rule mean",
+            path=model.path,
+        )
 
 
 def _transform(network: Network, query: Query, likelihood: Likelihood | None) -> Transform:

@@ -38,6 +38,7 @@ def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: flo
         "tau_safe": result.tau_safe,
         "tau_unsafe": result.tau_unsafe,
         "p_safe": _bounds(result.p_safe),
+        "rule": None if result.rule is None else result.rule.value,
         "decision": _decision(result.decision),
         "method": result.method,
         "witness": _witness(result.witness),
@@ -58,7 +59,7 @@ def unfinished(
     time_s: float,
 ) -> dict[str, Any]:
     """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
-    nothing = dict.fromkeys(("tau_safe", "tau_unsafe", "p_safe", "decision", "method", "witness"))
+    nothing = dict.fromkeys(("tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness"))
     frame = _frame(verdict, query, files, seed, timeout)
     return {**frame, **nothing, "time_s": time_s, "details": {}, "notes": [reason]}
 

@@ -14,7 +14,7 @@ from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, ends_in_sigmoid, settle_run
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def verify(
     tau_safe: float | None = None,
     tau_unsafe: float | None = None,
     likelihood: Likelihood | None = None,
+    rule: Rule | str | None = None,
     outputs: Literal["auto", "probabilities"] = "auto",
     method: Method = "auto",
     boxes: BoxKind = "mean",
@@ -61,6 +62,8 @@ def verify(
         carries a posterior
     tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment, else .95
     likelihood : overrides the model's
+    rule : what Y means under `decision`: "mean" (expected outputs or probabilities) or "median" (of a regression's
+        outputs); None: the property's comment, else mean
     outputs : "probabilities" says that under `decision` constants are compared with probabilities on purpose
     method : "interval" or "linear" bounds on boxes of weights, "tails" of the rows (probabilistic only), or "auto":
         linear bounds, and for P_safe the better of tails and boxes
@@ -80,7 +83,7 @@ def verify(
     InputError : the question cannot be asked of this model, said before any work starts
     """
     begun = time.monotonic()
-    question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe)
+    question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)
     _check_size(model, property)
@@ -120,7 +123,10 @@ def _refuse_constants(setting: Setting, property: Property) -> None:
 
 def _result(setting: Setting, verdict: Verdict, **fields: Any) -> Result:
     question = setting.question
-    return Result(verdict, setting.query, question.tau_safe, question.tau_unsafe, setting.method, 0.0, **fields)
+    rule = question.rule if setting.query is Query.DECISION else None
+    return Result(
+        verdict, setting.query, question.tau_safe, question.tau_unsafe, setting.method, 0.0, rule=rule, **fields
+    )  # fmt: skip
 
 
 def _empty(setting: Setting) -> Result:
@@ -190,7 +196,7 @@ def _decision(setting: Setting, property: Property, problem: Problem, attack: At
     from bnn_vnnlib.robustness import decision
     from bnn_vnnlib.witness import decision_witness
 
-    expect = setting.expectation()
+    expect = setting.decision()
     outcome = decision.decide(expect, problem, attack)
     bounds = _decision_bounds(outcome, problem, len(property.rows))
     if bool(outcome.refuted.all()):

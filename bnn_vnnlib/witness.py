@@ -15,10 +15,10 @@ from bnn_vnnlib.model.network import GaussianDiagonal, Model
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.property import Property, input_feasible, violated_case
-from bnn_vnnlib.result import Witness
+from bnn_vnnlib.result import Rule, Witness
 from bnn_vnnlib.robustness import attack as attacks
 from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.decision import DecisionOutcome, Expectation, violates
+from bnn_vnnlib.robustness.decision import Decision, DecisionOutcome, violates
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import violated_cases
@@ -114,7 +114,7 @@ def decision_witness(
     setting: Setting,
     property: Property,
     problem: Problem,
-    expect: Expectation,
+    expect: Decision,
     outcome: DecisionOutcome,
 ) -> Witness:
     """X in T, and D(X) bounded again."""
@@ -128,9 +128,9 @@ def decision_witness(
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]
     lower, upper = (side(point, point, unit)[0].cpu().numpy() for side in (expect.lower, expect.upper))
     check = {"point_in_inputs": True, "decision_lower": lower, "decision_upper": upper}
-    return Witness(
-        x, _mean_output(setting.model, x), "(X, D(X)) violates the property; Y is the mean network's output", check
-    )
+    value = "medians of the outputs at X" if setting.question.rule is Rule.MEDIAN else "D(X)"
+    shows = f"(X, {value}) violates the property; Y is the mean network's output"
+    return Witness(x, _mean_output(setting.model, x), shows, check)
 
 
 def deterministic_witness(

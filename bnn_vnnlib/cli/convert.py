@@ -30,9 +30,7 @@ def convert(
     relative_sd: Annotated[float | None, typer.Option(help="The same as a share of |weight|.")] = None,
     layer: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=SD", help="For some weights: NAME=0.1, 'fc*=5%', NAME=0; the last one counts."
-        ),
+        typer.Option(metavar="NAME=SD", help="For some weights: NAME=0.1, 'fc*=5%', NAME=0; the last one counts."),
     ] = None,
     fit: Annotated[
         Literal["laplace", "ivon"] | None, typer.Option(help="Fit a posterior on --data (extra `convert`).")

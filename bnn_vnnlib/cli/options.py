@@ -15,6 +15,10 @@ QueryName = Literal["probabilistic", "decision", "deterministic"]
 TauSafe = Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="0.95")]
 TauUnsafe = Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="0.95")]
 Outputs = Annotated[Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")]
+Rule = Annotated[
+    Literal["mean", "median"] | None,
+    typer.Option(help="Which decision Y is under --query decision.", show_default="mean"),
+]
 Method = Annotated[Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")]
 Boxes = Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")]
 NumBoxes = Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")]

@@ -18,6 +18,7 @@ from bnn_vnnlib.cli.options import (
     NumBoxes,
     Outputs,
     QueryName,
+    Rule,
     Search,
     Seed,
     TauSafe,
@@ -39,6 +40,7 @@ def verify(
     tau_unsafe: TauUnsafe = None,
     likelihood: Likelihood = None,
     outputs: Outputs = "auto",
+    rule: Rule = None,
     method: Method = "auto",
     boxes: Boxes = "mean",
     num_boxes: NumBoxes = None,
@@ -74,7 +76,7 @@ def verify(
         outlet.files = found.by_role
         prop = outlet.prop = read_property(found.prop)
         found.check_name(prop)
-        question = settle(prop.options, query, tau_safe, tau_unsafe, path=found.prop)
+        question = settle(prop.options, query, tau_safe, tau_unsafe, rule=rule, path=found.prop)
         outlet.query = question.query
 
         import bnn_vnnlib
@@ -89,6 +91,7 @@ def verify(
             tau_unsafe=question.tau_unsafe,
             likelihood=likelihood,
             outputs=outputs,
+            rule=question.rule,
             method=method,
             boxes=boxes,
             num_boxes=num_boxes,

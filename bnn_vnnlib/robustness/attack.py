@@ -19,8 +19,8 @@ from bnn_vnnlib.robustness.problem import Constraints, Problem
 
 Params = dict[str, Tensor]
 
-Aim = Literal["each", "mean", "common"]
-"""What is attacked of K sets of weights: each for itself, their mean output, or all of them at one common point."""
+Aim = Literal["each", "mean", "median", "common"]
+"""What is attacked of K sets of weights: each for itself, their mean or median output, or all at one common point."""
 
 MEMORY = 2**22
 """Activations of one chunk, in float64 elements, at most about."""
@@ -61,7 +61,7 @@ def run(
     ----------
     params : K sets of weights, name -> (K, *shape); empty = the network's own weights (K = 1)
     transform : what is applied to the outputs before the rows: "identity", "softmax" or "sigmoid"
-    aim : "each" of the K sets; the "mean" of the transformed outputs over the sets (the predictive); or the point that
+    aim : "each" of the K sets; the "mean" or "median" of the transformed outputs over the sets; or the point that
         is "common" to most sets: the mean of the violations over their standard deviation is the least there
     start : (N, n) points of the items to start from, instead of their centres
 
@@ -184,6 +184,7 @@ def _objective(
     flat = x.reshape(count, restarts * items, size)
     y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
     y = y.mean(0, keepdim=True) if aim == "mean" else y
+    y = y.median(0, keepdim=True).values if aim == "median" else y
     rows = problem.rows
     value = (y.unflatten(1, (restarts, items))[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:

@@ -104,7 +104,7 @@ def check_witness(
 
         return verify(
             model, prop, query=query, tau_safe=question.tau_safe, tau_unsafe=question.tau_unsafe,
-            likelihood=likelihood, outputs=outputs, timeout=timeout, seed=seed,
+            likelihood=likelihood, outputs=outputs, rule=question.rule, timeout=timeout, seed=seed,
         )  # fmt: skip
 
     at_x = ask(at_point(property, x))
@@ -126,7 +126,7 @@ def question_of(
 ) -> Question:
     """Query and thresholds of a run: the options, else the record beside the results file, else as in `verify`."""
     record = read_record(results) or {}
-    own = {key: record[key] for key in ("query", "tau_safe", "tau_unsafe") if record.get(key) is not None}
+    own = {key: record[key] for key in ("query", "tau_safe", "tau_unsafe", "rule") if record.get(key) is not None}
     return settle({**property.options, **{key: str(value) for key, value in own.items()}}, query, tau_safe, tau_unsafe,
                   path=path)  # fmt: skip
 

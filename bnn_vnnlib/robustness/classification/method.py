@@ -79,7 +79,8 @@ class SoftmaxRows:
         if len(few) == 0:
             return known
         rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
-        together = Together(rows, Effort(self.effort.tolerance, TOGETHER * self.effort.most), self.deadline)
+        tolerance = torch.full_like(known[few], self.effort.tolerance)
+        together = Together(rows, tolerance, TOGETHER * self.effort.most, self.deadline)
         return known.index_copy(0, few, together.run(lower[few], upper[few], known[few]))
 
     def towards(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor) -> Tensor:

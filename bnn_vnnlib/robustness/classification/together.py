@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.robustness.classification.splitting import BATCH, Effort
+from bnn_vnnlib.robustness.classification.splitting import BATCH
 
 
 class Look(Protocol):
@@ -34,16 +34,18 @@ class Together:
 
     Parameters
     ----------
-    effort : tolerance of a row, and boxes of an item, at most
+    tolerance : (N, R) excess of a row that is not worth a split
+    most : boxes of an item, at most
     """
 
     look: Look
-    effort: Effort
+    tolerance: Tensor
+    most: int
     deadline: Deadline
 
     def run(self, lower: Tensor, upper: Tensor, known: Tensor) -> Tensor:
         """(N, R) lower bounds on the minima over boxes (N, n), at least the `known` ones."""
-        tally = _Tally(torch.full_like(known, torch.inf), torch.full_like(known, torch.inf), self.effort.most)
+        tally = _Tally(torch.full_like(known, torch.inf), torch.full_like(known, torch.inf), self.most)
         front = _Front(torch.arange(len(lower), device=lower.device), lower, upper, known)
         waiting = front.least(known)
         try:
@@ -64,7 +66,7 @@ class Together:
         worst = (tally.best[front.item] - value).nan_to_num(0.0).argmax(-1)
         towards = slope[torch.arange(len(worst), device=worst.device), worst]
         tally.meet(front.item, self._points(torch.where(towards > 0, front.lower, front.upper), front.item))
-        open_ = value < tally.best[front.item] - self.effort.tolerance
+        open_ = value < (tally.best - self.tolerance)[front.item]
         can = (front.lower < middle) & (middle < front.upper)
         keep = tally.may_go_on(front.item, open_.any(-1) & can.any(-1))
         tally.close(front.item[~keep], value[~keep])

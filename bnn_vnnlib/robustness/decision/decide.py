@@ -13,6 +13,7 @@ from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.decision.median import Medians
 from bnn_vnnlib.robustness.decision.method import Aimed, Method
 from bnn_vnnlib.robustness.decision.portfolio import Expectation
 from bnn_vnnlib.robustness.problem import Problem
@@ -21,6 +22,10 @@ from bnn_vnnlib.robustness.safety import feasible, point_box
 
 PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
+
+
+Decision = Expectation | Medians
+"""The portfolio of a rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,7 @@ class DecisionOutcome:
     complete: bool
 
 
-def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionOutcome:
+def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutcome:
     """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
     run = _Run(expect, problem, settings)
     complete = False
@@ -55,7 +60,7 @@ def decide(expect: Expectation, problem: Problem, settings: Attack) -> DecisionO
 class _Run:
     """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs."""
 
-    def __init__(self, expect: Expectation, problem: Problem, settings: Attack) -> None:
+    def __init__(self, expect: Decision, problem: Problem, settings: Attack) -> None:
         self._expect, self._problem, self._settings = expect, problem, settings
         self._rows, self._outputs = problem.rows.outputs.shape[1:]
         n, device = len(problem), problem.lower.device
@@ -173,12 +178,12 @@ class _Run:
         drawn = sample(network, expect.posterior, PREDICTIVE, generator)
         params = {name: value.to(self.point) for name, value in drawn.items()}
         smaller = _smaller(self._settings)
-        x = attack.run(network, part, params, smaller, expect.bounds.transform, aim="mean")[0][0]
+        x = attack.run(network, part, params, smaller, expect.bounds.transform, aim=expect.aim)[0][0]
         self.point[index] = x
         self.violated[index] = violates(expect, part, x)
 
 
-def _clipped(expect: Expectation, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _clipped(expect: Decision, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Expected probabilities lie in [0, 1]."""
     return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
 
@@ -188,7 +193,7 @@ def _smaller(settings: Attack) -> Attack:
     return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
 
 
-def violates(expect: Expectation, problem: Problem, x: Tensor) -> Tensor:
+def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
     """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
     rows = problem.rows
     lower, upper = point_box(problem, x)
@@ -201,9 +206,7 @@ def violates(expect: Expectation, problem: Problem, x: Tensor) -> Tensor:
     return held & feasible(problem, x)
 
 
-def _above(
-    expect: Expectation, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
-) -> Iterator[Tensor]:
+def _above(expect: Decision, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
     """Upper bounds of the rows, method by method, each at least as good as the one before."""
     best = lower.new_full((len(lower), outputs.shape[1]), torch.inf)
     for method in expect.methods:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
+from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.robustness.problem import Problem
+
+MODERATE = 1e12
+"""Largest weight and standard deviation up to which closed forms are used."""
 
 
 class Method(Protocol):
@@ -44,3 +49,11 @@ class Criterion(Protocol):
     def refuted(self, problem: Problem) -> Tensor:
         """(N,): every case of the item is refuted; as much work as is needed."""
         ...
+
+
+def moderate(network: Network, posterior: GaussianDiagonal | WeightSamples) -> bool:
+    """Closed forms square what they meet: weights so large that they undo an underflow are left to the boxes."""
+    tensors = list(network.tensors.values())
+    if isinstance(posterior, GaussianDiagonal):
+        tensors += [np.sqrt(variance) for variance in posterior.variances.values()]
+    return all(bool((np.abs(tensor) <= MODERATE).all()) for tensor in tensors)

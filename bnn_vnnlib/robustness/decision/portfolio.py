@@ -8,22 +8,23 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.robustness import classification, regression, weight_sets
+from bnn_vnnlib.robustness.attack import Aim
 from bnn_vnnlib.robustness.decision.by_weights import ByWeights
-from bnn_vnnlib.robustness.decision.method import Criterion, Method
+from bnn_vnnlib.robustness.decision.median import HALF, Medians
+from bnn_vnnlib.robustness.decision.method import Criterion, Method, moderate
 from bnn_vnnlib.robustness.mass import BoxUnion
 from bnn_vnnlib.robustness.outputs import OutputBounds
 
+Floats = NDArray[np.float64]
+
 MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
 """Masses of the nested boxes."""
-
-
-MODERATE = 1e12
-"""Largest weight and standard deviation up to which closed forms are used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,8 @@ class Expectation:
     weights: WeightBoxes
     mass: BoxUnion | Tensor
     only_weights: bool
+
+    aim: Aim = "mean"
 
     @cached_property
     def by_weights(self) -> ByWeights:
@@ -62,11 +65,7 @@ class Expectation:
 
     @cached_property
     def _moderate(self) -> bool:
-        """Closed forms square what they meet: weights so large that they undo an underflow are left to the boxes."""
-        tensors = list(self.bounds.engine.network.tensors.values())
-        if isinstance(self.posterior, GaussianDiagonal):
-            tensors += [np.sqrt(variance) for variance in self.posterior.variances.values()]
-        return all(bool((np.abs(tensor) <= MODERATE).all()) for tensor in tensors)
+        return moderate(self.bounds.engine.network, self.posterior)
 
     @cached_property
     def quick(self) -> tuple[Method, ...]:
@@ -107,13 +106,30 @@ def expectation(
     margin: float | None, seed: int,
 ) -> Expectation:  # fmt: skip
     """Prepare the boxes of a Gaussian posterior; samples need none."""
+    weights = _weights(bounds, posterior, device, MASSES, boxes, number, margin, seed)
+    return Expectation(bounds, posterior, *weights)
+
+
+def medians(
+    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, *, boxes: str, number: int,
+    margin: float | None, seed: int,
+) -> Medians:  # fmt: skip
+    """The same for medians: of nested boxes the smallest that holds half of the mass says most."""
+    return Medians(bounds, posterior, *_weights(bounds, posterior, device, HALF, boxes, number, margin, seed))
+
+
+def _weights(
+    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, masses: Floats, boxes: str,
+    number: int, margin: float | None, seed: int,
+) -> tuple[WeightBoxes, BoxUnion | Tensor, bool]:  # fmt: skip
+    """Boxes and the mass of their unions, or samples and their probabilities; whether nothing else is to be used."""
     network = bounds.engine.network
     only = boxes == "sampled" or margin is not None or bounds.engine.method == "interval"
     if isinstance(posterior, WeightSamples):
-        return Expectation(bounds, posterior, *weight_sets.sample_weights(network, posterior, device), only)
+        return *weight_sets.sample_weights(network, posterior, device), only
     if boxes == "sampled":
         width = 2.5 if margin is None else margin
         family = weight_sets.scattered_family(network, posterior, number, width, seed, device)
     else:
-        family = weight_sets.centred_family(network, posterior, MASSES, device, margin=margin)
-    return Expectation(bounds, posterior, family.weights, family.union, only)
+        family = weight_sets.centred_family(network, posterior, masses, device, margin=margin)
+    return family.weights, family.union, only

@@ -103,7 +103,7 @@ def expected_relu(sums: Sums) -> tuple[Floats, Floats]:
 
 
 def _chunk(sums: Sums) -> tuple[Floats, Floats]:
-    mean, deviation, size = _moments(sums)
+    mean, deviation, size = moments(sums)
     period, tail = _period(sums, mean, deviation)
     series, rest = _series(sums, period, deviation)
     width = sums.m.shape[1]
@@ -114,7 +114,7 @@ def _chunk(sums: Sums) -> tuple[Floats, Floats]:
     return np.maximum(low, 0.0), high
 
 
-def _moments(sums: Sums) -> tuple[Floats, Floats, Floats]:
+def moments(sums: Sums) -> tuple[Floats, Floats, Floats]:
     """E zeta, its standard deviation (a choice of scale, not a bound), and the sum of absolute values."""
     t = sums.m / np.maximum(sums.s, 1e-100)
     p, d = special.ndtr(t), np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
@@ -159,14 +159,14 @@ def _series(sums: Sums, period: Floats, deviation: Floats) -> tuple[Floats, Floa
         c = term(w[..., None] * some.mu[:, None], w[..., None] * some.sig[:, None], some.m[:, None], some.s[:, None])
         phi = c.prod(-1) * np.exp(1j * w * some.b[:, None] - (w * some.sig_b[:, None]) ** 2 / 2)
         total[left] += (phi.real / n**2).sum(-1)
-        rest[left] = 4 * period[left] / np.pi**2 * _envelope(some, w[:, -1]) / (2 * n[-1]) * (1 + 1e-9)
+        rest[left] = 4 * period[left] / np.pi**2 * envelope(some, w[:, -1]) / (2 * n[-1]) * (1 + 1e-9)
         left = left[rest[left] > ENOUGH * deviation[left]]
         if len(left) == 0:
             break
     return total, rest
 
 
-def _envelope(sums: Sums, w: Floats) -> Floats:
+def envelope(sums: Sums, w: Floats) -> Floats:
     """Bound on |phi| at and beyond w (A,)."""
     alpha, beta = w[:, None] * np.abs(sums.mu), w[:, None] * sums.sig
     off = special.ndtr(-sums.m / np.maximum(sums.s, 1e-100))
