@@ -66,11 +66,11 @@ def timed(run: Callable[[], BatchResult]) -> tuple[BatchResult, float]:
     return run(), time.process_time() - begun
 
 
-def bounded(model: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[BatchResult, float]:
+def bounded(model: Model, lower: np.ndarray, upper: np.ndarray, rule: str = "mean") -> tuple[BatchResult, float]:
     """Bounds on D over the boxes, and seconds; the violation is one that cannot be: nothing is spent on a verdict."""
     size = model.network.signature.output_size
     nothing = [[(np.zeros((1, size)), np.array([-1.0]), np.array([False]))]]
-    return timed(lambda: verify_batch(model, lower, upper, properties=nothing, query="decision"))
+    return timed(lambda: verify_batch(model, lower, upper, properties=nothing, query="decision", rule=rule))
 
 
 def by_boxes(model: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +136,7 @@ def sine(data: Folder, sets: Folder) -> None:
             values = exact_mean(data / f"{name}.npz")(grid)
             reached = f"[{values.min():.6f}, {values.max():.6f}]"
         else:
-            values = _predictive(model, 4000)(grid[::20])
+            values = predictive(model, 4000)(grid[::20])
             reached = f"about [{values.min():.4f}, {values.max():.4f}]"
         table.add_row(
             f"{name}, {center} +- {radius}", reached, f"[{found.lower[0, 0]:.6f}, {found.upper[0, 0]:.6f}]",
@@ -172,7 +172,7 @@ def uci(data: Folder, sets: Folder, eps: float = 0.25, count: int = 50) -> None:
     Console().print(table)
 
 
-def _predictive(model: Model, count: int) -> Callable[[Tensor], Tensor]:
+def predictive(model: Model, count: int) -> Callable[[Tensor], Tensor]:
     """x (P, n) -> D(x) (P, m): exact for weight samples, else an estimate from `count` networks."""
     if isinstance(model.posterior, WeightSamples):
         params = {key: torch.as_tensor(values) for key, values in model.posterior.samples.items()}
@@ -192,13 +192,13 @@ def _predictive(model: Model, count: int) -> Callable[[Tensor], Tensor]:
 
 def attained_gap(model: Model, x: Tensor, radius: float, count: int) -> tuple[Tensor, Tensor]:
     """Labels (N,) and the attained range (N,) of their probability: 200 random points of each box and a 3^n lattice."""
-    predictive = _predictive(model, count)
+    mean = predictive(model, count)
     generator = torch.Generator().manual_seed(0)
     points = x + radius * (2 * torch.rand(200, *x.shape, generator=generator, dtype=torch.float64) - 1)
     lattice = torch.cartesian_prod(*[torch.tensor([-radius, 0.0, radius], dtype=torch.float64)] * x.shape[1])
     points = torch.cat([points, x + lattice[:, None]])
-    values = torch.stack([predictive(part) for part in points])
-    label = predictive(x).argmax(-1)
+    values = torch.stack([mean(part) for part in points])
+    label = mean(x).argmax(-1)
     return label, (values.amax(0) - values.amin(0)).gather(-1, label[:, None])[:, 0]
 
 

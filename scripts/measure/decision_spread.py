@@ -1,0 +1,156 @@
+"""What bounds on the decision cost, and how they weaken as the posterior gets wider.
+
+    python scripts/measure/decision_spread.py spread DATA
+    python scripts/measure/decision_spread.py cost
+
+`spread` multiplies the standard deviations of published posteriors (see decision.py) by factors; attained ranges are
+estimates from sampled networks, except for regression with one hidden layer. `cost` takes networks with random weights
+(seed 0, standard deviations of .1 times those of the weights) and boxes of +-.02. Seconds are CPU time of one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from decision import RADIUS, SINE, Folder, attained_gap, bounded, exact_mean, predictive, read, timed
+
+from bnn_vnnlib import Model, verify_batch
+from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
+from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.posterior import sample
+
+app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
+
+FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+def widened(model: Model, factor: float) -> Model:
+    """The same means, standard deviations times the factor."""
+    if not isinstance(model.posterior, GaussianDiagonal):
+        raise typer.BadParameter("the posterior is not Gaussian")
+    variances = {name: values * factor**2 for name, values in model.posterior.variances.items()}
+    return replace(model, posterior=GaussianDiagonal(variances))
+
+
+def median_range(model: Model, x: Tensor, networks: int = 4001) -> float:
+    """Range of the estimated median over points x (P, n)."""
+    params = sample(model.network, model.posterior, networks, torch.Generator().manual_seed(0))
+    y = evaluate(model.network, x, params)[..., 0].median(0).values
+    return float(y.max() - y.min())
+
+
+@app.command()
+def spread(data: Folder, count: int = 50) -> None:
+    """The gap against the standard deviations."""
+    table = Table("posterior", "factor", "attained range", "width of the bounds", "ratio", "s a spec")
+    for row in itertools.chain(_sines(data), _hcas(data, count)):
+        name, factor, truth, width, seconds = row
+        table.add_row(
+            name, f"{factor:g}", f"{truth:.4f}", f"{width:.4f}", f"{width / truth:.3f}", f"{seconds:.2f}"
+        )  # fmt: skip
+    Console().print(table)
+
+
+def _sines(data: Path) -> Iterator[tuple[str, float, float, float, float]]:
+    for name, center, radius, _ in SINE:
+        low, high = np.array([[center - radius]]), np.array([[center + radius]])
+        grid = torch.linspace(center - radius, center + radius, 101, dtype=torch.float64)[:, None]
+        for factor in FACTORS:
+            model = widened(read(data / f"{name}.npz", "gaussian"), factor)
+            one = "1x" in name
+            values = exact_mean(data / f"{name}.npz", factor)(grid) if one else predictive(model, 4000)(grid)
+            found, seconds = bounded(model, low, high)
+            yield name, factor, float(values.max() - values.min()), float((found.upper - found.lower)[0, 0]), seconds
+            if one:
+                found, seconds = bounded(model, low, high, rule="median")
+                width = float((found.upper - found.lower)[0, 0])
+                yield f"{name}, median", factor, median_range(model, grid), width, seconds
+
+
+def _hcas(data: Path, count: int) -> Iterator[tuple[str, float, float, float, float]]:
+    grid = np.load(data / "hcas_X.npy").astype(np.float64)
+    x = grid[np.random.default_rng(0).choice(len(grid), count, replace=False)]
+    for name, factor in itertools.product(("hcas_rob_pra0_tau20", "hcas_cls2x50_pra0_tau20"), FACTORS):
+        model = widened(read(data / f"{name}.npz", "categorical"), factor)
+        label, reached = attained_gap(model, torch.as_tensor(x), RADIUS, 200)
+        found, seconds = bounded(model, x - RADIUS, x + RADIUS)
+        gap = (found.upper - found.lower)[np.arange(count), label.numpy()].mean()
+        yield name, factor, float(reached.mean()), float(gap), seconds / count
+
+
+def random_net(sizes: list[int], likelihood: str) -> Model:
+    """A dense relu network with random weights."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    tensors: dict[str, np.ndarray] = {}
+    nodes, value = [], "x"
+    for k, (before, after) in enumerate(itertools.pairwise(sizes)):
+        tensors[f"W{k}"], tensors[f"b{k}"] = (
+            rng.normal(size=(after, before)) / before**0.5,
+            0.3 * rng.normal(size=after),
+        )
+        nodes.append(helper.make_node("Gemm", [value, f"W{k}", f"b{k}"], [f"z{k}"], transB=1))
+        value = f"z{k}"
+        if k + 2 < len(sizes):
+            nodes.append(helper.make_node("Relu", [value], [f"a{k}"]))
+            value = f"a{k}"
+    graph = helper.make_graph(
+        nodes, "random",
+        [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [1, sizes[0]])],
+        [helper.make_tensor_value_info(value, TensorProto.DOUBLE, [1, sizes[-1]])],
+        [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    deviation = {f"W{k}": 0.1 / before**0.5 for k, before in enumerate(sizes[:-1])}
+    deviation |= {f"b{k}": 0.03 for k in range(len(sizes) - 1)}
+    variances = {name: np.full(tensor.shape, deviation[name] ** 2) for name, tensor in tensors.items()}
+    return replace(model_from_proto(proto, likelihood=likelihood), posterior=GaussianDiagonal(variances))
+
+
+NETS = {
+    "width": [[4, 32], [4, 128], [4, 512], [4, 2048]],
+    "inputs": [[2, 128], [4, 128], [8, 128], [16, 128], [64, 128]],
+    "depth": [[4, 64], [4, 64, 64], [4, 64, 64, 64], [4, 64, 64, 64, 64]],
+}
+
+
+@app.command()
+def cost(count: int = 10, eps: float = 0.02) -> None:
+    """Seconds a spec against width, number of inputs and depth."""
+    table = Table("varied", "hidden layers", "regression, s a spec", "of 5 classes, s a spec", "decided")
+    for varied, nets in NETS.items():
+        for sizes in nets:
+            x = np.random.default_rng(1).normal(size=(count, sizes[0]))
+            model = random_net([*sizes, 1], "gaussian")
+            _, regression = bounded(model, x - eps, x + eps)
+            model = random_net([*sizes, 5], "categorical")
+            label = evaluate(model.network, torch.as_tensor(x)).argmax(-1).numpy()
+            found, seconds = timed(
+                lambda m=model, x=x, y=label: verify_batch(m, x - eps, x + eps, labels=y, query="decision")
+            )
+            decided = (found.verdicts.astype(str) != "unknown").sum()
+            table.add_row(
+                varied, "-".join(map(str, sizes)), f"{regression / count:.3f}", f"{seconds / count:.3f}",
+                f"{decided} of {count}",
+            )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    app()
