@@ -10,12 +10,13 @@ MINUTES ?= 30
 SEED ?= 0
 NETS ?= 1500
 
-.PHONY: help demo test fuzz lint wheel clean
+.PHONY: help demo test fuzz fuzz-inputs lint wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
 	@echo "make test   run all tests"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
+	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
@@ -29,6 +30,10 @@ test: $(STAMP)
 fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --nets $(NETS) --folder fuzz-runs \
 		$(if $(AGAIN),--again $(AGAIN))
+
+fuzz-inputs: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m hostile --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs/inputs \
+		$(foreach folder,$(CORPUS),--corpus $(folder)) $(if $(AGAIN),--again $(AGAIN))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

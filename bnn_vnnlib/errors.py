@@ -6,7 +6,11 @@ says where (file, line and column, or node), what is wrong, what was expected an
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_LONGEST, _LONGEST_NAME = 4000, 200
+_LONG_WORD = re.compile(r"(\S{200})\S{50,}")
 
 
 class BnnVnnlibError(Exception):
@@ -33,12 +37,12 @@ class InputError(BnnVnnlibError, ValueError):
         column: int | None = None,
         node: str | None = None,
     ) -> None:
-        self.message = message
+        self.message = _shown(message, _LONGEST)
         self.path = None if path is None else Path(path)
         self.line = line
         self.column = column
-        self.node = node
-        super().__init__(message)
+        self.node = None if node is None else _shown(node, _LONGEST_NAME)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         place = [str(part) for part in (self.path, self.line, self.column) if part is not None]
@@ -74,3 +78,11 @@ class UnsupportedError(InputError, NotImplementedError):
 
 class SoundnessError(BnnVnnlibError, RuntimeError):
     """An internal check on a bound failed: a bug here, never the user's fault."""
+
+
+def _shown(text: str, longest: int) -> str:
+    """Text on one line that a terminal can show: files name things as they like, with line breaks and escape codes."""
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    text = _LONG_WORD.sub(r"\1...", text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

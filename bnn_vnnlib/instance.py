@@ -62,14 +62,23 @@ def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
 def _existing(path: Path) -> Path:
     packed = Path(f"{path}.gz")  # benchmarks are stored packed but named unpacked
     for candidate in (path, packed):
-        if candidate.is_file():
+        if _is_file(candidate):
             return candidate
-    raise InputError("this is a folder, not a file" if path.is_dir() else "no such file", path=path)
+    is_folder = _is_file(path, folder=True)
+    raise InputError("this is a folder, not a file" if is_folder else "no such file", path=path)
+
+
+def _is_file(path: Path, folder: bool = False) -> bool:
+    """Whether there is such a file (or folder); a name that no file can have, such as one too long, is none."""
+    try:
+        return path.is_dir() if folder else path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _named(text: str) -> tuple[str | None, Path]:
     found = _NAMED.fullmatch(text)
-    if found is None or Path(text).is_file():
+    if found is None or _is_file(Path(text)):
         return None, Path(text)
     return found[1], Path(found[2])
 

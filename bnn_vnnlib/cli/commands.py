@@ -11,6 +11,7 @@ import typer
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.check_witness import check_witness
+from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
 from bnn_vnnlib.cli.guard import NAME
 from bnn_vnnlib.cli.inspect import inspect
@@ -57,7 +58,7 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (verify, run, check_witness, inspect, attach, recover, convert, simplify, merge, mean, sample)
+COMMANDS = (verify, run, compare, check_witness, inspect, attach, recover, convert, simplify, merge, mean, sample)
 """In the order in which the help lists them."""
 
 for command in COMMANDS:

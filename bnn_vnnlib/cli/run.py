@@ -105,7 +105,7 @@ def run(
         instances = selected(read_benchmarks(benchmarks), only or [])
         if not instances:
             raise OptionError("no instance is left to run" if only else "the tables hold no instances")
-        prepared = Run.prepare(how.tasks(instances, where.threads), Store(out), how, rerun)
+        prepared = Run.prepare(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
         _go(prepared, where, console)
         _summary(prepared, console)
 

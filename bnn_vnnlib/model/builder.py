@@ -16,7 +16,8 @@ from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
 from bnn_vnnlib.model.nodes import Node, Param
 from bnn_vnnlib.model.values import Constant, Softmaxed, Variable
 
-LARGEST = 2**28  # entries of one tensor: beyond, a file is damaged or hostile
+LARGEST = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
+MOST = 2**28  # entries of all tensors that are computed
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ONE = np.float64(1)
 
@@ -38,12 +39,14 @@ class Builder:
         self.nodes: list[Node] = []
         self.softmaxes: set[int] = set()
         self.sources: dict[str, NDArray[np.float64]] = {}
+        self._computed = 0
 
     def constant(self, name: str, array: NDArray[Any]) -> Constant:
         """A tensor of the file."""
         if array.dtype.name not in _FLOATS:
             return self._discrete(name, array)
-        values = array.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
+            values = array.astype(np.float64)
         if not np.isfinite(values).all():
             raise ModelError("holds NaN or infinite entries", node=name)
         return self._source(name, Ball(values), array.dtype)
@@ -54,7 +57,13 @@ class Builder:
             raise ModelError("is not finite once computed", node=name)
         while name in self.sources or name in self.reserved:
             name += "'"
+        self._count(name, ball.mid.size)
         return self._source(name, ball, element)
+
+    def _count(self, name: str, entries: int) -> None:
+        self._computed += entries
+        if self._computed > MOST:
+            raise ModelError(f"all tensors up to this one have more than {MOST:,} entries, the limit", node=name)
 
     def _source(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
         values = np.array(ball.mid, np.float64)  # a copy: broadcast views must not leave
@@ -119,6 +128,7 @@ class Builder:
         """Add a node; its inputs must be there."""
         if 0 in node.shape or math.prod(node.shape) > LARGEST:
             raise ModelError(f"computes a tensor of shape {node.shape}", node=node.name)
+        self._count(node.name, math.prod(node.shape))
         self.nodes.append(node)
         return Variable(len(self.nodes) - 1, node.shape, element)
 

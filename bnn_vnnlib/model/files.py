@@ -16,6 +16,8 @@ from onnx import ModelProto, TensorProto
 from bnn_vnnlib.errors import ModelError
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
+_MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
+_RATIO, _SMALL = 100, 2**26  # weights shrink to a tenth at best; what is small may shrink more
 _GZIP = b"\x1f\x8b"
 _LFS = b"version https://git-lfs"
 
@@ -35,7 +37,11 @@ def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
     """
     path = _existing(Path(path))
     proto = _parse(_decompressed(_read(path), path), path)
+    total = 0
     for tensor in _external_tensors(proto):
+        total += _byte_size(tensor, path)
+        if total > _LARGEST:
+            raise ModelError("the external data are larger than 2 GiB in all, which is not supported", path=path)
         _inline(tensor, path)
     return proto, path
 
@@ -64,17 +70,22 @@ def serialised(proto: ModelProto) -> bytes:
 
 
 def _existing(path: Path) -> Path:
-    packed = path.with_name(path.name + ".gz")
-    if not path.exists() and packed.exists():
-        return packed
-    if not path.is_file():
+    try:
+        packed = path.with_name(path.name + ".gz")
+        if not path.exists() and packed.exists():
+            return packed
+        if path.is_file():
+            return path
         what = "is a folder, not an ONNX model" if path.is_dir() else "no such file"
-        raise ModelError(what, path=path)
-    return path
+    except (OSError, ValueError):  # a name that is too long, or no name
+        what = "no such file"
+    raise ModelError(what, path=path)
 
 
 def _read(path: Path) -> bytes:
     try:
+        if path.stat().st_size > _LARGEST:
+            raise ModelError("the file is larger than 2 GiB, which no ONNX model is", path=path)
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read the model: {error.strerror}", path=path) from error
@@ -86,12 +97,14 @@ def _decompressed(data: bytes, path: Path) -> bytes:
             raise ModelError("not an ONNX model: the name ends in .gz but the file is not gzip", path=path)
         return data
     unpacker = zlib.decompressobj(wbits=31)
+    most = min(_LARGEST, max(_SMALL, _RATIO * len(data)))
     try:
-        plain = unpacker.decompress(data, _LARGEST)
+        plain = unpacker.decompress(data, most)
     except zlib.error as error:
         raise ModelError(f"damaged gzip file ({error}); copy it again", path=path) from error
     if unpacker.unconsumed_tail:
-        raise ModelError("the unpacked file is larger than 2 GiB", path=path)
+        message = f"unpacks to more than {most:,} bytes, the limit for {len(data):,} packed ones"
+        raise ModelError(f"{message}; if it is no gzip bomb, unpack it yourself", path=path)
     if not unpacker.eof:
         raise ModelError("damaged gzip file (it ends too early); copy it again", path=path)
     return plain
@@ -118,25 +131,32 @@ def _parse(data: bytes, path: Path) -> ModelProto:
         raise ModelError(f"not an ONNX model: {suspicion}", path=path)
     try:
         proto = onnx.load_model_from_string(data)
-        _check_texts(proto)
+        parts = _check_texts(proto)
     except (DecodeError, UnicodeDecodeError) as error:
         raise ModelError("not an ONNX model, or a truncated one: its bytes do not parse", path=path) from error
+    if parts > _MOST_PARTS:
+        raise ModelError(f"the file has more than {_MOST_PARTS:,} parts; no real model has", path=path)
     if proto.ir_version == 0 or not proto.graph.output:
         raise ModelError("not an ONNX model: no IR version or no graph with outputs in it", path=path)
     return proto
 
 
-def _check_texts(message: Message) -> None:
-    """Raise if a name is not UTF-8: protobuf hands such a text out as bytes, or fails when it is first asked for."""
+def _check_texts(message: Message, counted: int = 0) -> int:
+    """Count the parts; raise if a name is not UTF-8: protobuf hands it out as bytes, or fails when asked for it."""
+    counted += 1
     for field, value in message.ListFields():
         parts = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
         if field.message_type is not None:
             for part in parts:
-                _check_texts(part)
+                counted = _check_texts(part, counted)
+                if counted > _MOST_PARTS:
+                    return counted
         elif field.type == field.TYPE_STRING:
+            counted += len(parts)
             for part in parts:
                 if not isinstance(part, str):
                     raise DecodeError(f"{field.name} {part!r} is not text")
+    return counted
 
 
 def _external_tensors(proto: ModelProto) -> Iterator[TensorProto]:
@@ -159,9 +179,12 @@ def _inline(tensor: TensorProto, model: Path) -> None:
     if length not in (-1, expected) or offset < 0 or offset + expected > file.stat().st_size:
         wanted = f"bytes {offset} to {offset + expected} of {file.name!r} ({file.stat().st_size} bytes)"
         raise ModelError(f"tensor {tensor.name!r}: external data do not fit, needs {wanted}", path=model)
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        tensor.raw_data = stream.read(expected)
+    try:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            tensor.raw_data = stream.read(expected)
+    except OSError as error:
+        raise ModelError(f"tensor {tensor.name!r}: cannot read {file.name!r}: {error.strerror}", path=model) from None
     tensor.ClearField("external_data")
     tensor.data_location = TensorProto.DEFAULT
 
@@ -171,17 +194,23 @@ def _byte_size(tensor: TensorProto, model: Path) -> int:
         itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"tensor {tensor.name!r}: unknown element type {tensor.data_type}", path=model) from error
+    if min(tensor.dims, default=0) < 0:
+        raise ModelError(f"tensor {tensor.name!r}: negative dimensions {list(tensor.dims)}", path=model)
     return math.prod(tensor.dims) * int(itemsize)
 
 
 def _beside(location: str, tensor: str, model: Path) -> Path:
     """The data file, which must lie in the model's folder, symbolic links followed."""
     folder = model.parent.resolve()
-    file = (folder / location).resolve()
+    try:
+        file = (folder / location).resolve()
+        exists = file.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, a loop of links
+        raise ModelError(f"tensor {tensor!r}: external data {location!r} is no file name", path=model) from None
     if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
         message = f"tensor {tensor!r}: external data {location!r} would leave the model's folder; refused"
         raise ModelError(message, path=model)
-    if not file.is_file():
+    if not exists:
         message = f"tensor {tensor!r}: external data file {location!r} is missing; put it beside the model"
         raise ModelError(message, path=model)
     return file

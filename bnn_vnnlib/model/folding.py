@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from bnn_vnnlib.model import balls
 from bnn_vnnlib.model.attributes import attribute, inconsistent, unsupported
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import LARGEST, Builder
+from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.operators_shape import dropout, widens
 from bnn_vnnlib.model.values import Constant
 
@@ -39,6 +39,11 @@ ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Sqrt": balls.square_root,
     "Reciprocal": balls.reciprocal,
 }
+ELEMENTWISE = frozenset((
+    "Add", "Sub", "Mul", "Div", "Equal", "Where", "Min", "Max", "Mod", "Pow", "Less", "LessOrEqual", "Greater",
+    "GreaterOrEqual", "And", "Or", "Xor",
+))  # fmt: skip
+_GROWN = 2**24
 FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
 
 
@@ -61,8 +66,9 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
     if node.op_type in MOVES:
         return _move(graph, node, first, inputs[1:])
     given = [value for value in inputs if value is not None]
+    _refuse_large(node, _size(node, [value.values for value in given]), given)
     if node.op_type == "ConstantOfShape":
-        _refuse_large(node, math.prod(int(size) for size in first.values.reshape(-1)))
+        _refuse_large(node, math.prod(int(size) for size in first.values.reshape(-1)), given)
         return graph.constant(node.output[0], evaluate_node(node, graph.opset, [first.values]))
     if node.op_type == "Cast":
         return _cast(graph, node, first)
@@ -97,8 +103,10 @@ def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | N
 
 def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:
     arrays = [None if other is None else other.values for other in others]
+    if node.op_type == "Gather" and arrays and arrays[0] is not None and data.shape:
+        _refuse_large(node, arrays[0].size * (data.values.size // max(min(data.shape), 1)), [data])
     if node.op_type in ("Expand", "Tile") and arrays and arrays[0] is not None:
-        _refuse_large(node, math.prod(int(size) for size in arrays[0].reshape(-1)) * max(data.values.size, 1))
+        _refuse_large(node, math.prod(int(size) for size in arrays[0].reshape(-1)) * max(data.values.size, 1), [data])
     return data.moved(lambda array: evaluate_node(node, graph.opset, [np.array(array, order="C"), *arrays]))
 
 
@@ -144,6 +152,25 @@ def _chosen(graph: Builder, node: NodeProto, mask: Constant, a: Constant, b: Con
     return graph.derived(node.output[0], ball, a.element)
 
 
-def _refuse_large(node: NodeProto, size: int) -> None:
-    if not 0 <= size <= LARGEST:
+def _size(node: NodeProto, arrays: Sequence[NDArray[Any]]) -> int:
+    """How many entries the result will have, at most: a few numbers may ask for a result of any size."""
+    match node.op_type:
+        case "Range" if len(arrays) == 3 and arrays[2].size == 1 and arrays[2].reshape(-1)[0] != 0:
+            start, limit, step = (array.reshape(-1)[0].item() for array in arrays)
+            return max(0, math.ceil((limit - start) / step))
+        case "OneHot":
+            return arrays[0].size * max(int(np.max(arrays[1], initial=0)), 1)
+        case "Pad" if len(arrays) > 1:
+            amounts = np.maximum(arrays[1].reshape(-1), 0)
+            return math.prod(size + int(amounts.sum(dtype=object)) for size in arrays[0].shape)
+        case "Concat":
+            return sum(array.size for array in arrays)
+        case _ if node.op_type in ELEMENTWISE:
+            return math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
+    return 0
+
+
+def _refuse_large(node: NodeProto, size: int, operands: Sequence[Constant]) -> None:
+    """Refuse a result of many entries that is larger than each operand: small files make those, one after the other."""
+    if not 0 <= size <= max(_GROWN, *(operand.values.size for operand in operands)):
         raise inconsistent(node, f"would make a constant of {size} entries")

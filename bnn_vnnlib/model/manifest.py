@@ -89,7 +89,9 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
         raise PosteriorError(f"the file has {len(entries)} metadata entries {KEY!r}, expected one")
     try:
         content = json.loads(entries[0])
-    except json.JSONDecodeError as error:
+    except RecursionError:
+        raise _damaged("nested too deep") from None
+    except ValueError as error:  # also whole numbers of thousands of digits
         raise _damaged(f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise _damaged("not a JSON object")

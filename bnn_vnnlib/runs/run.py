@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.benchmarks import Instance, existing
 from bnn_vnnlib.runs.pools import Places, completed
-from bnn_vnnlib.runs.store import Again, Entry, Store
+from bnn_vnnlib.runs.store import Again, Entry, Named, Store
 from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task
 from bnn_vnnlib.sidecar import unfinished
@@ -87,6 +88,17 @@ def selected(instances: Sequence[Instance], patterns: Sequence[str]) -> list[Ins
     return [one for one in instances if any(fnmatchcase(name(one), f"*{pattern}*") for pattern in patterns)]
 
 
+class Runnable(Named, Protocol):
+    """A task of any kind, as a run sees it."""
+
+    @property
+    def files(self) -> dict[str, Path]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def timeout(self) -> float | None: ...
+
+
 @dataclass(frozen=True)
 class Run:
     """A run in its folder.
@@ -99,17 +111,17 @@ class Run:
     """
 
     store: Store
-    places: dict[str, Task]
+    places: dict[str, Any]
     todo: tuple[str, ...]
 
     @staticmethod
-    def prepare(tasks: Sequence[Task], store: Store, how: How, again: Again) -> Run:
+    def prepare(tasks: Sequence[Runnable], store: Store, settings: Mapping[str, Any], again: Again) -> Run:
         """Look at what is finished; OptionError if the folder holds a run with other settings."""
-        store.open(how.settings, again)
+        store.open(settings, again)
         places = store.places(tasks)
         return Run(store, places, tuple(store.open_places(places, again)))
 
-    def go(self, where: Places, function: Callable[[Task], Outcome] = run_task) -> Iterator[Entry]:
+    def go(self, where: Places, function: Callable[[Any], Outcome] = run_task) -> Iterator[Entry]:
         """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
         by_task = {id(self.places[place]): place for place in self.todo}
         try:
@@ -128,7 +140,7 @@ class Run:
         return entries
 
 
-def _lost(task: Task, error: object) -> Outcome:
+def _lost(task: Runnable, error: object) -> Outcome:
     """A task whose execution failed outside its process: a cluster that gave it up."""
     reason = f"the task failed: {type(error).__name__}: {error}"
     record = unfinished(

@@ -19,7 +19,7 @@ from bnn_vnnlib.vnnlib.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-MAX_CELLS = 30_000_000
+MAX_CELLS = 10_000_000
 _SHOWN = 5
 
 

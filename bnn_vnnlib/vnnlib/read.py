@@ -9,7 +9,7 @@ from typing import IO, cast
 
 from bnn_vnnlib.errors import InputError, VnnlibSyntaxError
 
-MAX_BYTES = 512 * 2**20
+MAX_BYTES = 128 * 2**20
 _GZIP = b"\x1f\x8b"
 
 
@@ -48,11 +48,14 @@ def looks_like_vnnlib(path: str | Path) -> bool:
 
 
 def _locate(path: Path) -> Path:
-    if path.is_file():
-        return path
-    compressed = path.with_name(path.name + ".gz")
-    if compressed.is_file():
-        return compressed
+    try:
+        if path.is_file():
+            return path
+        compressed = path.with_name(path.name + ".gz")
+        if compressed.is_file():
+            return compressed
+    except (OSError, ValueError):  # a name that is too long, or no name
+        raise InputError("no such file", path=path) from None
     what = "is a folder, expected a file" if path.is_dir() else "no such file"
     raise InputError(what, path=path)
 

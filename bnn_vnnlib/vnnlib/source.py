@@ -32,5 +32,7 @@ class Source:
 
     def find(self, atom: str, start: int, length: int = 100_000) -> int:
         """Offset of a number or variable at or after `start`; `start` itself if it is written with blanks inside."""
+        if len(atom) > 10_000:  # a pattern of that length takes seconds
+            return start
         found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + length)
         return found.start() if found else start

@@ -61,7 +61,7 @@ def main(
     console = Console()
     chosen = instances(corpus, only or [], timeout)
     how, where = How(queries=("deterministic",), check=True), Places.shared(workers, None, None)
-    run = Run.prepare(how.tasks([instance for instance, _ in chosen], where.threads), Store(out), how, "never")
+    run = Run.prepare(how.tasks([instance for instance, _ in chosen], where.threads), Store(out), how.settings, "never")
     for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):
         pass
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -293,7 +293,7 @@ def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_pa
         raise OptionError("the cluster is gone")
 
     instances = read_benchmarks([benchmark("unsat")])
-    prepared = Run.prepare(How().tasks(instances, 1), Store(tmp_path / "out"), How(), "never")
+    prepared = Run.prepare(How().tasks(instances, 1), Store(tmp_path / "out"), How().settings, "never")
     (entry,) = prepared.go(Places(1, 1), lose)
     assert entry.verdict is Verdict.ERROR
     assert "the cluster is gone" in table(tmp_path / "out")[0]["reason"]

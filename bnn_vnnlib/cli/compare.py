@@ -1,0 +1,127 @@
+"""`bnn-vnnlib compare`: other verifiers beside us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.options import Debug, Seed
+from bnn_vnnlib.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from bnn_vnnlib.runs.agreement import Line
+    from bnn_vnnlib.runs.store import Entry
+    from bnn_vnnlib.runs.variants import Kind
+
+
+def _recipes(asked: bool) -> None:
+    if asked:
+        from bnn_vnnlib.runs.tools import RECIPES
+
+        for recipe in RECIPES:
+            typer.echo(f"{recipe.name}: {recipe.command}\n    {recipe.note}")
+        raise typer.Exit
+
+
+def compare(
+    benchmarks: Annotated[list[Path], typer.Argument(help="As for run.")],
+    out: Annotated[Path, typer.Option(help="Folder for all results; a comparison that was ended goes on in it.")],
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="RECIPE, NAME=FOLDER with the competition's scripts, or NAME=COMMAND with {onnx} {vnnlib} ..."
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a BNN: mean, sampled or merged network; several times.", show_default="mean"),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many networks are drawn (sampled, merged).")] = 10,
+    query: Annotated[list[str] | None, typer.Option(help="Ours on the BNN itself: probabilistic, decision.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="As for run.")] = None,
+    rerun: Annotated[Literal["never", "failed", "unknown", "all"], typer.Option(help="As for run.")] = "never",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")] = None,
+    seed: Seed = 0,
+    recipes: Annotated[
+        bool,
+        typer.Option("--recipes", is_eager=True, callback=_recipes, help="List the built-in recipes, run nothing."),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Run other verifiers and ours on the same instances, and compare.
+
+    OUT gets a run for each tool, comparison.csv (every verdict), agreement.csv, contradictions.csv and solved.csv.
+    Every sat is checked by replaying its witness in onnxruntime.
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib.runs.benchmarks import read_benchmarks
+        from bnn_vnnlib.runs.compare import Plan
+        from bnn_vnnlib.runs.compare import compare as compared
+        from bnn_vnnlib.runs.pools import Places
+        from bnn_vnnlib.runs.run import selected
+        from bnn_vnnlib.runs.tools import tool as tool_of
+
+        check_positive("--timeout", timeout)
+        kinds = _known("--network", network or ["mean"], ("mean", "sampled", "merged"))
+        queries = _known("--query", query or [], ("probabilistic", "decision"))
+        plan = Plan(
+            tuple(map(tool_of, tool or [])), cast("tuple[Kind, ...]", kinds), samples, seed, queries, timeout
+        )  # fmt: skip
+        instances = selected(read_benchmarks(benchmarks), only or [])
+        if not instances:
+            raise OptionError("no instance is left to compare" if only else "the tables hold no instances")
+        where = Places.shared(workers, threads, None)
+
+        def told(name: str, number: int, total: int, entry: Entry) -> None:
+            facts = entry.record["run"]
+            line = f"{name} [{number}/{total}] {entry.verdict} {facts['run_time']:.2f} s  {facts['category']} "
+            console.print(
+                line + f"{facts['network']} {facts['property']}", markup=False, highlight=False, soft_wrap=True
+            )
+
+        _show(console, compared(instances, plan, out, where, rerun, told))
+
+
+def _known(option: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    for word in given:
+        if word not in known:
+            raise OptionError(f"{option} {word}: expected {' or '.join(known)}")
+    return tuple(dict.fromkeys(given))
+
+
+def _show(console: Console, lines: Sequence[Line]) -> None:
+    """Contradictions first."""
+    from rich.table import Table
+
+    from bnn_vnnlib.result import Verdict
+    from bnn_vnnlib.runs.agreement import AGREEMENT, agreement, contradictions, solved
+    from bnn_vnnlib.runs.compare import SAYS
+
+    tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
+    found = list(contradictions(lines))
+    console.print(f"contradictions: {len(found)}")
+    for one in found:
+        names = f"{one.line.onnx} ({one.line.label}) {one.line.vnnlib}"
+        text = f"  {names}: {one.sat} says sat, {one.unsat} unsat; {one.finding}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    matrix = Table("first", "second", *AGREEMENT)
+    for pair, count in agreement(lines, tools).items():
+        matrix.add_row(*pair, *(str(count[word]) for word in AGREEMENT))
+    totals = Table("tool", *(word.value for word in Verdict), "s")
+    for tool in tools:
+        verdicts, seconds = solved(lines, tool)
+        totals.add_row(tool, *(str(verdicts[word]) for word in Verdict), f"{seconds:.0f}")
+    console.print(matrix, totals)
+    console.print(SAYS.replace("\n", " "), markup=False, highlight=False)

@@ -1,0 +1,202 @@
+"""Several verifiers over the same instances: ours and others', each in a run of its own that resumes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
+from bnn_vnnlib.runs.benchmarks import Instance, existing
+from bnn_vnnlib.runs.pools import Places
+from bnn_vnnlib.runs.run import How, Run
+from bnn_vnnlib.runs.store import Again, Entry, Store
+from bnn_vnnlib.runs.task import Task, run_task
+from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
+from bnn_vnnlib.runs.variants import Kind, Variant, write_variants
+from bnn_vnnlib.vnncomp import write_text
+
+OURS = "bnn-vnnlib"
+
+SAYS = """\
+What these verdicts say: "unsat" on the mean network means that this ONE network never violates the property, "sat" that
+it does at a witness. Neither says anything about the BNN: the mean network is not its prediction, and other networks of
+the posterior may do otherwise. Verdicts on sampled networks are true of these networks; their share is an estimate of
+P_safe, not a bound. A merged network computes the posterior predictive: of weight samples exactly (up to float32
+rounding), so that its verdict is about the decision of the BNN; of a Gaussian posterior only that of the networks that
+were drawn. Only the queries `probabilistic` and `decision` bound the BNN itself."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared.
+
+    Attributes
+    ----------
+    tools : beside ours
+    kinds, draws, seed : of the plain networks, see `write_variants`
+    queries : ours on the BNN itself, where there is one
+    timeout : replaces every instance's own
+    """
+
+    tools: tuple[Tool, ...]
+    kinds: tuple[Kind, ...] = ("mean",)
+    draws: int = 10
+    seed: int = 0
+    queries: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if len({*names, OURS}) != len(names) + 1:
+            raise OptionError(f"every tool needs a name of its own, other than {OURS}; found {', '.join(names)}")
+
+
+Told = Callable[[str, int, int, Entry], None]
+"""Called with (tool, number, of how many, entry) whenever something is finished."""
+
+
+def compare(
+    instances: Sequence[Instance], plan: Plan, folder: Path, where: Places, again: Again, told: Told
+) -> list[Line]:
+    """Run everything and write the tables; a comparison that was ended goes on.
+
+    The folder gets a run for each tool (runs/TOOL), the plain networks (networks/) and comparison.csv, agreement.csv,
+    contradictions.csv.
+
+    Raises
+    ------
+    InputError : an instance cannot be compared, a tool is not there
+    """
+    for tool in plan.tools:
+        tool.check()
+    variants = _variants(instances, plan, folder)
+    asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
+    lines = [Line(one.category, one.onnx, one.vnnlib, variant.kind, variant.label, {}) for one, variant in asked]
+    files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
+    answers: list[dict[str, Answer]] = [{} for _ in lines]
+    for name, entries in _runs(asked, plan, folder, where, again, told):
+        for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
+            if entry is not None:
+                answer[name] = _answer(entry, model, prop)
+    lines = [Line(line.category, line.onnx, line.vnnlib, line.kind, line.label, answer)
+             for line, answer in zip(lines, answers, strict=True)]  # fmt: skip
+    write_comparison(folder, lines)
+    return lines
+
+
+def _model(instance: Instance) -> Path:
+    if len(instance.models) != 1:
+        raise UnsupportedError(f"{instance.onnx}: instances with several networks cannot be compared")
+    path = instance.models[0][1]
+    return existing(path) or path
+
+
+def _variants(instances: Sequence[Instance], plan: Plan, folder: Path) -> dict[Path, list[Variant]]:
+    found: dict[Path, list[Variant]] = {}
+    for instance in instances:
+        model = _model(instance)
+        if model not in found:
+            place = folder / "networks" / f"{len(found)}_{model.name.split('.')[0]}"
+            found[model] = write_variants(model, place, plan.kinds, plan.draws, plan.seed)
+    return found
+
+
+Asked = Sequence[tuple[Instance, Variant]]
+
+
+def _runs(
+    asked: Asked, plan: Plan, folder: Path, where: Places, again: Again, told: Told
+) -> Iterator[tuple[str, list[Entry | None]]]:
+    """Every tool with its entries, one for each question (None: not asked)."""
+    how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
+
+    def ours(instance: Instance, variant: Variant, query: str) -> Task:
+        model = variant.path if query == "deterministic" else _model(instance)
+        prop = existing(instance.prop) or instance.prop
+        limit = plan.timeout or instance.timeout
+        arguments = (f"--query={query}", f"--seed={plan.seed}")
+        name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
+        return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
+                    query, plan.seed, where.threads)  # fmt: skip
+
+    def through(name: str, tasks: Sequence[Task | ToolTask], settings: Mapping[str, object], call: Callable) -> Run:
+        run = Run.prepare(tasks, Store(folder / "runs" / name), settings, again)
+        for number, entry in enumerate(run.go(where, call), 1):
+            told(name, number, len(run.todo), entry)
+        return run
+
+    tasks = [ours(instance, variant, "deterministic") for instance, variant in asked]
+    run = through(OURS, tasks, how.settings, run_task)
+    yield OURS, [run.store.entry(place) for place in run.places]
+    for tool in plan.tools:
+        theirs = [_tool_task(instance, variant, tool, plan, where.threads) for instance, variant in asked]
+        settings = {"version": __version__, "command": tool.command, "timeout": plan.timeout}
+        run = through(tool.name, theirs, settings, run_tool)
+        yield tool.name, [run.store.entry(place) for place in run.places]
+    for query in plan.queries:
+        firsts = {(one.category, one.onnx, one.vnnlib): (one, variant) for one, variant in asked
+                  if variant.kind != "plain"}  # fmt: skip
+        run = through(f"{OURS} {query}", [ours(*pair, query) for pair in firsts.values()],
+                      {**how.settings, "queries": [query]}, run_task)  # fmt: skip
+        by_name = dict(zip(firsts, map(run.store.entry, run.places), strict=True))
+        yield (
+            f"{OURS} {query}",
+            [
+                by_name[one.category, one.onnx, one.vnnlib] if _same_question(variant, query) else None
+                for one, variant in asked
+            ],
+        )
+
+
+def _tool_task(instance: Instance, variant: Variant, tool: Tool, plan: Plan, threads: int) -> ToolTask:
+    prop = existing(instance.prop) or instance.prop
+    return ToolTask(instance.category, f"{instance.onnx}@{variant.label}", instance.vnnlib, tool, str(variant.path),
+                    str(prop), plan.timeout or instance.timeout, threads, plan.seed)  # fmt: skip
+
+
+def _same_question(variant: Variant, query: str) -> bool:
+    """The decision of weight samples is what their merged network computes; nothing else has the same answer."""
+    return query == Query.DECISION and variant.kind == "merged" and variant.exact
+
+
+def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
+    checked = checked_sat(entry.results, model, prop) if entry.verdict is Verdict.SAT else None
+    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked)
+
+
+def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
+    """comparison.csv (a line for each question), agreement.csv, contradictions.csv, solved.csv."""
+    tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
+    names = ("category", "network", "property", "kind", "variant")
+    parts = ("result", "time", "checked")
+    head = [*names, *(f"{tool}: {part}" for tool in tools for part in parts)]
+    rows = [[line.category, line.onnx, line.vnnlib, line.kind, line.label,
+             *(cell for tool in tools for cell in _cells(line.answers.get(tool)))] for line in lines]  # fmt: skip
+    _write(folder / "comparison.csv", [head, *rows])
+    counts = agreement(lines, tools)
+    _write(folder / "agreement.csv", [["first", "second", *AGREEMENT],
+           *([*pair, *(count[word] for word in AGREEMENT)] for pair, count in counts.items())])  # fmt: skip
+    _write(folder / "contradictions.csv", [[*names, "sat", "unsat", "finding"], *(
+        [one.line.category, one.line.onnx, one.line.vnnlib, one.line.kind, one.line.label, one.sat, one.unsat,
+         one.finding] for one in contradictions(lines))])  # fmt: skip
+    totals = [(tool, *solved(lines, tool)) for tool in tools]
+    _write(folder / "solved.csv", [["tool", *(word.value for word in Verdict), "seconds"],
+           *([tool, *(count[word] for word in Verdict), f"{taken:.2f}"] for tool, count, taken in totals)])  # fmt: skip
+
+
+def _cells(answer: Answer | None) -> list[str]:
+    if answer is None:
+        return ["", "", ""]
+    return [answer.verdict.value, f"{answer.seconds:.6f}", answer.checked or ""]
+
+
+def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())

@@ -1,0 +1,258 @@
+"""Verifiers beside us: how each is called, and what it says. Any tool with the competition's scripts will do."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
+from bnn_vnnlib.sidecar import plain, unfinished
+from bnn_vnnlib.vnncomp import read_result
+
+KILL_AFTER = 60.0
+"""Seconds beyond the limit after which a tool is killed, as in the competition."""
+
+_WORDS = {"holds": "unsat", "violated": "sat", "timed-out": "timeout", "timedout": "timeout", "to": "timeout"}
+_LINE = re.compile(r"^\s*(sat|unsat|unknown|timeout|timed-out|error)\b", re.IGNORECASE | re.MULTILINE)
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
+_ASSIGNED = re.compile(r"^\s*x(\d+)\s*=\s*(\S+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A verifier of deterministic networks.
+
+    Attributes
+    ----------
+    name : in the tables
+    command : with {onnx}, {vnnlib}, {results}, {timeout} and {category} where these belong; whole words of the shell's
+    prepare : the same, run before and not timed; None: nothing
+    note : where it comes from, and whether it was run by the authors
+    """
+
+    name: str
+    command: str
+    prepare: str | None = None
+    note: str = ""
+
+    def words(self, command: str, places: Mapping[str, str]) -> list[str]:
+        """The command's words, filled in; OptionError for a place that is none."""
+        try:
+            words = [os.path.expandvars(word.format(**places)) for word in shlex.split(command)]
+        except (KeyError, IndexError, ValueError) as error:
+            known = ", ".join(f"{{{place}}}" for place in places)
+            raise OptionError(f"tool {self.name}: the command {command!r} cannot be filled in ({error}); known are "
+                              f"{known}") from None  # fmt: skip
+        unset = [word for word in words if _VARIABLE.search(word)]
+        if unset:
+            raise OptionError(f"tool {self.name}: a variable of the environment is not set: {unset[0]}. {self.note}")
+        return words
+
+    def check(self) -> None:
+        """OptionError if the command cannot be filled in or its program is not there; said before anything runs."""
+        nowhere = dict.fromkeys(("onnx", "vnnlib", "results", "timeout", "seconds", "threads", "category"), "x")
+        for command in filter(None, (self.prepare, self.command)):
+            program = self.words(command, nowhere)[0]
+            if shutil.which(program) is None:
+                raise OptionError(f"tool {self.name}: there is no program {program}. {self.note}".rstrip())
+
+
+RECIPES = (
+    Tool(
+        "maraboupy",
+        "Marabou {onnx} {vnnlib} --timeout {seconds} --verbosity 0 --num-workers {threads}",
+        note="pip install maraboupy (2.0.0, for Python 3.8 to 3.11); run. Its verdict is read from standard output, "
+        "where a witness has six digits",
+    ),
+    Tool(
+        "neuralsat",
+        "$NEURALSAT/bin/python $NEURALSAT_MAIN --net {onnx} --spec {vnnlib} --device cpu --timeout {timeout} "
+        "--result_file {results} --export_cex --verbosity 0",
+        note="pip install neuralsat (0.2.17) into the virtual environment $NEURALSAT; $NEURALSAT_MAIN is the main.py "
+        "that this puts into site-packages/src; run",
+    ),
+    Tool(
+        "nnenum",
+        "python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
+        note="github.com/stanleybak/nnenum, with its folder src on PYTHONPATH; not run",
+    ),
+    Tool(
+        "alpha-beta-CROWN",
+        "python3 $ABCROWN/complete_verifier/abcrown.py --device cpu --onnx_path {onnx} --vnnlib_path {vnnlib} "
+        "--results_file {results} --timeout {timeout}",
+        note="github.com/Verified-Intelligence/alpha-beta-CROWN in the folder $ABCROWN; not run",
+    ),
+)
+"""How some tools are called. A variable ($NAME) is taken from the environment; "not run": written from their
+documentation, and nothing more."""
+
+
+def tool(text: str) -> Tool:
+    """A tool as the command line names it: RECIPE, NAME=FOLDER with the competition's scripts, or NAME=COMMAND.
+
+    Raises
+    ------
+    OptionError : no such recipe; a folder without scripts; a command without {onnx} or {vnnlib}
+    """
+    name, given, rest = text.partition("=")
+    if not given:
+        found = [recipe for recipe in RECIPES if recipe.name == name]
+        if not found:
+            known = ", ".join(recipe.name for recipe in RECIPES)
+            raise OptionError(f"unknown tool {name!r}; known are {known}, NAME=FOLDER and NAME=COMMAND")
+        return found[0]
+    folder = Path(rest)
+    if folder.is_dir():
+        run, prepare = (folder.resolve() / f"{what}_instance.sh" for what in ("run", "prepare"))
+        if not run.is_file():
+            raise OptionError(f"tool {name}: there is no run_instance.sh in this folder", path=folder)
+        first = f"bash {shlex.quote(str(prepare))} v1 {{category}} {{onnx}} {{vnnlib}}" if prepare.is_file() else None
+        command = f"bash {shlex.quote(str(run))} v1 {{category}} {{onnx}} {{vnnlib}} {{results}} {{timeout}}"
+        return Tool(name, command, first)
+    if "{onnx}" not in rest or "{vnnlib}" not in rest:
+        raise OptionError(f"tool {name}: expected a folder, or a command with {{onnx}} and {{vnnlib}}; found {rest!r}")
+    return Tool(name, rest)
+
+
+@dataclass(frozen=True)
+class ToolTask:
+    """One instance for one tool; names as in `Task`."""
+
+    category: str
+    onnx: str
+    vnnlib: str
+    tool: Tool
+    model: str
+    prop: str
+    timeout: float
+    threads: int = 1
+    seed: int = 0
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """As the JSON record names them."""
+        return {"property": Path(self.prop), "model": Path(self.model)}
+
+
+def run_tool(task: ToolTask) -> Outcome:
+    """Have a tool decide an instance, in a process group of its own that is killed as in the competition."""
+    with tempfile.TemporaryDirectory(prefix="bnn-vnnlib-") as folder:
+        places = _places(task, Path(folder))
+        prepare_time = 0.0
+        if task.tool.prepare is not None:
+            code, log, prepare_time = _call(task.tool.words(task.tool.prepare, places), 600.0, task.threads)
+            if code != 0:
+                reason = f"prepare_instance.sh ended with {code}: the instance is skipped"
+                return _outcome(task, "error", reason, prepare_time, 0.0, log)
+        code, log, taken = _call(task.tool.words(task.tool.command, places), task.timeout + KILL_AFTER, task.threads)
+        results = Path(places["results"])
+        text = results.read_text(errors="replace") if results.is_file() else log
+        word, witness = _said(text)
+        if code is None and word is None:
+            return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, log)
+        if word is None:
+            return _outcome(task, "error", f"no verdict; exit code {code}", prepare_time, taken, log)
+        return _outcome(task, word, f"said by {task.tool.name}", prepare_time, taken, "", witness)
+
+
+def _places(task: ToolTask, folder: Path) -> dict[str, str]:
+    """What the command's places stand for. Few tools read packed files, so they are unpacked."""
+    unpacked = {}
+    for role, path in (("onnx", Path(task.model)), ("vnnlib", Path(task.prop))):
+        unpacked[role] = str(path)
+        if path.suffix == ".gz":
+            target = folder / path.stem
+            with gzip.open(path) as packed, target.open("wb") as stream:
+                shutil.copyfileobj(packed, stream)
+            unpacked[role] = str(target)
+    return {
+        **unpacked, "results": str(folder / "results.txt"), "category": task.category, "timeout": str(task.timeout),
+        "seconds": str(max(1, round(task.timeout))), "threads": str(task.threads),
+    }  # fmt: skip
+
+
+def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str, float]:
+    """(exit code, None if it had to be killed; what was printed; seconds)"""
+    begun = time.monotonic()
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **counts},
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return 127, f"{words[0]}: {error.strerror}", 0.0
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _kill(process)
+        taken = time.monotonic() - begun
+        log.seek(0)
+        return code, log.read()[-LOG_TAIL:], taken
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The whole group: tools start helpers that outlive them."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _said(text: str) -> tuple[str | None, str]:
+    """(verdict, witness in the format of VNN-LIB 1.0 or 2.x) from a results file or from standard output."""
+    lines = text.strip().splitlines()
+    first = lines[0].split(maxsplit=1)[0].lower() if lines else ""
+    first = _WORDS.get(first, first)
+    if first in set(Verdict):
+        return first, text.strip().removeprefix(text.split(maxsplit=1)[0])
+    found = _LINE.search(text)
+    if found is None:
+        return None, ""
+    pairs = [f"(X_{index} {value})" for index, value in _ASSIGNED.findall(text[found.end() :])]
+    return _WORDS.get(found[1].lower(), found[1].lower()), f"({' '.join(pairs)})" if pairs else ""
+
+
+def _outcome(
+    task: ToolTask, word: str, reason: str, prepare_time: float, taken: float, log: str, witness: str = ""
+) -> Outcome:
+    verdict = Verdict(word)
+    record: dict[str, Any] = unfinished(
+        verdict, reason, task.files, query=Query.DETERMINISTIC, seed=task.seed, timeout=task.timeout, time_s=taken
+    )  # fmt: skip
+    results = f"{verdict.value}\n{witness.strip()}\n" if verdict is Verdict.SAT and witness.strip() else f"{word}\n"
+    decided = verdict in (Verdict.SAT, Verdict.UNSAT)
+    return Outcome(results, plain({**record, "method": task.tool.name if decided else None}), prepare_time, taken, log)
+
+
+def checked_sat(results: Path, model: Path, prop: Path) -> str:
+    """What the replay of a witness in onnxruntime gives: a judgement of `check_witness`, or why there is none."""
+    from bnn_vnnlib import read_model, read_property
+    from bnn_vnnlib.options import settle
+    from bnn_vnnlib.runs.checking import check_witness
+
+    try:
+        found = read_result(results)
+        if not found.values:
+            return "no witness"
+        loaded = read_model(model)
+        property_ = read_property(prop, loaded.network.signature)
+        return check_witness(loaded, property_, found, settle({}, "deterministic")).judgement.value
+    except InputError as error:
+        return f"unreadable: {error}"

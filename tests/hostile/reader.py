@@ -1,0 +1,114 @@
+"""Both readers in a process of their own, under limits of time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import resource
+import tempfile
+import traceback
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+MEMORY = 6 * 2**30
+"""Bytes of address space for the reader: a file of less than a megabyte that needs more is a bomb that went off."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`kind` is read, refused, crash or hang; `text` the message or the evidence."""
+
+    kind: str
+    text: str = ""
+
+
+def judged(path: Path) -> Outcome:
+    """What a reader says of a file: a property or a model, by its suffix. Anything but one clear message is a crash."""
+    from bnn_vnnlib import read_model, read_property
+    from bnn_vnnlib.errors import InputError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (read_property if path.suffix == ".vnnlib" else read_model)(path)
+    except InputError as error:
+        message = str(error)
+        if not error.message or not message.isprintable() or len(message) > 6000:
+            return Outcome("crash", f"not one clear message: {message[:6000]!r}")
+        if "allocate" in message:
+            return Outcome("crash", f"memory: {message}")
+        return Outcome("refused", message)
+    except BaseException:  # whatever else comes out is what this looks for
+        return Outcome("crash", traceback.format_exc())
+    return Outcome("read")
+
+
+class Reader:
+    """A process that reads one file after another; killed when a file takes too long, started again when it is gone."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._folder = tempfile.TemporaryDirectory(prefix="hostile-")
+        self._process: mp.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def read(self, suffix: str, data: bytes) -> Outcome:
+        """The outcome of one file with this content; suffix is .vnnlib or .onnx."""
+        path = Path(self._folder.name) / f"case{suffix}"
+        path.write_bytes(data)
+        connection = self._started()
+        with contextlib.suppress(BrokenPipeError):  # a process that is gone is found out below
+            connection.send(path)
+        if not connection.poll(self.seconds):
+            self._stop()
+            return Outcome("hang", f"more than {self.seconds:g} s")
+        try:
+            found: Outcome = connection.recv()
+        except (EOFError, ConnectionResetError):
+            code = self._process.exitcode if self._process else None
+            self._stop()
+            return Outcome("crash", f"the process ended (exit code {code})")
+        return found
+
+    def _started(self) -> Connection:
+        if self._connection is None:
+            context = mp.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+            if not self._connection.poll(120):
+                raise RuntimeError("the reader's process does not start")
+            self._connection.recv()
+        return self._connection
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def _serve(connection: Connection) -> None:
+    import bnn_vnnlib
+
+    _ = bnn_vnnlib.read_model, bnn_vnnlib.read_property  # the imports come before the first case
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    connection.send("ready")
+    while True:
+        try:
+            path = connection.recv()
+        except EOFError:
+            return
+        connection.send(judged(path))
