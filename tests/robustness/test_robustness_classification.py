@@ -22,8 +22,8 @@ from bnn_vnnlib.robustness.classification.method import SPLIT, Effort, SoftmaxRo
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
 from bnn_vnnlib.robustness.classification.portfolio import methods
 from bnn_vnnlib.robustness.classification.splitting import Splitting
-from bnn_vnnlib.robustness.problem import from_labels
-from robustness.robustness_builders import bounds_of, expectation, model, random_model, random_samples
+from bnn_vnnlib.robustness.problem import from_labels, from_property
+from robustness.robustness_builders import bounds_of, expectation, model, properties, random_model, random_samples
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,22 @@ def test_moments_of_a_relu(m, s, a, square):
         found = float(gaussian.exponential_excess(*args))
         assert found >= excess
         assert found == float("inf") or found - excess <= 1e-9 * (exponential + 1 + abs(a_) * mean)
+
+
+def test_the_exponential_mean_is_rounded_up_where_b_s_is_almost_one():
+    """r^2 = 1 - b^2 s^2 loses its digits there, and with them exp(y^2 / 2)."""
+    rng = np.random.default_rng(0)
+    with mpmath.workdps(250):
+        for _ in range(60):
+            s, left, t, y = 10 ** rng.uniform(-2, 0), 10 ** rng.uniform(-5.9, -4), *rng.uniform((-33, 15), (-25, 22))
+            a, square, m = (y * np.sqrt(left) - t) / s, (1 - left) / s**2, t * s
+            a_, q_, m_, s_ = (mpmath.mpf(float(v)) for v in (a, square, m, s))
+            r = mpmath.sqrt(1 - q_ * s_**2)
+            t_, y_ = m_ / s_, (m_ / s_ + a_ * s_) / r
+            mean = m_ * mpmath.ncdf(t_) + s_ * mpmath.npdf(t_)
+            exponential = mpmath.ncdf(-t_) + mpmath.exp((y_**2 - t_**2) / 2) * mpmath.ncdf(y_) / r
+            args = [torch.tensor(float(v), dtype=torch.float64) for v in (a, square, m, s)]
+            assert float(gaussian.exponential_excess(*args)) >= exponential - 1 - a_ * mean
 
 
 def test_the_exponential_mean_is_an_integral():
@@ -273,6 +289,21 @@ def test_what_is_not_a_comparison_is_not_decided_by_margins():
     shifted.rows.bound.add_(0.9)
     assert not bool(criterion.refuted(shifted).any())
     assert not bool(criterion.false_rows(shifted).any())
+
+
+def test_a_row_with_inputs_is_left_alone_where_many_inputs_vary():
+    """Y_0 <= Y_1 and Y_2 + X_0 <= 2.9 both hold where X_0 = 2; the mean network is asked about the first alone."""
+    net = model(
+        [(np.eye(3, 21), [0, 0, 0]), (np.zeros((3, 3)), [0, 1, 0])],
+        [(0.01 * np.ones((3, 21)), [0, 0, 0]), (0.01 * np.ones((3, 3)), [0, 0, 0])],
+    )
+    low = np.append(2.0, -np.ones(20))
+    case = [([1.0, -1.0, 0.0], None, 0.0, False), ([0.0, 0.0, 1.0], np.eye(1, 21)[0], 2.9, False)]
+    question = from_property(properties(net, [(low, low + 0.1)], [(0, case)]))
+    criterion = MeanNetwork(bounds_of(net, "softmax"), OneLayerSoftmax(layers_of(net)))
+    assert not bool(criterion.refuted(question).any())
+    turned = from_property(properties(net, [(low, low + 0.1)], [(0, [([-1.0, 1.0, 0.0], None, 0.0, False), case[1]])]))
+    assert bool(criterion.refuted(turned).all())
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])

@@ -61,7 +61,7 @@ class MeanNetwork:
         return (problem.any_row(suits & (spare > 0)) | ~problem.exists).all(-1)
 
     def _by_neurons(self, problem: Problem) -> Tensor:
-        """Rows that this says nothing about become 0 <= 1, which no one refutes."""
+        """Rows that this says nothing about, inputs included, become 0 <= 1, which no one refutes."""
         suits = self._suits(problem)
         if not bool(suits.any()):
             return suits.any(-1)
@@ -73,7 +73,7 @@ class MeanNetwork:
         bound = torch.where(usable, needed, 1.0)
         shifted = replace(
             problem, rows=replace(
-                rows, outputs=outputs, bound=bound, inner_bound=bound, strict=torch.zeros_like(usable),
+                rows, outputs=outputs, inputs=None, bound=bound, inner_bound=bound, strict=torch.zeros_like(usable),
                 case=rows.case.expand(usable.shape), origin=rows.origin.expand(usable.shape),
             ),
         )  # fmt: skip

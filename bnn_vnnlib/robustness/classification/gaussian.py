@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.rounding import UNIT
+
 ROUND = 2.0**-38
 """Error of the values here, relative to the sum of the absolute terms: arguments of erfc, exp and erfcx are at most
 about 40 where they matter, so that their rounding costs a factor 1 + 2 * 40^2 u, and the functions a few units more.
@@ -55,6 +57,7 @@ def exponential_excess(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tenso
     above = torch.exp(-t * t / 2) * torch.special.erfcx(y * -math.sqrt(0.5)) / (2 * r)
     below, first = cdf(t), a * (m * cdf(t) + s * density(t))
     size = above + below + a.abs() * (m.abs() * below + s * density(t))
-    value = above - below - first + ROUND * size + LEAST
+    # r^2 is off by a few units, and so y^2 / 2 by that times (1 + y^2 + t^2) / r^2
+    value = above - below - first + ROUND * size + 16 * UNIT * (1 + t * t + y * y) / (r * r) * above + LEAST
     usable = (r > 1e-3) & (t.abs() < 37) & (y.abs() < 37)
     return torch.where(usable, value.clamp(min=LEAST), torch.inf).nan_to_num(torch.inf, torch.inf)
