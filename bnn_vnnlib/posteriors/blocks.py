@@ -134,12 +134,13 @@ def _squash(writer: _Writer, end: End, share: Floats, copies: int, size: int) ->
         writer.add("Sigmoid")
     if end == "softmax":
         if copies > 1:
-            writer.shape(copies, size)
+            writer.shape(-1, copies, size)
         writer.add("Softmax", axis=-1)
     if copies == 1:
         return
     if end == "softmax":
         writer.add("MatMul", share[None].astype(writer.element), None)
+        writer.shape(-1, size)
     else:
         writer.gemm(np.kron(share[None], np.eye(size)).astype(np.float64), np.zeros(size))
 
