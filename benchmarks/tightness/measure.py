@@ -2,7 +2,9 @@
 
     python benchmarks/tightness/measure.py [--data DATA --images IMAGES] [--family digits] [--count 20]
 
-Writes results.csv beside this file and prints it. "digits" are networks that this script trains on scikit-learn's
+Adds to results.csv beside this file, one line a point of a curve as soon as it is there; points that are there already
+are not measured again, so that a run that was killed goes on, and a new measurement starts with removing them. Prints
+what it has. "digits" are networks that this script trains on scikit-learn's
 digits, with standard deviations of s |mean| for s from .005 to 1. "mnist" and "hcas" need DATA, a folder with the
 published posteriors as .npz and the HCAS grid; "mnist" also IMAGES, an .npz with x (N, 28, 28) in 0 .. 255 and y (N,).
 
@@ -46,8 +48,8 @@ from bnn_vnnlib.signature import Signature, Variable
 HERE = Path(__file__).resolve().parent
 SCALES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 MNIST = ("batten_MNIST_MLP_2_50", "batten_MNIST_MLP_2_150", "batten_wick_MNIST_1_512", "bnndp_mnist_1x128")
-NETWORKS, STEPS = 200, 40
-"""Sampled networks an estimate; steps of tuning."""
+NETWORKS, STEPS, SECONDS = 200, 40, 60.0
+"""Sampled networks an estimate; steps of tuning; time limit of `verify_batch` on all points of one network and box."""
 
 Floats = NDArray[np.float64]
 
@@ -85,6 +87,11 @@ class Question:
     label: NDArray[np.int64]
     clip: bool
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What its line starts with."""
+        return tuple(map(_cell, (self.family, self.name, self.sd_scale, self.eps)))
+
 
 def measured(question: Question) -> Curve:
     """All methods on the same points."""
@@ -104,7 +111,7 @@ def measured(question: Question) -> Curve:
     tuned = tails.improved(problem, failures, STEPS, 1e-4)
     end = time.perf_counter()
     boxes = verify_batch(question.model, low, high, label, method="linear", tau_safe=1.0, tau_unsafe=0.0)
-    full = verify_batch(question.model, low, high, label)
+    full = verify_batch(question.model, low, high, label, timeout=SECONDS)
     return Curve(
         question.family, question.name, question.sd_scale, question.eps, len(x),
         estimate(network, posterior, low, high, label), float(lower_of(problem, failures).mean()),
@@ -224,18 +231,28 @@ def main(
         questions += hcas(data, count)
     if "mnist" in wanted and data is not None and images is not None:
         questions += mnist(data, images, count)
-    rows = []
+    names, file = [field.name for field in fields(Curve)], HERE / "results.csv"
+    if not file.exists():
+        _append(file, names)
+    with file.open(newline="") as stream:
+        done = {tuple(line[:4]) for line in csv.reader(stream)}
     with Progress(console=Console(stderr=True)) as progress:
-        for question in progress.track(questions):
-            rows.append(measured(question))
-    names = [field.name for field in fields(Curve)]
-    cells = [[f"{v:.6g}" if isinstance(v, float) else str(v) for v in vars(row).values()] for row in rows]
+        for question in progress.track([question for question in questions if question.key not in done]):
+            _append(file, [_cell(value) for value in vars(measured(question)).values()])
     table = Table(*names)
-    for line in cells:
-        table.add_row(*line)
+    with file.open(newline="") as stream:
+        for line in list(csv.reader(stream))[1:]:
+            table.add_row(*line)
     Console(width=220).print(table)
-    with (HERE / "results.csv").open("w", newline="") as stream:
-        csv.writer(stream).writerows([names, *cells])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _append(file: Path, line: list[str]) -> None:
+    with file.open("a", newline="") as stream:
+        csv.writer(stream).writerow(line)
 
 
 if __name__ == "__main__":
