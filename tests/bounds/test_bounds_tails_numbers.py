@@ -8,6 +8,7 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from bnn_vnnlib.bounds.tails import deviations_of
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
@@ -124,6 +125,37 @@ def test_stopped_motions_against_quadrature(share: float) -> None:
     for t in (-1.0, 0.0, 3.0):
         exact = float(mpmath.ncdf((t - 1) / mpmath.sqrt(b)))
         assert Tail((), fixed).failure(tensor(t)).item() == pytest.approx(exact, rel=1e-10)
+
+
+def test_a_variance_that_is_known_up_to_roundings() -> None:
+    """Phi(u / sqrt(v)) for the v that serves u worst: the least one above the mean, the largest one below."""
+    for u in (-2.0, -0.1, 0.1, 2.0):
+        for least, most in ((1.0, 1.0), (0.5, 2.0), (0.0, 2.0)):
+            split = Split(tensor(-u), tensor(0.0), tensor(least), tensor(most), torch.tensor(True))
+            found = Tail((), split).failure(tensor(0.0)).item()
+            for v in (max(least, 1e-6), most):
+                assert found >= float(mpmath.ncdf(u / mpmath.sqrt(v))) * (1 - 1e-12)
+
+
+def test_the_folded_part_fails_too() -> None:
+    """With hardly any other noise the folded part alone takes the row below 0: Q - E Q may be as wide as L' N."""
+    for mean in (0.6, 1.0, 2.5):
+        split = Split(tensor(mean), tensor(1.0), tensor(1e-12), tensor(1e-12), torch.tensor(False))
+        assert Tail((), split).failure(tensor(0.0)).item() >= float(mpmath.ncdf(-mean))
+
+
+def test_every_swing_may_fail() -> None:
+    """Three swings and no other noise than theirs: 2 Phi(-gap / L(z)) + 3 Phi(-z) at the best z."""
+    swing = Swing(tensor(0.1), tensor(1.0))
+    for gap in (6.0, 12.0, 20.0):
+        one = Martingale(tensor(gap), (tensor(100.0),) * 3, (swing,) * 3)
+        z = np.linspace(0.01, 39, 4000)
+        best = (2 * stats.norm.sf(gap / (np.sqrt(3) * (0.1 + z))) + 3 * stats.norm.sf(z)).min()
+        assert one.failure(tensor(0.0)).item() >= min(best, 2 * stats.norm.sf(gap / math.sqrt(300))) * 0.999
+        levels = {k: tensor(deviations_of(np.array(1e-3 / k))) for k in (1, 2, 4, 8)}
+        found = gap - one.quantile(levels).item()
+        lost = (2 * stats.norm.sf(found / (np.sqrt(3) * (0.1 + z))) + 3 * stats.norm.sf(z)).min()
+        assert min(lost, 2 * stats.norm.sf(found / math.sqrt(300))) <= 1e-3
 
 
 def _stopped_probability(u: float, a: float, b: float) -> float:
