@@ -115,7 +115,7 @@ def _mean(weight: str, entry: dict[str, Any], tensors: dict[str, TensorProto]) -
     """The weight, provided it is still the one to which the posterior was attached."""
     if weight not in tensors:
         message = f"the posterior belongs to {weight!r}, which the model no longer has (renamed, folded or fused)"
-        raise PosteriorError(f"{message}: simplify first, attach after")
+        raise PosteriorError(f"{message}: simplify first, attach after (`bnn-vnnlib simplify` does both)")
     mean = array_of(tensors[weight])
     if mean.shape != _shape(weight, entry) or sha256(mean) != entry.get("sha256_mean"):
         message = (
@@ -142,7 +142,9 @@ def _tensor(
             raise PosteriorError(f"the manifest names no {what} tensor; attach the posterior again", node=weight)
         if name not in tensors:
             message = f"its {what} {name!r} is missing: posterior stripped, probably by a simplifier"
-            raise PosteriorError(f"{message}: simplify first, attach after", node=weight)
+            raise PosteriorError(
+                f"{message}: simplify first, attach after (`bnn-vnnlib simplify` does both)", node=weight
+            )
         array = array_of(tensors[name])
     if sha256(array) != entry.get(f"sha256_{what}"):
         raise PosteriorError(f"its {what} changed after it was attached; {_STALE}", node=weight)
