@@ -1,4 +1,4 @@
-"""The form W relu(V x + b) + c of a network whose weights are independent Gaussians."""
+"""Dense layers and activations in turn: the form of a network whose weights are independent Gaussians."""
 
 from __future__ import annotations
 
@@ -48,29 +48,58 @@ class OneLayer:
         )
 
 
-def one_layer(network: Network, posterior: GaussianDiagonal, device: torch.device) -> OneLayer | None:
-    """The form, if the network has it: a chain of two dense layers with a Relu in between.
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Dense layers with one kind of activation between them; all entries independent."""
+
+    layers: tuple[Dense, ...]
+    kind: str
+
+    def with_zero_logit(self) -> Stack:
+        """See `OneLayer.with_zero_logit`."""
+        pair = OneLayer(self.layers[0], self.layers[-1]).with_zero_logit()
+        return Stack((*self.layers[:-1], pair.last), self.kind)
+
+
+def stack(network: Network, posterior: GaussianDiagonal, device: torch.device) -> Stack | None:
+    """The form, if the network has it: a chain of two dense layers or more with activations of one kind between them.
 
     None for any other graph, and where a random tensor is used twice or holds a weight twice.
     """
     chain = _chain(network)
     if chain is None:
         return None
-    kinds = [type(node) for node in chain]
-    if Activation not in kinds or kinds.count(Activation) > 1:
-        return None
-    at = kinds.index(Activation)
-    node = chain[at]
-    parts = [_affine(chain[1:at]), _affine(chain[at + 1 :])]
-    if not isinstance(node, Activation) or node.kind != "relu" or parts[0] is None or parts[1] is None:
+    groups, kinds = _groups(chain[1:])
+    parts = [_affine(nodes) for nodes in groups]
+    if len(set(kinds)) != 1 or any(part is None for part in parts):
         return None
     params = [param for part in parts if part for param in part if param is not None]
     random = [param for param in params if param.source in posterior.variances]
     exact = all(param.slack is None and (np.abs(param.factor) == 1).all() for param in params)
     if not exact or any(param.copies > 1 for param in random) or len({p.source for p in random}) < len(random):
         return None
-    first, last = (_dense(part, network, posterior, device) for part in parts if part)
-    return OneLayer(first, last)
+    return Stack(tuple(_dense(part, network, posterior, device) for part in parts if part), kinds[0])
+
+
+def one_layer(network: Network, posterior: GaussianDiagonal, device: torch.device) -> OneLayer | None:
+    """A `stack` of two layers with a Relu in between."""
+    found = stack(network, posterior, device)
+    if found is None or found.kind != "relu" or len(found.layers) != 2:
+        return None
+    return OneLayer(*found.layers)
+
+
+def _groups(nodes: list[Node]) -> tuple[list[list[Node]], list[str]]:
+    """The nodes between activations, and the kinds of these."""
+    groups: list[list[Node]] = [[]]
+    kinds: list[str] = []
+    for node in nodes:
+        if isinstance(node, Activation):
+            kinds.append(node.kind)
+            groups.append([])
+        else:
+            groups[-1].append(node)
+    return groups, kinds
 
 
 def _chain(network: Network) -> list[Node] | None:

@@ -15,14 +15,25 @@ from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.classification.by_samples import Samples
 from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
 from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
-from bnn_vnnlib.robustness.classification.layers import one_layer
+from bnn_vnnlib.robustness.classification.deep import ExponentialMoments, WithMoments
+from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.classification.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
+from bnn_vnnlib.robustness.classification.splitting import Effort
 from bnn_vnnlib.robustness.mass import BoxUnion
 from bnn_vnnlib.robustness.outputs import OutputBounds
 
 LARGEST = 64
 """Classes, at most: all pairs are bounded."""
+
+BUDGETS = (1e-2, 1e-5)
+"""What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
+
+SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=3e-3, most=32)
+"""The same where its inputs are split, and how far: a box costs more than one of a shallow network."""
+
+KINDS = ("relu",)
+"""Activations that exponential moments serve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +62,24 @@ def methods(
         samples = Samples(bounds.engine, weights, mass, bounds.transform == "sigmoid")
         return Portfolio((SoftmaxRows(samples, deadline),), (SoftmaxRows(samples, deadline, SPLIT),))
     device = weights.scale.device
-    layers = None if outputs > LARGEST else one_layer(network, posterior, device)
-    if layers is None:
+    found = None if outputs > LARGEST else stack(network, posterior, device)
+    if found is None or found.kind not in KINDS:
         return Portfolio(tails=_tails(bounds, posterior, device))
-    source = OneLayerSoftmax(layers.with_zero_logit() if bounds.transform == "sigmoid" else layers)
-    criteria = (MeanNetwork(bounds, source),) if bounds.transform == "softmax" else ()
+    layers = found.with_zero_logit() if bounds.transform == "sigmoid" else found
+    if len(layers.layers) == 2:
+        return _shallow(bounds, layers)
+    quick, thorough = ExponentialMoments(layers, BUDGETS), ExponentialMoments(layers, SPLIT_BUDGET)
+    return Portfolio(
+        (SoftmaxRows(quick, deadline),), (SoftmaxRows(thorough, deadline, SPLIT_DEEP),),
+        tails=_tails(bounds, posterior, device),
+    )  # fmt: skip
+
+
+def _shallow(bounds: OutputBounds, layers: Stack) -> Portfolio:
+    deadline = bounds.engine.deadline
+    closed = OneLayerSoftmax(OneLayer(*layers.layers))
+    source = WithMoments(closed, ExponentialMoments(layers, BUDGETS))
+    criteria = (MeanNetwork(bounds, closed),) if bounds.transform == "softmax" else ()
     return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria)
 
 
