@@ -21,6 +21,7 @@ from bnn_vnnlib.cli.recover import recover
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.sample import sample
 from bnn_vnnlib.cli.simplify import simplify
+from bnn_vnnlib.cli.supports import supports
 from bnn_vnnlib.cli.verify import verify
 
 app = typer.Typer(
@@ -58,7 +59,21 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (verify, run, compare, check_witness, inspect, attach, recover, convert, simplify, merge, mean, sample)
+COMMANDS = (
+    verify,
+    run,
+    compare,
+    check_witness,
+    inspect,
+    attach,
+    recover,
+    convert,
+    simplify,
+    merge,
+    mean,
+    sample,
+    supports,
+)
 """In the order in which the help lists them."""
 
 for command in COMMANDS:

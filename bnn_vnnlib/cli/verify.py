@@ -50,6 +50,15 @@ def verify(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
+    serialise_assignments: Annotated[
+        Path | None,
+        typer.Option(
+            "--serialise-assignments",
+            "--assignments",
+            metavar="FOLDER",
+            help="For a sat: VARIABLE.pb for each variable.",
+        ),
+    ] = None,
     seed: Seed = 0,
     search: Search = "float64",
     debug: Debug = False,
@@ -66,6 +75,10 @@ def verify(
 
         check_positive("--timeout", timeout)
         check_positive("--margin", margin)
+        if serialise_assignments is not None:
+            from bnn_vnnlib.assignments import make_folder
+
+            make_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, seed, timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         from bnn_vnnlib.instance import find_files
@@ -102,6 +115,10 @@ def verify(
             search=search,
         )
         disarm()
+        if serialise_assignments is not None and result.witness is not None:
+            from bnn_vnnlib.assignments import write_assignments
+
+            write_assignments(serialise_assignments, result.witness, prop, model.network.signature)
         outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
 
