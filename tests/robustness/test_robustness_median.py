@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from typer.testing import CliRunner
 
 from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib.cli import app
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
@@ -239,6 +243,29 @@ def test_refused_by_name(options, likelihood, error, message):
     net = random_model(1, [2, 4, 2], likelihood=likelihood)
     with pytest.raises(error, match=message):
         verify_batch(net, [[0.0, 0.0]], [[0.1, 0.1]], labels=[0], rule="median", **options)
+
+
+def test_the_command_line(tmp_path, identity_model):
+    """attach, then verify --rule median: the record says so; a classifier is refused with exit code 2."""
+    (tmp_path / "p.vnnlib").write_text(
+        "(declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)"
+        "(assert (>= X_0 0.0)) (assert (<= X_0 0.1)) (assert (>= X_1 0.0)) (assert (<= X_1 0.1)) (assert (>= Y_0 0.5))"
+    )
+    np.savez(tmp_path / "w.npz", W_std=np.full((2, 2), 0.01))
+    net, out = tmp_path / "net.onnx", tmp_path / "r.txt"
+    runner = CliRunner()
+    assert runner.invoke(app, ["attach", str(identity_model), str(tmp_path / "w.npz"), str(net)]).exit_code == 0
+    ask = ["verify", str(tmp_path / "p.vnnlib"), str(net), "--query", "decision", "--results-file", str(out)]
+    done = runner.invoke(app, [*ask, "--rule", "median", "--likelihood", "gaussian"])
+    assert (done.exit_code, done.stdout) == (0, "unsat\n")
+    assert "median" in done.stderr
+    stored = json.loads((tmp_path / "r.txt.json").read_text())
+    assert stored["rule"] == "median"
+    assert stored["decision"]["upper"][0] < 0.5
+    refused = runner.invoke(app, [*ask, "--rule", "median", "--likelihood", "categorical"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "rule median is for regression" in " ".join(refused.stderr.split())
+    assert json.loads((tmp_path / "r.txt.json").read_text())["rule"] is None
 
 
 def test_an_unknown_rule_is_named():

@@ -39,6 +39,9 @@ HALF = np.array([0.5 + 1e-6])
 SAMPLED = 65
 """Networks behind the estimates that say where to split."""
 
+CHUNK = 512
+"""Points at a time."""
+
 ACCURACY = 1e-3
 """Excess that is not worth a split, in standard deviations of the row's outputs."""
 
@@ -66,15 +69,17 @@ class Sampled:
 
     def median(self, x: Tensor) -> Tensor:
         """(P, m) at points (P, n)."""
-        y, order = evaluate(self.network, x, self.params).sort(0)
-        share = self.share[order] if len(order) == len(self.share) else torch.ones_like(y)
-        middle = (share.cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
-        return y.gather(0, middle)[0]
+        return torch.cat([self._median(part) for part in x.split(CHUNK)])
 
     def spread(self, x: Tensor) -> Tensor:
         """(P, m)."""
-        y = evaluate(self.network, x, self.params)
-        return y.std(0, correction=0)
+        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(CHUNK)]
+        return torch.cat(parts)
+
+    def _median(self, x: Tensor) -> Tensor:
+        y, order = evaluate(self.network, x, self.params).sort(0)
+        middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
+        return y.gather(0, middle)[0]
 
 
 @dataclass(frozen=True, eq=False)
