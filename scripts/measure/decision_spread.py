@@ -56,8 +56,9 @@ def median_range(model: Model, x: Tensor, networks: int = 4001) -> float:
 def spread(data: Folder, count: int = 50) -> None:
     """The gap against the standard deviations."""
     table = Table("posterior", "factor", "attained range", "width of the bounds", "ratio", "s a spec")
-    for row in itertools.chain(_sines(data), _hcas(data, count)):
-        name, factor, truth, width, seconds = row
+    progress = Console(stderr=True)
+    for name, factor, truth, width, seconds in itertools.chain(_sines(data), _hcas(data, count)):
+        progress.print(name, factor, f"{truth:.4f} {width:.4f} {seconds:.2f}")
         table.add_row(
             name, f"{factor:g}", f"{truth:.4f}", f"{width:.4f}", f"{width / truth:.3f}", f"{seconds:.2f}"
         )  # fmt: skip
@@ -133,6 +134,7 @@ NETS = {
 def cost(count: int = 10, eps: float = 0.02) -> None:
     """Seconds a spec against width, number of inputs and depth."""
     table = Table("varied", "hidden layers", "regression, s a spec", "of 5 classes, s a spec", "decided")
+    progress = Console(stderr=True)
     for varied, nets in NETS.items():
         for sizes in nets:
             x = np.random.default_rng(1).normal(size=(count, sizes[0]))
@@ -144,6 +146,7 @@ def cost(count: int = 10, eps: float = 0.02) -> None:
                 lambda m=model, x=x, y=label: verify_batch(m, x - eps, x + eps, labels=y, query="decision")
             )
             decided = (found.verdicts.astype(str) != "unknown").sum()
+            progress.print(varied, sizes, f"{regression / count:.3f} {seconds / count:.3f} {decided}")
             table.add_row(
                 varied, "-".join(map(str, sizes)), f"{regression / count:.3f}", f"{seconds / count:.3f}",
                 f"{decided} of {count}",
