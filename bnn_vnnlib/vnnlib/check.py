@@ -190,13 +190,7 @@ class _Tensors(Scope):
 
 
 def _check_network(query: Query, source: Source) -> Scope:
-    for network in query.networks:
-        if network.relation is not None:
-            message = f"several networks ({network.relation.word}) are not supported: one network only (theory SNET)"
-            raise source.error(UnsupportedError, message, network.relation.at)
-    if len(query.networks) > 1:
-        message = f"several networks ({len(query.networks)}) are not supported: one network only (theory SNET)"
-        raise source.error(UnsupportedError, message, query.networks[1].at)
+    _refuse_several(query.networks, source)
     network = query.networks[0]
     tensors: dict[str, tuple[Tensor, int]] = {}
     variables: dict[str, list[Variable]] = {"input": [], "output": [], "hidden": []}
@@ -219,6 +213,38 @@ def _check_network(query: Query, source: Source) -> Scope:
         notes.append(f"VNN-LIB version 2.{query.version[1]} is read as 2.1")
     columns = _spelled(tensors)
     return _Tensors(source, query.version, network.name, signature, tuple(notes), columns, tensors=tensors)
+
+
+_WHY_NOT = {
+    "equal-to": "two copies of a Bayesian network may share one draw of the weights or have one each, and VNN-LIB does "
+    "not say which",
+    "isomorphic-to": "VNN-LIB does not say whether the weights of two Bayesian networks are drawn together or "
+    "independently",
+}
+
+
+def _refuse_several(networks: tuple[Network, ...], source: Source) -> None:
+    """Refuse several networks, each kind with its reason; a relation to a network that is not there is an error."""
+    one_only = "one network only (theory SNET)"
+    earlier: dict[str, Network] = {}
+    for network in networks:
+        if network.name in earlier:
+            raise source.error(PropertyError, f"the name {network.name} is declared twice", network.at)
+        relation = network.relation
+        if relation is not None and (len(networks) > 1 or relation.name == network.name):
+            other = earlier.get(relation.name)
+            if other is None or other.relation is not None:
+                what = "is not declared before it" if other is None else f"is itself {other.relation.word} another"
+                message = f"{network.name} is {relation.word} {relation.name}, which {what}"
+                raise source.error(PropertyError, message, relation.at)
+        if relation is not None:
+            message = f"several networks ({relation.word}) are not supported: {one_only}; {_WHY_NOT[relation.word]}"
+            raise source.error(UnsupportedError, message, relation.at)
+        earlier[network.name] = network
+    if len(networks) > 1:
+        names = ", ".join(network.name for network in networks)
+        message = f"several networks ({len(networks)}: {names}) are not supported: {one_only}; write one file for each"
+        raise source.error(UnsupportedError, message, networks[1].at)
 
 
 def _spelled(tensors: dict[str, tuple[Tensor, int]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from bnn_vnnlib.vnnlib.table import Row, Table
 from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
 
 MAX_CASES = 1_000_000
-MAX_ENTRIES = 20_000_000
+MAX_ENTRIES = 5_000_000
 
 Formula = Compare | Junction | Run
 
@@ -110,12 +110,17 @@ class _Expansion:
         if not all(map(len, choices)):  # one part is false
             return Groups.of([])
         cases = Groups.one(np.concatenate(single))
+        self.check_product([cases, *choices], at)
         for choice in choices:
-            count = len(cases) * len(choice)
-            entries = len(cases.items) * len(choice) + len(choice.items) * len(cases)
-            self.check_size(count, entries, at)
             cases = cases.times(choice)
         return cases
+
+    def check_product(self, factors: list[Groups], at: int | None) -> None:
+        """Refuse what would be too large before any of it is written out."""
+        count, entries = 1, 0
+        for factor in factors:
+            count, entries = count * len(factor), entries * len(factor) + len(factor.items) * count
+            self.check_size(count, entries, at)
 
     def check_size(self, cases: int, entries: int, at: int | None) -> None:
         """Refuse a property whose cases are too many to write out."""

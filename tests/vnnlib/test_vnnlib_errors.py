@@ -12,6 +12,7 @@ ONE = (
     "(declare-const X_0 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)\n(assert (and (>= X_0 0) (<= X_0 1)))\n"
 )
 TWO = "(vnnlib-version <2.0>)\n(declare-network f (declare-input X real [2]) (declare-output Y real [1,2]))\n"
+OTHER = "(declare-network g {} (declare-input A real [2]) (declare-output B real [1,2]))\n"
 BOUNDS = "(assert (and (>= X[0] 0.0) (<= X[0] 1.0) (>= X[1] 0.0) (<= X[1] 1.0)))\n"
 
 
@@ -100,6 +101,12 @@ REFUSED = [
     (network("(declare-input Y real [1])"), PropertyError, 2, None, "the name Y is declared twice"),
     (network("(declare-input f real [1])"), PropertyError, 2, None, "the name f is declared twice"),
     (network("(equal-to g) (declare-input X real [1])"), UnsupportedError, 2, None, "equal-to"),
+    (TWO + OTHER.format("(equal-to f)") + BOUNDS, UnsupportedError, 3, None, "share one draw of the weights"),
+    (TWO + OTHER.format("(isomorphic-to f)") + BOUNDS, UnsupportedError, 3, None, "drawn together or independently"),
+    (TWO + OTHER.format("") + BOUNDS, UnsupportedError, 3, None, "(2: f, g)"),
+    (TWO + OTHER.format("(equal-to h)") + BOUNDS, PropertyError, 3, None, "h, which is not declared before it"),
+    (TWO + OTHER.format("(equal-to g)") + BOUNDS, PropertyError, 3, None, "g, which is not declared before it"),
+    (TWO + OTHER.format("").replace("network g", "network f") + BOUNDS, PropertyError, 3, None, "declared twice"),
     (network("(isomorphic-to g) (declare-input X real [1])"), UnsupportedError, 2, None, "isomorphic-to"),
     (TWO + "(declare-network g (declare-input A real [1]) (declare-output B real [1]))" + BOUNDS,
      UnsupportedError, 3, None, "several networks"),
