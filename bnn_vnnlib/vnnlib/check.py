@@ -234,7 +234,7 @@ def _refuse_several(networks: tuple[Network, ...], source: Source) -> None:
         if relation is not None and (len(networks) > 1 or relation.name == network.name):
             other = earlier.get(relation.name)
             if other is None or other.relation is not None:
-                what = "is not declared before it" if other is None else f"is itself {other.relation.word} another"
+                what = "is not declared before it" if other is None else "has a relation of its own"
                 message = f"{network.name} is {relation.word} {relation.name}, which {what}"
                 raise source.error(PropertyError, message, relation.at)
         if relation is not None:
