@@ -166,6 +166,7 @@ def linear(folder: Path, rng: np.random.Generator) -> tuple[Path, Path, np.ndarr
     return folder / "linear.onnx", folder / "data.npz", x, y
 
 
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
 def test_laplace_of_a_linear_network_is_the_closed_form(tmp_path: Path) -> None:
     """1 / variance = sum of x_i^2 / noise^2 + prior precision, for every weight."""
     pytest.importorskip("laplace")
@@ -182,6 +183,7 @@ def test_laplace_of_a_linear_network_is_the_closed_form(tmp_path: Path) -> None:
     assert "residuals" in notes[1]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_ivon_keeps_a_good_network_good(tmp_path: Path) -> None:
     pytest.importorskip("ivon")
     path, data, x, y = linear(tmp_path, np.random.default_rng(1))
