@@ -5,6 +5,7 @@ Guarantee: sound with probability 1, rounding included.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
 from bnn_vnnlib.robustness.classification.powers import ABOVE, BELOW, questions
+from bnn_vnnlib.robustness.classification.typical import typical
 
 NOISY = 0.01
 """Log excess from which on exponential moments are asked, too: it costs D up to a quarter of that."""
@@ -49,8 +51,11 @@ class ExponentialMoments:
         rows = m * ((m - 1) * len(BELOW) + 1 + len(ABOVE))
         return 32 * max(self._exponents[0].size, rows * widest)
 
-    def value(self, x: Tensor) -> None:
-        """There is no closed form."""
+    def value(self, x: Tensor) -> Tensor:
+        """(P, m): about D at points, as if logits were independent Gaussians (MacKay's approximation)."""
+        last = typical(self.stack, x)[-1]
+        variance = last.v + last.m_spread**2
+        return torch.softmax(last.m / torch.sqrt(1 + math.pi / 8 * variance), -1)
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Nothing."""

@@ -29,7 +29,7 @@ LARGEST = 64
 BUDGETS = (1e-2, 1e-5)
 """What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
 
-SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=3e-3, most=32)
+SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 """The same where its inputs are split, and how far: a box costs more than one of a shallow network."""
 
 KINDS = ("relu",)
