@@ -183,10 +183,12 @@ def _grid(network: Network, posterior: GaussianDiagonal, random: list[tuple[str,
     t = torch.linspace(-8.5, 8.5, {0: 1, 1: 8001, 2: 301}[len(random)], dtype=torch.float64)
     grids = torch.meshgrid(*(t for _ in random), indexing="ij") if random else (torch.zeros(1, dtype=torch.float64),)
     share = torch.exp(-0.5 * torch.stack([grid.flatten() ** 2 for grid in grids]).sum(0))
-    params = {name: torch.as_tensor(network.tensors[name]).repeat(len(share), *[1] * v.ndim).double()
-              for name, v in posterior.variances.items()}  # fmt: skip
+    params = {}
+    for name in posterior.variances:
+        params[name] = torch.as_tensor(network.tensors[name]).expand(len(share), *network.tensors[name].shape).clone()
     for (name, place), grid in zip(random, grids, strict=False):
-        params[name][(slice(None), *place)] += float(np.sqrt(posterior.variances[name][place])) * grid.flatten()
+        flat = int(np.ravel_multi_index(place, network.tensors[name].shape))
+        params[name].view(len(share), -1)[:, flat] += float(np.sqrt(posterior.variances[name][place])) * grid.flatten()
     return Weights(params, share / share.sum(), True)
 
 

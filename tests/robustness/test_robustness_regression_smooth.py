@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from robustness_builders import outputs, random_model
+from robustness_builders import model, outputs, random_model
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Model
@@ -48,6 +48,20 @@ def by_quadrature(net: Model, x: np.ndarray, activation: str) -> np.ndarray:
     z = m[..., None] + s[..., None] * NODES
     h = np.tanh(z) if activation == "tanh" else 1 / (1 + np.exp(-z))
     return (h @ WEIGHTS / WEIGHTS.sum()) @ top.mean.numpy().T + top.bias.numpy()
+
+
+@pytest.mark.parametrize("large", [1.0, 10.0])
+def test_a_steady_neuron_beside_one_with_a_large_deviation(large: float) -> None:
+    """Fine steps for one neuron must not cost the other its bound: D = E tanh(N(0, large^2)) + tanh(1) = tanh(1)."""
+    net = model(
+        [([[0.0], [0.0]], [0.0, 1.0]), ([[1.0, 1.0]], [0.0])], [([[0], [0]], [large**2, 0.0]), ([[0, 0]], [0])],
+        activation="tanh",
+    )  # fmt: skip
+    (method,) = methods(net.network, net.posterior, CPU, Deadline())
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    found = method.lower(zero, zero, torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64))[0].numpy()
+    assert found[0] <= np.tanh(1) <= -found[1]
+    assert -found[1] - found[0] < 1e-8
 
 
 def test_constants_bound_the_derivatives_of_tanh() -> None:

@@ -106,7 +106,7 @@ def _below(pairs: Pairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
     half = (left + right) / 2 * up
     moves = reach > 1e-12
     rate = torch.where(moves, (right - left) / (2 * reach), 0.0).nan_to_num(0.0)
-    half = torch.where(moves, half + 16 * UNIT * right, right * up)
+    half = torch.where(moves, half + ELEMENTARY * right, right * up)  # at its end the chord is that of `right`
     half, rate = (torch.where(off, part, 0.0) for part in (half, rate))
     # -zeta as a line below -Z: chords, whose slopes multiply those of the margins
     moving = mixed(

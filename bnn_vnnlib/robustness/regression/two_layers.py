@@ -247,7 +247,8 @@ class TwoLayers:
             np.moveaxis(side.reshape(count, number, -1), 1, 2)
             for side in (rows.at(points, of_point, index), -rows.negated.at(points, of_point, index))
         )
-        room, blur = (part.reshape(count, number, -1).max(1) * 4 for part in (points.room, points.blur))
+        # what is farther out than the star's points has at most n times their |x|
+        room, blur = (part.reshape(count, number, -1).max(1) * (n + 3) for part in (points.room, points.blur))
         reach = (high - low) / 2 * WIDER
         weight = np.abs(rows.v[owner]) + rows.wrong[owner]
         whole = (weight * (curvature(first, second, low, high, reach, room) + 4 * blur)[:, None]).sum(-1)
