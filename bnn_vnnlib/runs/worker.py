@@ -124,17 +124,28 @@ class Fleet:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._all: set[Worker] = set()
+        self._closed = 0  # how often
 
     def worker(self, threads: int, memory: float | None) -> tuple[Worker, float]:
-        """This thread's worker, and the seconds that its start took (0 for one that was there)."""
+        """This thread's worker, and the seconds that its start took (0 for one that was there).
+
+        Raises
+        ------
+        Died, Overdue : it could not be started, or the fleet was closed meanwhile
+        """
         known: Worker | None = getattr(self._mine, "worker", None)
         if known is not None and known in self._all and known.settings == (threads, memory):
             return known, 0.0
         self.discard()
-        begun = time.monotonic()
+        begun, closed = time.monotonic(), self._closed
         worker = Worker(threads, memory)
         with self._lock:
-            self._all.add(worker)
+            wanted = closed == self._closed
+            if wanted:
+                self._all.add(worker)
+        if not wanted:
+            worker.end()
+            raise Died("the run was ended")
         self._mine.worker = worker
         return worker, time.monotonic() - begun
 
@@ -151,6 +162,7 @@ class Fleet:
         """End the workers of all threads."""
         with self._lock:
             workers, self._all = self._all, set()
+            self._closed += 1
         for worker in workers:
             worker.end()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -393,3 +394,16 @@ def test_a_process_without_a_parent_ends_whatever_it_does(tmp_path, monkeypatch)
     inner.stdin.close()
     assert inner.wait(20) == 0
     process.end()
+
+
+def test_a_process_that_starts_while_the_run_ends_is_not_left_behind(tmp_path, monkeypatch):
+    program = tmp_path / "slow.py"
+    program.write_text("import time\ntime.sleep(0.5)\nprint('{}', flush=True)\ntime.sleep(600)\n")
+    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    fleet = worker.Fleet()
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(fleet.worker, 1, None)
+        time.sleep(0.2)
+        fleet.close()
+        with pytest.raises(worker.Died, match="the run was ended"):
+            started.result(60)
