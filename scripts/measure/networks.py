@@ -2,7 +2,7 @@
 
     python scripts/measure/networks.py CORPUS [--points 20] [--out networks.csv]
 
-For each file: 20 random inputs, the largest |ours - onnxruntime's| / max(1, max |y|), on the file as it is (float32) and
+For each file: random inputs, the largest |ours - onnxruntime's| / max(1, max |y|), on the file as it is (float32) and
 on a copy in float64 where onnxruntime has kernels for it. If CORPUS/expected/nns.csv and expected_results.csv are there
 (operators of published networks; published instances), the share of instances whose network uses an operator that is
 not supported is printed too: an estimate, because an operator may be supported and a use of it refused.
@@ -85,7 +85,7 @@ def compared(path: Path, points: int) -> Compared:
 
 
 def blocked(expected: Path) -> tuple[Counter[str], Counter[str], int, int]:
-    """Instances and networks by operator that is not supported; instances blocked, and all whose operators are known."""
+    """Instances and networks by unsupported operator; instances blocked, and all whose operators are known."""
     known = {*supported_operators(), *FOLDABLE}
     missing: dict[tuple[str, str], set[str]] = {}
     with (expected / "nns.csv").open(newline="") as stream:
