@@ -169,6 +169,9 @@ REFUSED: dict[str, tuple[str, Parts]] = {
     "local, one noise for all": ("activation noise", ([*LOCAL, op("Shape", "m", "d"),
                                  op("ReduceSum", "m", "t", keepdims=1), op("RandomNormalLike", "t", "e"),
                                  op("Mul", "s e", "p"), op("Add", "m p", "y")], LOCAL_TENSORS)),
+    "local, random variance": ("activation noise", ([*LOCAL[:3], op("RandomNormalLike", "one", "r"),
+                               op("Add", "v r", "w"), op("Sqrt", "w", "s"), op("RandomNormalLike", "m", "e"),
+                               op("Mul", "s e", "p"), op("Add", "m p", "y")], {**LOCAL_TENSORS, "one": np.ones(3)})),
     "local, no root": ("activation noise", ([*LOCAL, op("RandomNormalLike", "m", "e"), op("Mul", "v e", "p"),
                                              op("Add", "m p", "y")], LOCAL_TENSORS)),
     "local, negative variance": ("activation noise", ([*LOCAL, op("RandomNormalLike", "m", "e"),
@@ -187,16 +190,33 @@ def test_what_cannot_be_recovered_is_named(name: str) -> None:
     assert caught.value.kind == kind
 
 
-def test_local_reparameterisation_with_random_bias() -> None:
-    """A constant under the root is the variance of a bias of mean 0."""
+@pytest.mark.parametrize("constant", [[0.1, 0.2, 0.3], [[0.1, 0.2, 0.3]], 0.2, [0.2]])
+def test_local_reparameterisation_with_random_bias(constant: object) -> None:
+    """A constant under the root is the variance of a bias of mean 0: one for each unit, also of a single number."""
     nodes = [*LOCAL[:3], op("Add", "v c", "w"), op("Pow", "w half", "s"), op("RandomNormalLike", "s", "e")]
     nodes += [op("Mul", "e s", "p"), op("Add", "p m", "y")]
-    tensors = {**LOCAL_TENSORS, "c": np.array([0.1, 0.2, 0.3]), "half": np.array(0.5)}
+    tensors = {**LOCAL_TENSORS, "c": np.array(constant), "half": np.array(0.5)}
     recovery = recover(graph(nodes, tensors))
     np.testing.assert_allclose(recovery.deviations["M"], SD.T)
-    np.testing.assert_allclose(recovery.deviations["y.bias"] ** 2, [[0.1, 0.2, 0.3]])
+    expected = np.broadcast_to(np.array(constant).reshape(-1), (1, 3))
+    np.testing.assert_allclose(recovery.deviations["y.bias"] ** 2, expected)
+    assert recovery.deviations["y.bias"].shape == (1, 3)
     x = np.array([[1.0, 2.0, -1.0, 0.5]])
     np.testing.assert_allclose(replay(model_from_proto(recovery.proto), x), x @ MU.T)
+
+
+def test_local_reparameterisation_of_a_convolution() -> None:
+    """The variance of a convolution's bias lies along the channels."""
+    rng = np.random.default_rng(4)
+    tensors = {"M": rng.normal(size=(3, 2, 2, 2)), "b": rng.normal(size=3), "S": rng.uniform(0.1, 1, (3, 2, 2, 2))}
+    nodes = [op("Conv", "x M b", "m"), op("Mul", "x x", "q"), op("Conv", "q S c", "v"), op("Sqrt", "v", "s")]
+    nodes += [op("RandomNormalLike", "m", "e"), op("Mul", "s e", "p"), op("Add", "m p", "y")]
+    proto = graph(nodes, {**tensors, "c": np.array([0.1, 0.2, 0.3])}, (1, 2, 4, 4))
+    recovery = recover(proto)
+    np.testing.assert_allclose(recovery.deviations["M"] ** 2, tensors["S"])
+    np.testing.assert_allclose(recovery.deviations["y.bias"].reshape(-1) ** 2, [0.1, 0.2, 0.3])
+    assert recovery.deviations["y.bias"].shape == (1, 3, 1, 1)
+    assert isinstance(model_from_proto(recovery.proto).posterior, GaussianDiagonal)
 
 
 def test_random_signs_are_flipout(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class LocalNoise:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """y = x W, with W constant; `added` are constants that are added to it."""
+    """y = x W, with W constant; `added` are constants that further nodes add to it."""
 
     node: NodeProto
     x: str
@@ -83,14 +83,18 @@ def _matched(flow: Flow, random: NodeProto) -> LocalNoise | None:
     if axes is None or not _used_once(flow, upper):
         return None
     variance = _in_layout(flow, upper, lower)
-    constants = [_value(flow, name) for name in (*lower.added, *floors)]
+    if flow.drawn.intersection((*lower.added, *floors)):
+        return None  # a variance that is random itself
+    constants = [_value(flow, name) for name in (*lower.added, *floors)] + _own_bias(flow, lower.node)
     small = [float(value.reshape(-1)[0]) for value in constants if value.size == 1 and 0 <= value.max() <= STABILISER]
     large = [value for value in constants if not (value.size == 1 and 0 <= value.max() <= STABILISER)]
     if variance is None or (variance < 0).any() or any((value < 0).any() for value in large) or len(large) > 1:
         return None
     if large and floors:
         return None  # a floor that is no stabiliser changes the distribution
-    bias = large[0] if large else None
+    bias = _one_for_each_unit(upper.node, variance, large[0]) if large else None
+    if large and bias is None:
+        return None
     return LocalNoise(noise, total, mean, upper.weight, variance, bias, axes, max(small, default=0.0))
 
 
@@ -153,9 +157,29 @@ def _layer(flow: Flow, name: str) -> _Layer | None:
         return None
     x, weight = node.input[:2]
     plain = not raw_attribute(node, "transA") and all(float_attribute(node, key, 1.0) == 1 for key in ("alpha", "beta"))
-    if x not in flow.data or weight in flow.data or weight in flow.drawn or not plain:
+    if x not in flow.data or weight in flow.data or flow.drawn.intersection(node.input[1:2]) or not plain:
         return None
-    return _Layer(node, _peeled(flow, x), weight, [*added, *filter(None, node.input[2:3])])
+    return _Layer(node, _peeled(flow, x), weight, added)
+
+
+def _one_for_each_unit(node: NodeProto, variance: Floats, constant: Floats) -> Floats | None:
+    """Variances of the biases, one for each unit (or channel) also where one number serves them all; None if unclear."""
+    if node.op_type == "Conv":
+        own: tuple[int, ...] = (len(variance), *(1,) * (variance.ndim - 2))
+    else:
+        own = (variance.shape[0 if raw_attribute(node, "transB") else 1],)
+    if constant.size == 1:
+        return np.full(own, float(constant.reshape(())))
+    lead, shape = constant.shape[: -len(own)], constant.shape[-len(own) :]
+    return constant.reshape(own) if shape == own and math.prod(lead) == 1 else None
+
+
+def _own_bias(flow: Flow, node: NodeProto) -> list[Floats]:
+    """The third operand, so that it broadcasts to the output: a convolution's lies along the channels."""
+    biases = [_value(flow, name) for name in node.input[2:3] if name]
+    if node.op_type != "Conv":
+        return biases
+    return [bias.reshape(-1, *(1,) * (_value(flow, node.input[1]).ndim - 2)) for bias in biases]
 
 
 def _squares(flow: Flow, square: str, x: str) -> bool:
