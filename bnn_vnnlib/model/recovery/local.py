@@ -163,7 +163,7 @@ def _layer(flow: Flow, name: str) -> _Layer | None:
 
 
 def _one_for_each_unit(node: NodeProto, variance: Floats, constant: Floats) -> Floats | None:
-    """Variances of the biases, one for each unit (or channel) also where one number serves them all; None if unclear."""
+    """Variances of the biases, one for each unit (channel) also where one number serves them all; None if unclear."""
     if node.op_type == "Conv":
         own: tuple[int, ...] = (len(variance), *(1,) * (variance.ndim - 2))
     else:
