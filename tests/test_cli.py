@@ -209,6 +209,7 @@ def test_options_reach_the_engine(old, identity_model, engine):
         "tau_unsafe": 0.1,
         "likelihood": "categorical",
         "outputs": "probabilities",
+        "rule": "median",
         "method": "interval",
         "boxes": "sampled",
         "num_boxes": 7,

@@ -16,6 +16,8 @@ from bnn_vnnlib.cli.options import (
     Method,
     NumBoxes,
     Outputs,
+    Rule,
+    Search,
     Seed,
     TauSafe,
     TauUnsafe,
@@ -43,11 +45,13 @@ def run(
     tau_unsafe: TauUnsafe = None,
     likelihood: Likelihood = None,
     outputs: Outputs = "auto",
+    rule: Rule = None,
     method: Method = "auto",
     boxes: Boxes = "mean",
     num_boxes: NumBoxes = None,
     margin: Margin = None,
     seed: Seed = 0,
+    search: Search = "float64",
     timeout: Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")] = None,
     only: Annotated[
         list[str] | None,
@@ -91,6 +95,7 @@ def run(
         options = {
             "tau-safe": tau_safe, "tau-unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs,
             "method": method, "boxes": boxes, "num-boxes": num_boxes, "margin": margin, "seed": seed,
+            "rule": rule, "search": search,
         }  # fmt: skip
         how = How(
             queries=queries,

@@ -120,7 +120,9 @@ def _runs(
         model = variant.path if query == "deterministic" else _model(instance)
         prop = existing(instance.prop) or instance.prop
         limit = plan.timeout or instance.timeout
-        arguments = (f"--query={query}", f"--seed={plan.seed}")
+        # Whatever the property's comment says: the merged network computes the mean.
+        rule = ("--rule=mean",) if query == Query.DECISION else ()
+        arguments = (f"--query={query}", f"--seed={plan.seed}", *rule)
         name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
         return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
                     query, plan.seed, where.threads)  # fmt: skip
