@@ -215,3 +215,79 @@ def test_the_variation_counts_the_noise_of_the_weights(monkeypatch: pytest.Monke
     torch.testing.assert_close(first, tensor(reach), rtol=1e-9, atol=0)
     assert not surprising((largest > second).sum(0), count, tensor([budget])).any()
     assert (second < 2 * largest.mean(0)).all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("way", ["weight", "bias", "both", "reshape", "sum", "branches"])
+def test_smoothed_lines_pay_for_the_steepest_slope(monkeypatch: pytest.MonkeyPatch, way: str, sign: float) -> None:
+    """relu may follow all the noise of its input, of which a line of slope c has c: L is at least what relu needs."""
+    builder = Builder()
+    x = builder.input(1, 1)
+    z = builder.linear(x, np.array([[0.1]]))
+    match way:
+        case "bias" | "both":
+            z = builder.shift(z, np.zeros((1, 1)))
+        case "reshape":
+            z = builder.reshape(z, 1)
+        case "sum":
+            z = builder.sum(x, z, signs=(1, -1))
+        case "branches":
+            z = builder.sum(z, builder.linear(x, np.array([[0.2]])))
+    z = builder.activation(z, "relu")
+    network = builder.network(builder.linear(z, np.array([[1.0]])))
+    first, second = np.array([[0.7]]), np.array([[0.4]])
+    sd = {"weight": {"w0": first}, "bias": {"w1": second}, "reshape": {"w0": first}, "sum": {"w0": first}}.get(
+        way, {"w0": first, "w1": second}
+    )
+    at = [0.0 if way == "bias" else 1.0 if way != "sum" else 0.5]
+    needed = np.sqrt(
+        sum((part.item() * (at[0] if name == "w0" or way == "branches" else 1.0)) ** 2 for name, part in sd.items())
+    )
+    case = record(monkeypatch, network, sd, (at, at), tensor([[sign]]), 1e-6, True)
+    (smooth,) = case.run.smooth.values()
+    assert (smooth.below if sign > 0 else smooth.above).item() > 0
+    assert case.tail.bounds[-1].spread().item() >= needed * (1 - 1e-9)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_swings_of_smoothed_layers(monkeypatch: pytest.MonkeyPatch, sign: float) -> None:
+    """y = +-relu(v . relu(w)): the noise of v has the length of relu(w), whatever the slope of the outer line."""
+    builder = Builder()
+    x = builder.activation(builder.linear(builder.input(1, 1), np.full((3, 1), 0.2)), "relu")
+    x = builder.activation(builder.linear(x, np.zeros((1, 3))), "relu")
+    network = builder.network(builder.linear(x, np.array([[1.0]])))
+    sd = {"w0": np.full((3, 1), 0.5), "w1": np.full((1, 3), 0.8)}
+    case = record(monkeypatch, network, sd, ([1.0], [1.0]), tensor([[sign]]), 1e-6, True)
+    bound = case.tail.bounds[-1]
+    assert isinstance(bound, Martingale)
+    assert len(case.run.smooth) == 2
+    (swing,) = (swing for swing in bound.swings if swing is not None)
+    h = np.maximum(0.2 + 0.5 * stats.norm.ppf((np.arange(20_001) + 0.5) / 20_001), 0)
+    assert swing.root.item() >= 0.8 * np.sqrt(3 * (h**2).mean()) * (1 - 1e-6)
+    assert swing.slope.item() >= 0.8 * 0.5 * (1 - 1e-9)
+    assert case.tail.split is not None
+    assert not case.tail.split.fixed.any()  # the variance of S depends on h0, which is random
+
+
+def test_products_vary_by_both_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x^2 over 1 +- 1/2 varies by 5/4."""
+    builder = Builder()
+    x = builder.input(1, 1)
+    square = builder.product(builder.linear(x, np.eye(1)), builder.linear(x, np.eye(1)))
+    builder.linear(builder.activation(square, "relu"), np.eye(1))
+    case = record(monkeypatch, builder.network(), {"w2": np.eye(1)}, ([0.5], [1.5]), tensor([[1.0]]), 1e-6)
+    assert case.run.variation is not None
+    assert case.run.variation.known[square].item() >= 1.25
+
+
+def test_the_fold_of_the_centred_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least value of w . x over |x_j| <= r_j has the mean -sqrt(2 / pi) sum r_j s_j for w of mean 0."""
+    builder, reach, sd = Builder(), np.array([0.5, 2.0]), np.array([[1.0, 0.3]])
+    builder.linear(builder.input(1, 2), np.zeros((1, 2)))
+    case = record(monkeypatch, builder.network(), {"w0": sd}, (-reach, reach), tensor([[1.0]]), 1e-6)
+    exact = -np.sqrt(2 / np.pi) * (sd[0] @ reach)
+    for bound in case.tail.bounds:
+        assert exact * (1 + 1e-9) <= bound.mean.item() <= exact
+    assert case.tail.split is not None
+    assert case.tail.split.mean.item() <= exact
+    assert case.tail.split.folded.item() == pytest.approx(np.sqrt(sd[0] ** 2 @ reach**2), rel=1e-9)
