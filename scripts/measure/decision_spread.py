@@ -135,6 +135,7 @@ def cost(count: int = 10, eps: float = 0.02) -> None:
     """Seconds a spec against width, number of inputs and depth."""
     table = Table("varied", "hidden layers", "regression, s a spec", "of 5 classes, s a spec", "decided")
     progress = Console(stderr=True)
+    bounded(random_net([2, 4, 1], "gaussian"), np.zeros((1, 2)), np.ones((1, 2)))  # loads what is loaded at first use
     for varied, nets in NETS.items():
         for sizes in nets:
             x = np.random.default_rng(1).normal(size=(count, sizes[0]))
@@ -146,7 +147,7 @@ def cost(count: int = 10, eps: float = 0.02) -> None:
                 lambda m=model, x=x, y=label: verify_batch(m, x - eps, x + eps, labels=y, query="decision")
             )
             decided = (found.verdicts.astype(str) != "unknown").sum()
-            progress.print(varied, sizes, f"{regression / count:.3f} {seconds / count:.3f} {decided}")
+            progress.print(varied, str(sizes), f"{regression / count:.3f} {seconds / count:.3f} {decided}")
             table.add_row(
                 varied, "-".join(map(str, sizes)), f"{regression / count:.3f}", f"{seconds / count:.3f}",
                 f"{decided} of {count}",
