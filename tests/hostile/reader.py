@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing as mp
+import os
 import resource
 import tempfile
+import time
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -68,7 +70,7 @@ class Reader:
         connection = self._started()
         with contextlib.suppress(BrokenPipeError):  # a process that is gone is found out below
             connection.send(path)
-        if not connection.poll(self.seconds):
+        if not self._answers(connection):
             self._stop()
             return Outcome("hang", f"more than {self.seconds:g} s")
         try:
@@ -78,6 +80,22 @@ class Reader:
             self._stop()
             return Outcome("crash", f"the process ended (exit code {code})")
         return found
+
+    def _answers(self, connection: Connection) -> bool:
+        """Whether an answer comes within `seconds` of the processor's time, or ten times as many of the clock's."""
+        begun, spent = time.monotonic(), self._spent()
+        while not connection.poll(min(0.2, self.seconds)):
+            if time.monotonic() - begun >= 10 * self.seconds or self._spent() - spent > self.seconds:
+                return False
+        return True
+
+    def _spent(self) -> float:
+        """Processor seconds of the reading process; 0 where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except (OSError, AttributeError):
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _started(self) -> Connection:
         if self._connection is None:
