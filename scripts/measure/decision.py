@@ -88,8 +88,8 @@ def exact_mean(path: Path, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
         v, b, w, c = (torch.as_tensor(stored[f"mean_{i}"].astype(np.float64)) for i in range(4))
         sv, sb = (scale * torch.as_tensor(stored[f"std_{i}"].astype(np.float64)) for i in range(2))
         relu = "relu" in str(stored["arch_json"])
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    nodes, weights = torch.as_tensor(nodes), torch.as_tensor(weights) / math.sqrt(2 * math.pi)
+    gauss = np.polynomial.hermite_e.hermegauss(60)
+    nodes, weights = torch.as_tensor(gauss[0]), torch.as_tensor(gauss[1]) / math.sqrt(2 * math.pi)
 
     def mean(x: Tensor) -> Tensor:
         m, s = x @ v + b, (x**2 @ sv**2 + sb**2).sqrt()

@@ -14,6 +14,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from decision import RADIUS, SINE, Folder, attained_gap, bounded, exact_mean, pr
 from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
 from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.model.posterior import sample
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
@@ -47,6 +49,8 @@ def widened(model: Model, factor: float) -> Model:
 
 def median_range(model: Model, x: Tensor, networks: int = 4001) -> float:
     """Range of the estimated median over points x (P, n)."""
+    if model.posterior is None:
+        raise typer.BadParameter("the model has no posterior")
     params = sample(model.network, model.posterior, networks, torch.Generator().manual_seed(0))
     y = evaluate(model.network, x, params)[..., 0].median(0).values
     return float(y.max() - y.min())
@@ -92,7 +96,7 @@ def _hcas(data: Path, count: int) -> Iterator[tuple[str, float, float, float, fl
         yield name, factor, float(reached.mean()), float(gap), seconds / count
 
 
-def random_net(sizes: list[int], likelihood: str) -> Model:
+def random_net(sizes: list[int], likelihood: Likelihood) -> Model:
     """A dense relu network with random weights."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -143,9 +147,7 @@ def cost(count: int = 10, eps: float = 0.02) -> None:
             _, regression = bounded(model, x - eps, x + eps)
             model = random_net([*sizes, 5], "categorical")
             label = evaluate(model.network, torch.as_tensor(x)).argmax(-1).numpy()
-            found, seconds = timed(
-                lambda m=model, x=x, y=label: verify_batch(m, x - eps, x + eps, labels=y, query="decision")
-            )
+            found, seconds = timed(partial(verify_batch, model, x - eps, x + eps, labels=label, query="decision"))
             decided = (found.verdicts.astype(str) != "unknown").sum()
             progress.print(varied, str(sizes), f"{regression / count:.3f} {seconds / count:.3f} {decided}")
             table.add_row(

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from hostile.inputs import Campaign, seeds
-from hostile.reader import Reader
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hostile.inputs import Campaign, seeds
+from hostile.reader import Reader
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks"
 

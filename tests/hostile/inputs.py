@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from hostile.mutate_model import mangled_model
-from hostile.mutate_text import mangled_text
-from hostile.reader import Outcome, Reader
-
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.vnnlib.read import read_text
+from hostile.mutate_model import mangled_model
+from hostile.mutate_text import mangled_text
+from hostile.reader import Outcome, Reader
 
 LARGEST = {".vnnlib": 120_000, ".onnx": 700_000}
 """Bytes of a seed: larger ones cost time and show nothing more."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile import mangled_models, mangled_properties
 from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
+from hostile import mangled_models, mangled_properties
 
 ROOT = Path(__file__).resolve().parents[2]
 PROPERTY = mangled_properties.HEAD + "(assert (<= Y_0 0.5))"

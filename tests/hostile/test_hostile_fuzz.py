@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+
+from bnn_vnnlib.errors import ModelError, PropertyError
 from hostile.inputs import Campaign, case, seeds
 from hostile.mangled_properties import HEAD
 from hostile.reader import Outcome, Reader, judged
-
-from bnn_vnnlib.errors import ModelError, PropertyError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks"
 TEXT = HEAD + "(assert (<= Y_0 0.5))"
