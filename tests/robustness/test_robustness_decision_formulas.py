@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from robustness_builders import model
+from robustness_builders import bounds_of, model, random_model
+from scipy.stats import norm
 
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.robustness.classification.by_tails import _layer_cake
+from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
 from bnn_vnnlib.robustness.classification.hidden import hidden
 from bnn_vnnlib.robustness.classification.layers import Dense, one_layer
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.noise import log_excess
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
 from bnn_vnnlib.robustness.classification.softmax import Pairs, classes
-from bnn_vnnlib.robustness.regression.chain import chain_of
+from bnn_vnnlib.robustness.classification.splitting import Effort, Splitting
+from bnn_vnnlib.robustness.decision.by_weights import on_union
+from bnn_vnnlib.robustness.mass import CentredUnion
+from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.robustness.regression import characteristic
+from bnn_vnnlib.robustness.regression.bending import interpolation_errors
+from bnn_vnnlib.robustness.regression.chain import Layer, chain_of
 from bnn_vnnlib.robustness.regression.moments_deep import MomentsDeep
+from bnn_vnnlib.robustness.regression.one_layer import _relaxation
+from bnn_vnnlib.robustness.regression.quadrature import Rule
+from bnn_vnnlib.robustness.regression.rows import rows_over
+from bnn_vnnlib.robustness.regression.smooth import TanhRows
+from bnn_vnnlib.robustness.regression.stars import star_bound
 
 CPU = torch.device("cpu")
 ROOT = float(np.sqrt(2 * np.pi))
@@ -159,3 +174,165 @@ def test_slopes_count_what_noise_in_the_weights_adds() -> None:
     assert float(two[1][1]) >= 1 / (2 * np.pi)
     three = deep((1, 0, 0, 1), (0, 0, 1, 0), (1, 0, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0)).steep
     assert float(three[2][2]) >= 1 / (2 * np.pi)
+
+
+def test_the_mean_network_has_to_keep_what_noise_takes() -> None:
+    """z = relu(N(0, .04)) takes .08 from a margin of .06, on average: the classes do not keep their order."""
+    net = model(
+        [(np.zeros((1, 21)), [0.0]), ([[-1.0], [0.0]], [0.06, 0.0])],
+        [(np.zeros((1, 21)), [0.04]), ([[0.0], [0.0]], [0.0, 0.0])],
+    )
+    z = np.maximum(0.2 * np.linspace(-8, 8, 100_001), 0.0)
+    p = np.exp(-(np.linspace(-8, 8, 100_001) ** 2) / 2)
+    assert (p / (1 + np.exp(z - 0.06))).sum() / p.sum() < 0.499
+    layers = one_layer(net.network, net.posterior, CPU)
+    assert layers is not None
+    criterion = MeanNetwork(bounds_of(net, "softmax"), OneLayerSoftmax(layers))
+    low = -torch.ones(1, 21, dtype=torch.float64)
+    assert not bool(criterion.refuted(from_labels(low, -low, torch.tensor([0]), 2)).any())
+    wide = replace(net, network=replace(net.network, tensors={**net.network.tensors, "b1": np.array([0.2, 0.0])}))
+    layers = one_layer(wide.network, wide.posterior, CPU)
+    assert layers is not None
+    criterion = MeanNetwork(bounds_of(wide, "softmax"), OneLayerSoftmax(layers))
+    assert bool(criterion.refuted(from_labels(low, -low, torch.tensor([0]), 2)).all())
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 5, 9])
+def test_boxes_that_wait_when_time_is_up_count(calls: int) -> None:
+    """The minimum of |x - .3| - 1, whose bound of a box is -1 there and 0 elsewhere: no box is lost."""
+    left = [calls]
+
+    def bound(low: torch.Tensor, high: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OutOfTime
+        value = torch.maximum(torch.maximum(low - 0.3, 0.3 - high), torch.zeros_like(low))[:, 0] - 1
+        return value - (high - low)[:, 0], torch.ones_like(low)
+
+    splitting = Splitting(bound, tensor(np.inf), Effort(1e-3, 400), Deadline(), False)
+    assert float(splitting.run(tensor(-1)[None], tensor(1)[None], tensor(-9))) <= -1
+
+
+@pytest.mark.parametrize(("kind", "width", "spread"), [("relu", 6, 0.6), ("tanh", 6, 0.6), ("relu", 1, 5.0)])
+def test_slopes_of_a_row_lie_in_their_range(kind: str, width: int, spread: float) -> None:
+    """Which a box may become a face for."""
+    net = random_model(5, [2, width, 1], spread=spread, activation=kind)
+    chain = chain_of(net.network, net.posterior, CPU)
+    assert chain is not None
+    generator = torch.Generator().manual_seed(0)
+    for radius in (0.01, 0.2, 1.0):
+        center = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+        lower, upper = center - radius, center + radius
+        size = torch.maximum(lower.abs(), upper.abs())
+        hidden_layer, top = chain.layers
+        rows = rows_over(hidden_layer, top, kind, 0.0, torch.ones(40, 1, dtype=torch.float64), None, size)
+        relaxation = _relaxation(kind, hidden_layer, size)
+        found = relaxation.bound(rows, lower, upper)
+        for share in torch.rand(60, 40, 2, generator=generator, dtype=torch.float64):
+            x = (lower + share * (upper - lower)).requires_grad_()
+            value = relaxation.value(rows, x)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+            assert (found.slope_low <= slope + 1e-10).all()
+            assert (slope - 1e-10 <= found.slope_high).all()
+            assert (found.value <= value + 1e-10).all()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_parabola_for_tanh_misses_by_what_it_says(sign: float) -> None:
+    """Over wide boxes, where the cubics alone would not cover it."""
+    line = Layer(*(tensor(v)[None] for v in (1, 0, 0)), *(tensor(v) for v in (0, 0, 0)))
+    center = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
+    for radius in (0.5, 1.5, 3.0):
+        lower, upper = center - radius, center + radius
+        rows = rows_over(line, line, "tanh", 0.0, torch.full_like(center, sign), None, center.abs() + radius)
+        relaxation = _relaxation("tanh", line, center.abs() + radius)
+        assert isinstance(relaxation, TanhRows)
+        fit = relaxation._fit(rows, center, torch.full_like(center, radius), lower, upper)
+        d = radius * torch.linspace(-1, 1, 401, dtype=torch.float64)
+        gap = sign * (fit.value + fit.slope * d + fit.curve * d**2 / 2 - torch.tanh(center + d))
+        assert (gap <= fit.missed).all()
+
+
+def test_what_lies_beyond_the_period_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zeta = N(.5, 1), and a period so short that the triangle wave misses much of |zeta|."""
+    monkeypatch.setattr(characteristic, "REACHES", np.array([1.5]))
+    none = np.zeros((1, 1))
+    sums = characteristic.Sums(none, none, none, none, np.array([0.5]), np.array([1.0]), np.zeros(1))
+    low, high = characteristic.expected_relu(sums)
+    truth = 0.5 * norm.cdf(0.5) + norm.pdf(0.5)
+    assert low[0] <= truth - 1e-3
+    assert truth <= high[0]
+
+
+@pytest.mark.parametrize("radius", [0.3, 1.0, 2.5])
+def test_curvatures_of_tanh_over_a_box_lie_in_their_range(radius: float) -> None:
+    line = Layer(*(tensor(v)[None] for v in (1, 0, 0)), *(tensor(v) for v in (0, 0, 0)))
+    center = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
+    lower, upper = center - radius, center + radius
+    rows = rows_over(line, line, "tanh", 0.0, torch.ones_like(center), None, center.abs() + radius)
+    relaxation = _relaxation("tanh", line, center.abs() + radius)
+    assert isinstance(relaxation, TanhRows)
+    fit = relaxation._fit(rows, center, torch.full_like(center, radius), lower, upper)
+    d = radius * torch.linspace(-1, 1, 401, dtype=torch.float64)
+    t = torch.tanh(center + d)
+    assert ((-2 * t * (1 - t * t) - fit.second).abs() <= fit.dev).all()
+    assert ((1 - t * t - fit.slope - fit.curve * d).abs() <= fit.bent + 1e-12).all()
+
+
+@pytest.mark.parametrize("s", [0.5, 1.0, 2.0, 4.0])
+def test_the_rule_for_tanh_is_off_by_what_it_says_at_most(s: float) -> None:
+    """Steps so wide that the error is seen."""
+    fine = 0.001 * torch.arange(-12_000, 12_001, dtype=torch.float64)
+    exact = Rule(0.001, fine, 0.001 * torch.exp(-(fine**2) / 2) / ROOT)
+    m, deviation = torch.linspace(-3, 3, 101, dtype=torch.float64), torch.full((101,), s, dtype=torch.float64)
+    for step in (0.5, 1.0, 1.5):
+        nodes = step * torch.arange(-20, 21, dtype=torch.float64)
+        rule = Rule(step, nodes, step * torch.exp(-(nodes**2) / 2) / ROOT)
+        for found, truth, error in zip(
+            rule.values(m, deviation), exact.values(m, deviation), rule.errors(deviation), strict=True
+        ):
+            assert ((found - truth).abs() <= error).all()
+
+
+def test_a_blur_of_the_arguments_widens_the_bounds() -> None:
+    none = np.zeros((1, 1))
+    for shift in (-0.1, 0.1):
+        sums = characteristic.Sums(none, none, none, none, np.array([0.5 + shift]), np.array([1.0]), np.array([0.1]))
+        low, high = characteristic.expected_relu(sums)
+        assert low[0] <= 0.5 * norm.cdf(0.5) + norm.pdf(0.5) <= high[0]
+
+
+def interpolation(end: float, m: float, mu: float, noise: tuple[float, float], b: float) -> float:
+    """One first-layer neuron N(m + mu x, v x^2 + q) over [-end, end], weighed by 1, and a bias of deviation b."""
+    v, q = noise
+    s = np.full((1, 1), np.sqrt(v * end**2 + q))
+    one, ends = np.ones((1, 1)), (np.array([-end]), np.array([end]))
+    found = interpolation_errors(
+        (np.full((1, 1), m - mu * end), np.full((1, 1), m + mu * end)), (s, s), np.full((1, 1), 1e-12), ends,
+        np.full((1, 1), mu), np.full((1, 1), v), (one, 0 * one, 0 * one, np.array([b])),
+    )  # fmt: skip
+    return float(found.item())
+
+
+def test_interpolation_errors_that_are_met() -> None:
+    # zeta = x + N(0, 1) where a = x + 10 is active for certain: a curvature of phi(0) at 0
+    end = 0.05
+    truth = end * norm.cdf(end) + norm.pdf(end) - end / 2 - norm.pdf(0)
+    assert truth * (1 + 1e-6) <= interpolation(end, 10.0, 1.0, (0.0, 0.01), 1.0) * (1 + 1e-4) <= truth * 1.01
+    # a = N(0, x^2 + q): E relu(a) = phi(0) sqrt(x^2 + q), which bends most at 0, in the middle of the segment
+    for end, q in ((0.5, 0.1), (0.2, 0.04)):
+        truth = norm.pdf(0) * (np.sqrt(end**2 + q) - np.sqrt(q))
+        assert truth <= interpolation(end, 0.0, 0.0, (1.0, q), 1e9)
+
+
+def test_a_star_pays_for_what_lies_off_its_axes() -> None:
+    """-d_1 d_2 is 0 on the axes and -1 in a corner, with B(r) = 2."""
+    flat = np.zeros((1, 1, 5))
+    assert star_bound(flat, flat, np.zeros((1, 1, 2)), np.full((1, 1), 2.0))[0].item() <= -1.0
+
+
+def test_what_no_box_covers_costs_its_norm_times_the_root_of_its_mass() -> None:
+    """A row that is 0 on the box of mass 3/4 and -4 off it: E = -1, and its norm is 2."""
+    union = CentredUnion(tensor(0.75), tensor(0.75))
+    found = float(on_union(torch.zeros(1, 1, 1, dtype=torch.float64), 1, 1, union, tensor(2.0)[None]))
+    assert -1 - 1e-9 <= found <= -1
