@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from robustness_builders import bounds_of, model, random_model
+from robustness_builders import bounds_of, expectation, model, random_model
 from scipy.stats import norm
 
 from bnn_vnnlib.clock import Deadline, OutOfTime
@@ -31,7 +31,7 @@ from bnn_vnnlib.robustness.regression.one_layer import _relaxation
 from bnn_vnnlib.robustness.regression.quadrature import Rule
 from bnn_vnnlib.robustness.regression.rows import rows_over
 from bnn_vnnlib.robustness.regression.smooth import TanhRows
-from bnn_vnnlib.robustness.regression.stars import star_bound
+from bnn_vnnlib.robustness.regression.stars import curvature, star_bound
 
 CPU = torch.device("cpu")
 ROOT = float(np.sqrt(2 * np.pi))
@@ -336,3 +336,23 @@ def test_what_no_box_covers_costs_its_norm_times_the_root_of_its_mass() -> None:
     union = CentredUnion(tensor(0.75), tensor(0.75))
     found = float(on_union(torch.zeros(1, 1, 1, dtype=torch.float64), 1, 1, union, tensor(2.0)[None]))
     assert -1 - 1e-9 <= found <= -1
+
+
+def test_a_negative_row_counts_with_the_largest_mass_of_its_boxes() -> None:
+    union = CentredUnion(tensor(0.5), tensor(0.75))
+    assert float(on_union(-torch.ones(1, 1, 1, dtype=torch.float64), 1, 1, union, tensor(0.0)[None])) <= -0.75
+
+
+def test_curvature_is_that_of_the_smallest_deviation_of_the_box() -> None:
+    """E relu(N(0, x^2 + .01)) over 0 <= x <= 1 bends by phi(0) / .1 at 0."""
+    zero, one = np.zeros((1, 1)), np.ones((1, 1))
+    bias = {"bias": np.zeros(1), "bias_slack": np.zeros(1)}
+    first = {"mean": zero, "slack": zero, "variance": one, "bias_variance": np.array([0.01]), **bias}
+    second = {"mean": one, "slack": zero, "variance": zero, "bias_variance": np.array([1e18]), **bias}
+    assert curvature(first, second, zero, one, one, 1e-12 * one).item() >= norm.pdf(0) / 0.1 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("transform", ["softmax", "identity"])
+def test_weights_beyond_all_measure_are_left_to_the_boxes(transform: str) -> None:
+    net = model([([[1e13]], [0.0]), ([[1.0], [0.0]], [0.0, 0.0])], [([[1.0]], [0.0]), ([[0.1], [0.1]], [0.0, 0.0])])
+    assert len(list(expectation(net, transform).methods)) == 1
