@@ -66,7 +66,7 @@ def compare(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.runs.benchmarks import read_benchmarks
+        from bnn_vnnlib.benchmarks import read_benchmarks
         from bnn_vnnlib.runs.compare import Plan
         from bnn_vnnlib.runs.compare import compare as compared
         from bnn_vnnlib.runs.pools import Places

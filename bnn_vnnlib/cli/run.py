@@ -81,8 +81,8 @@ def run(
     """
     console = stderr_console()
     with guard(console, debug):
+        from bnn_vnnlib.benchmarks import read_benchmarks
         from bnn_vnnlib.options import settle
-        from bnn_vnnlib.runs.benchmarks import read_benchmarks
         from bnn_vnnlib.runs.pools import Places
         from bnn_vnnlib.runs.run import How, Run, selected
         from bnn_vnnlib.runs.store import Store

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bnn_vnnlib.benchmarks import Instance, existing, read_table
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.posteriors.convert import Recipe, convert
-from bnn_vnnlib.runs.benchmarks import Instance, existing, read_table
 from bnn_vnnlib.vnncomp import write_text
 
 RECORD = "conversion.json"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.benchmarks import Instance, existing
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
-from bnn_vnnlib.runs.benchmarks import Instance, existing
 from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.run import How, Run
 from bnn_vnnlib.runs.store import Again, Entry, Store

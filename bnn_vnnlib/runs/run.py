@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.benchmarks import Instance, existing
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.benchmarks import Instance, existing
 from bnn_vnnlib.runs.pools import Places, completed
 from bnn_vnnlib.runs.store import Again, Entry, Named, Store
 from bnn_vnnlib.runs.tables import write_tables

@@ -287,7 +287,7 @@ def test_a_cluster_needs_dask(stand_in, benchmark, tmp_path, monkeypatch):
 
 
 def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_path):
-    from bnn_vnnlib.runs.benchmarks import read_benchmarks
+    from bnn_vnnlib.benchmarks import read_benchmarks
     from bnn_vnnlib.runs.run import How, Run
 
     def lose(_task):
