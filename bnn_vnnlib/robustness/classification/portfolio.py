@@ -32,9 +32,6 @@ BUDGETS = (1e-2, 1e-5)
 SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 """The same where its inputs are split, and how far: a box costs more than one of a shallow network."""
 
-KINDS = ("relu",)
-"""Activations that exponential moments serve."""
-
 
 @dataclass(frozen=True, eq=False)
 class Portfolio:
@@ -63,7 +60,7 @@ def methods(
         return Portfolio((SoftmaxRows(samples, deadline),), (SoftmaxRows(samples, deadline, SPLIT),))
     device = weights.scale.device
     found = None if outputs > LARGEST else stack(network, posterior, device)
-    if found is None or found.kind not in KINDS:
+    if found is None or found.kind != "relu":
         return Portfolio(tails=_tails(bounds, posterior, device))
     layers = found.with_zero_logit() if bounds.transform == "sigmoid" else found
     if len(layers.layers) == 2:

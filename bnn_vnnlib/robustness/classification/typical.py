@@ -1,4 +1,4 @@
-"""What the neurons of a random network typically do: guesses that steer the bounds and that no bound rests on."""
+"""What the neurons of a random ReLU network typically do: guesses that steer the bounds and that no bound rests on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.robustness.classification.layers import Stack
-
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 
 FADED = 0.02**2
 """Share of the variance in front of an activation that is left behind it, at least: dead neurons may wake."""
@@ -45,7 +43,7 @@ def typical(stack: Stack, x: Tensor) -> list[Typical]:
         shaken = (4 * h * h * noise + 2 * noise * noise) @ (layer.variance**2).mT
         h, noise = m, v + spread
         if place + 1 < len(stack.layers):
-            values = ACTIVATIONS[stack.kind](m[..., None] + torch.sqrt(noise)[..., None] * nodes)
+            values = torch.relu(m[..., None] + torch.sqrt(noise)[..., None] * nodes)
             h = values @ weights
             noise = ((values - h[..., None]) ** 2) @ weights + FADED * noise
         found.append(Typical(m, torch.sqrt(spread), v, torch.sqrt(shaken), h, noise))
