@@ -84,3 +84,44 @@ def test_copies_add_up_in_swings(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert swing.slope.item() >= 0.8 * np.sqrt(2) * 0.5 * (1 - 1e-9)
                 checked += 1
     assert checked
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_smoothed_lines_of_one_weight_at_two_places(monkeypatch: pytest.MonkeyPatch, sign: float) -> None:
+    """+-(relu(w) + relu(w)) may follow 2 w."""
+    builder = Builder()
+    z = builder.activation(builder.linear(builder.input(1, 2, 1), np.array([[0.1]])), "relu")
+    network = builder.network(builder.linear(builder.reshape(z, 1, 2), np.ones((1, 2))))
+    case = record(monkeypatch, network, {"w0": np.array([[0.7]])}, ([1.0] * 2,) * 2, tensor([[sign]]), 1e-6, True)
+    (smooth,) = case.run.smooth.values()
+    assert ((smooth.below if sign > 0 else smooth.above) > 0).all()
+    bound = case.tail.bounds[-1]
+    assert isinstance(bound, Martingale)
+    assert bound.spread().item() >= 1.4 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_the_least_variance_is_that_of_the_smallest_outputs(monkeypatch: pytest.MonkeyPatch, places: int) -> None:
+    """S = v (h_1 + ..), h anywhere in its range above 0: the lower bound of its variance is at the lower ends."""
+    builder = Builder()
+    z = builder.activation(builder.linear(builder.input(1, places, 1), np.array([[5.0]])), "relu")
+    builder.linear(z, np.zeros((1, 1)))
+    sd = {"w0": np.array([[0.5]]), "w1": np.array([[0.8]])}
+    case = record(monkeypatch, builder.network(), sd, ([1.0] * places,) * 2, tensor(np.ones((1, places))), 1e-3)
+    lowest = case.run.ranges.values[z].lower.sum().item()
+    assert lowest > 1
+    assert case.tail.split is not None
+    assert 0 < case.tail.split.least.item() <= (0.8 * lowest) ** 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shared", ["weights", "weight and bias"])
+def test_sources_that_enter_twice_have_bound_1_only(monkeypatch: pytest.MonkeyPatch, shared: str) -> None:
+    """w relu(w x): the noise of the second layer is not independent of what it meets."""
+    builder = Builder()
+    w = builder.param(np.ones((1, 1)))
+    x = builder.activation(builder.linear(builder.input(1, 1), w), "relu")
+    builder.linear(x, w) if shared == "weights" else builder.shift(x, w)
+    case = record(monkeypatch, builder.network(), {"w0": np.ones((1, 1))}, ([1.0], [1.0]), tensor([[1.0]]), 1e-3, True)
+    assert case.run.variation is None
+    assert case.tail.split is None
+    assert not any(isinstance(bound, Martingale) for bound in case.tail.bounds)

@@ -246,7 +246,9 @@ def test_smoothed_lines_pay_for_the_steepest_slope(monkeypatch: pytest.MonkeyPat
     case = record(monkeypatch, network, sd, (at, at), tensor([[sign]]), 1e-6, True)
     (smooth,) = case.run.smooth.values()
     assert (smooth.below if sign > 0 else smooth.above).item() > 0
-    assert case.tail.bounds[-1].spread().item() >= needed * (1 - 1e-9)  # type: ignore[union-attr]
+    bound = case.tail.bounds[-1]
+    assert isinstance(bound, Martingale)
+    assert bound.spread().item() >= needed * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -291,3 +293,17 @@ def test_the_fold_of_the_centred_bounds(monkeypatch: pytest.MonkeyPatch) -> None
     assert case.tail.split is not None
     assert case.tail.split.mean.item() <= exact
     assert case.tail.split.folded.item() == pytest.approx(np.sqrt(sd[0] ** 2 @ reach**2), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", ["relu", "max"])
+def test_differences_reach_what_the_mean_network_varies_by(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """relu(x), and |x| as a maximum, vary by 1 over [-1, 1]."""
+    builder = Builder()
+    x = builder.activation(builder.linear(builder.input(1, 1), np.array([[1.0], [-1.0]])), "relu")
+    if way == "max":
+        x = builder.reshape(builder.maximum(x), 1, 1)
+    z = builder.linear(x, np.array([[1.0, 0.0]] if way == "relu" else [[1.0]]))
+    builder.linear(builder.activation(z, "relu"), np.ones((1, 1)))
+    case = record(monkeypatch, builder.network(), {"w2": np.ones((1, 1))}, ([-1.0], [1.0]), tensor([[1.0]]), 0.5, True)
+    assert case.run.variation is not None
+    assert case.run.variation.known[z].item() >= 1.0

@@ -11,10 +11,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails import claimed, run
+from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
+from bnn_vnnlib.bounds.tails.engine import Rows
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.network import GaussianDiagonal
+from bnn_vnnlib.robustness import weight_sets
 from support.networks import Builder, dense_network
 from support.tails import (
     failures,
@@ -172,3 +175,26 @@ def test_ranges_that_are_claimed_twice(way: str, kind: str, thorough: bool) -> N
     found = failures(network, sd, (at, at), rows, thresholds, (1e-6,), thorough=thorough)[0, 0] + 1e-6
     assert not surprising((y[:, None] <= thresholds).sum(0), len(y), found).any()
     assert found[0] < 0.01
+
+
+def test_what_tuning_spends_is_what_it_uses() -> None:
+    """k Phi(-z) is at most the share of the event for all its levels, and the shares are the budget, which is paid."""
+    network, rng = dense_network([2, 3, 3, 1]), np.random.default_rng(4)
+    posterior = GaussianDiagonal({name: part**2 for name, part in random_deviations(network, rng, 0.1).items()})
+    weights = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
+    box, budgets = (tensor([[0.0, 0.1]]), tensor([[0.1, 0.2]])), tensor([0.01])
+    engine = TailEngine(network)
+    tuning = engine._tuning(Rows(network, *weights, box, tensor([[[1.0]]]), None, 1, slice(0, 1)), budgets)
+    tuning.shares += tensor(rng.normal(size=tuple(tuning.shares.shape)))
+    plan, spent = tuning.plan(rounded=True)
+    used = 0.0
+    for found in plan.deviations.values():
+        for levels in (found.sides, found.middle, {1: found.near}):
+            lost = torch.stack([k * torch.special.ndtr(-z) for k, z in levels.items()]).amax(0)
+            torch.testing.assert_close(lost, torch.special.ndtr(-levels[1]), rtol=1e-6, atol=0)
+            used += lost.sum().item()
+    assert used <= spent.item()
+    assert spent.item() == pytest.approx(0.01)
+    least = tensor([[-100.0]])
+    total = engine.tuned(*weights, box, tensor([[[1.0]]]), None, least, budgets, lambda rows, _: rows[0].sum(-1), 0)
+    assert total.item() >= 0.01 * (1 - 1e-9)

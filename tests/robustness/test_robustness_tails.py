@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal, Model
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.robustness.problem import Problem, from_labels, from_property
-from bnn_vnnlib.robustness.tails import SETTLED, TailBounds, tails_apply
+from bnn_vnnlib.robustness.tails import FIRST, SETTLED, TailBounds, tails_apply
 from bnn_vnnlib.street import verify
 from robustness.robustness_builders import (
     bounds_of,
@@ -95,6 +96,23 @@ def test_the_rows_of_one_case_add_up(strict: bool) -> None:
         assert found <= exact
         assert found == pytest.approx(max(0.0, 1 - 2 * stats.norm.sf(a)), abs=1e-12)
         assert p_safe(net, ONE, ONE, case)[1] >= 1 - exact
+
+
+def test_upper_bounds_take_the_inner_side_of_a_row() -> None:
+    """y <= b with b between two floats: a violation is certain only below the lower one."""
+    net = layer([[0.0]], [0.0], [[1.0]])
+    question = problem(ONE, ONE, rows([[1.0]], [1.0]))
+    question = replace(question, rows=replace(question.rows, inner_bound=torch.zeros_like(question.rows.bound)))
+    assert unsafe_of(net, question) <= 0.5
+    assert lower_of(net, question) <= stats.norm.sf(1.0)
+
+
+def test_the_budget_is_paid() -> None:
+    """Rows that never fail still rest on ranges that may."""
+    net = random_model(4, [2, 3, 1])
+    question = problem([0.1, 0.2], [0.1, 0.2], rows([[1.0]], [-1e9]))
+    assert bounds_by_tails(net).item_failures(question).item() == pytest.approx(FIRST)
+    assert lower_of(net, question) <= 1 - FIRST
 
 
 def test_rows_that_exclude_each_other_are_never_unsafe() -> None:
