@@ -207,7 +207,7 @@ def setup(
 
 def node_values(network: Network, grid: Tensor, weights: dict[str, Tensor]) -> list[Tensor]:
     """Value (S, G, *shape) of every node."""
-    return evaluate._forward(network, grid[None], evaluate._gatherer(network, weights, grid.device))
+    return evaluate._forward(network, grid[None], evaluate._gatherer(network, weights, grid))
 
 
 def left_claims(case: Case, values: list[Tensor]) -> Tensor:
