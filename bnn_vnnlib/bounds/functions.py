@@ -176,6 +176,7 @@ def _wave(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], 
     """sin (shift 0) and cos (shift 1/2): inflections at (k + shift) pi; at most three are in an interval of 2 pi."""
 
     def pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+        """The half waves from the one before l on."""
         first = torch.floor(lower / math.pi - shift)  # the half wave in which l lies, or the one beside it
         found = []
         for i in range(-1, 4):

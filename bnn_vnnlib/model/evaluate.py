@@ -50,20 +50,20 @@ def evaluate(
 
 
 def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> Parameter:
-    """Param -> its value (K or 1, *shape), from `params` or else from the network."""
-
-    device = x.device
+    """Param -> its value (K or 1, *shape), from `params` or else from the network; of the device and type of x."""
+    device, kind = x.device, x.dtype
 
     def parameter(param: Param) -> Tensor:
+        """Entries times factor; most weights are a source as it is."""
         shape = network.tensors[param.source].shape
         source = params.get(param.source)
         if source is None:
-            source = torch.as_tensor(network.tensors[param.source], device=device, dtype=x.dtype)
+            source = torch.as_tensor(network.tensors[param.source], device=device, dtype=kind)
         entries = source.reshape(-1, math.prod(shape))
-        if param.whole and entries.shape[1] == param.index.size:  # most weights; a gather would copy them
+        if param.whole and entries.shape[1] == param.index.size:  # a gather would copy it
             return entries.reshape(len(entries), *param.shape)
         index = torch.as_tensor(param.index, device=device).reshape(-1)
-        factor = torch.as_tensor(param.factor, dtype=x.dtype, device=device)
+        factor = torch.as_tensor(param.factor, dtype=kind, device=device)
         return entries[:, index].reshape(len(entries), *param.shape) * factor
 
     return parameter

@@ -21,6 +21,7 @@ def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
     """A reduction over axes that are an attribute or an input, all if there are none."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+        """The axes are moved to the end and made one; the join takes that."""
         x = variable(graph, node, inputs)
         given = ints_attribute(node, "axes", ())
         if len(inputs) > 1 and inputs[1] is not None:
@@ -82,6 +83,7 @@ def _extreme(sign: int) -> Callable[[Builder, NodeProto, Inputs], Value]:
     """Max (sign 1) or Min (-1) of tensors, some of which may be constant."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+        """Of the computed ones at once, then with each constant."""
         name = label(node)
         computed = [value for value in inputs if isinstance(value, Variable)]
         constants = [value for value in inputs if isinstance(value, Constant)]

@@ -117,6 +117,7 @@ def _runs(
     how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
 
     def ours(instance: Instance, variant: Variant, query: str) -> Task:
+        """Our own answer: on the plain network, or a query on the BNN itself."""
         model = variant.path if query == "deterministic" else _model(instance)
         prop = existing(instance.prop) or instance.prop
         limit = plan.timeout or instance.timeout

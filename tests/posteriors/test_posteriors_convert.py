@@ -169,7 +169,7 @@ def linear(folder: Path, rng: np.random.Generator) -> tuple[Path, Path, np.ndarr
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
 def test_laplace_of_a_linear_network_is_the_closed_form(tmp_path: Path) -> None:
     """1 / variance = sum of x_i^2 / noise^2 + prior precision, for every weight."""
-    pytest.importorskip("laplace")
+    pytest.importorskip("laplace", reason="laplace-torch (extra `convert`) is not installed")
     path, data, x, y = linear(tmp_path, np.random.default_rng(0))
     converted, notes = convert(path, FittedOn("laplace", data), "gaussian")
     model = model_from_proto(converted)
@@ -185,7 +185,7 @@ def test_laplace_of_a_linear_network_is_the_closed_form(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_ivon_keeps_a_good_network_good(tmp_path: Path) -> None:
-    pytest.importorskip("ivon")
+    pytest.importorskip("ivon", reason="ivon-opt (extra `convert`) is not installed")
     path, data, x, y = linear(tmp_path, np.random.default_rng(1))
     epochs: list[int] = []
     recipe = FittedOn("ivon", data, epochs=5, rate=1e-3, progress=epochs.append)

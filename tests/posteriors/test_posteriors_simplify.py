@@ -67,7 +67,7 @@ def same_posterior(before: Model, after: Model, x: np.ndarray) -> None:
 @pytest.mark.parametrize("make", [convolution, mlp])
 def test_the_posterior_follows(make: Callable[[], ModelProto], tool: str, tmp_path: Path) -> None:
     if tool != "onnxruntime":
-        pytest.importorskip(tool)
+        pytest.importorskip(tool, reason=f"{tool} (extra `simplify`) is not installed")
     proto = make()
     names = WEIGHTS if make is convolution else ("W1", "b1", "W2", "b2", "W3")
     before = read_model(saved(proto, tmp_path / "b.onnx", gaussian(proto, names), "categorical"))
