@@ -23,9 +23,6 @@ from bnn_vnnlib.model.nodes import Activation, Conv, Input, Linear, Max, Product
 
 Method = Literal["interval", "linear"]
 
-WIDE = 128
-"""Inputs from which on the first layer is not bounded linearly: it would store outputs x inputs for every item."""
-
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, about (4 MiB: near the caches, which is faster on a CPU)."""
 
@@ -118,11 +115,12 @@ class Engine:
 
         A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: of Relu and
         LeakyRelu those with both signs; and none where a single map leads from the input here, because the interval
-        of one map loses no more than the product of both radii.
+        of one map loses no more than the product of both radii: there a dense layer is bounded by intervals, too,
+        if its inputs are many, since lines would store outputs x inputs for every item.
         """
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
-        if first and (box.lower.shape[-1] > WIDE or not weights.spreads):
+        if first and (box.lower.shape[-1] > linear.WIDE or not weights.spreads):
             return known
         items, n = box.lower.shape[1:]
         form = linear.dense_units(self.network, weights, ranges, position, items, n)
@@ -185,7 +183,7 @@ class Engine:
         nodes = self.network.nodes
         need = rows * self._widest
         if self.method == "linear":
-            wide = self.network.signature.input_size > WIDE
+            wide = self.network.signature.input_size > linear.WIDE
             sources = [node.inputs[0] for node in nodes if isinstance(node, Activation)]
             sources = [s for s in sources if not (wide and self._maps_below(s) <= 1)]
             below = (2 * math.prod(nodes[s].shape) * max(self._sizes[: max(1, s - 1)]) for s in sources)

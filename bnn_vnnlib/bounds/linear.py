@@ -6,8 +6,8 @@ Method: a row A over the output of a weighted map with |W - Wc| <= Wr is bounded
 which is concave in every z_j, so that its best linear lower bound on [l, u] is the chord of |z_j|:
     A' = A Wc - s (|A| Wr),   constant -= (|A| Wr) t,   |z| <= s z + t on [l, u].
 It dominates every McCormick plane after the minimum over W and never stores the linear form in W. In a `rough` walk,
-which tightens the inputs of activations, |z| of a map over the input is replaced by its largest value: the loss is of
-second order (radius of the weights times width of the inputs) and it saves the product |A| Wr, the dearest one.
+which tightens the inputs of activations, |z| of a map over a wide input is replaced by its largest value: the loss is
+of second order (radius of the weights times width of the inputs) and it saves the product |A| Wr, the dearest one.
 A weight that is used several times (convolution, tied layers) is treated as independent uses: sound, looser.
 Activations are replaced by their lines (`activations`). At the input the chord is exact, since a concave function
 takes its minimum over an interval at an end point.
@@ -61,13 +61,16 @@ from bnn_vnnlib.model.nodes import (
     Transpose,
 )
 
+WIDE = 128
+"""Inputs beyond which a walk is rough, and the first layer is bounded by intervals (see `engine`)."""
+
 
 def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
     """A' = A Wc - s (|A| Wr)."""
     (source,) = node.inputs
     box = walk.weights.param(node.weight)
     shape = walk.network.nodes[source].shape
-    rough = walk.rough and isinstance(walk.network.nodes[source], Input)
+    rough = walk.rough and isinstance(walk.network.nodes[source], Input) and math.prod(shape) > WIDE
 
     def back(weight: Tensor, a: Tensor) -> Tensor:
         return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
@@ -324,7 +327,7 @@ def walk_back(
     seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
     size : n, the number of scalar inputs
     rules : the method
-    rough : take the noise of a map over the input at the largest |x|
+    rough : take the noise of a map over a wide input at the largest |x|
     """
     lead = seeds[0][1]
     zero = lead.new_zeros(lead.shape[:3])

@@ -89,7 +89,7 @@ class LinearForm:
 class Walk:
     """The state of one walk: coefficients still to be taken to the input, and what has been paid.
 
-    rough : spend less on the noise of maps over the input, see `linear`
+    rough : spend less on the noise of maps over a wide input, see `linear`
     """
 
     network: Network

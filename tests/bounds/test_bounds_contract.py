@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.bounds import engine, maps
+from bnn_vnnlib.bounds import engine, linear, maps
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.model.evaluate import evaluate
@@ -76,6 +76,17 @@ ATTACKED = [(name, 2, 1, True) for name in GRAPHS] + [(name, 1, 2, False) for na
 
 @pytest.mark.parametrize(("name", "boxes", "items", "own_inputs"), ATTACKED)
 def test_attacked_weights_and_inputs_never_contradict(name: str, boxes: int, items: int, own_inputs: bool) -> None:
+    attack(name, boxes, items, own_inputs)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_is_done_for_wide_inputs_is_attacked_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rough walks, and a first layer that is bounded by intervals: here for inputs of any width."""
+    monkeypatch.setattr(linear, "WIDE", 0)
+    attack(name, 2, 2, True)
+
+
+def attack(name: str, boxes: int, items: int, own_inputs: bool) -> None:
     network = GRAPHS[name]()
     rng = np.random.default_rng(seed_of(name) + boxes)
     weights = random_boxes(network, rng, boxes, items)
