@@ -65,15 +65,21 @@ def margins(classes: int) -> Tensor:
     return rows[None]
 
 
+def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Seconds of each, after one run to warm up; they take turns, so that a slow moment of the machine hits all."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            begun = time.thread_time()  # of this thread alone: other processes on the machine count for less
+            run()
+            if turn:
+                found[name].append(time.thread_time() - begun)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
 def median(run: Callable[[], Any], repeats: int) -> float:
-    """Seconds, after one run to warm up."""
-    run()
-    found = []
-    for _ in range(repeats):
-        begun = time.thread_time()  # of this thread alone: other processes on the machine count for less
-        run()
-        found.append(time.thread_time() - begun)
-    return statistics.median(found)
+    """The same of a single one."""
+    return medians({"": run}, repeats)[""]
 
 
 def ours(sizes: list[int], batch: int) -> dict[str, Callable[[], Tensor]]:
@@ -153,7 +159,7 @@ def main(
         "rival's bound", "ours",
     ))  # fmt: skip
     runs_of = {tuple(sizes): ours(sizes, batch) for sizes in SIZES}
-    seconds_of = {key: {name: median(run, repeats) for name, run in runs.items()} for key, runs in runs_of.items()}
+    seconds_of = {key: medians(runs, repeats) for key, runs in runs_of.items()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # before what others need
     for sizes in SIZES:
         runs, seconds = runs_of[tuple(sizes)], seconds_of[tuple(sizes)]
