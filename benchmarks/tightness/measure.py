@@ -34,16 +34,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "measure"))
+
+from npz_to_onnx import convert
+
 from bnn_vnnlib import Model, read_model, verify_batch
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import GaussianDiagonal, Network
-from bnn_vnnlib.model.nodes import Activation, Input, Linear, Node, Param, Shift
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.problem import from_labels
 from bnn_vnnlib.robustness.tails import TailBounds, lower_of
-from bnn_vnnlib.signature import Signature, Variable
+from dense import dense_network
 
 HERE = Path(__file__).resolve().parent
 SCALES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -165,26 +169,11 @@ def trained(sizes: list[int], x: Floats, label: NDArray[np.int64]) -> Network:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    tensors = {f"{'Wb'[i % 2]}{i // 2}": parameter.detach().numpy() for i, parameter in enumerate(parameters)}
-    nodes: list[Node] = [Input("x", (), (1, sizes[0]), 0)]
-    for k, size in enumerate(sizes[1:]):
-        weight, bias = (
-            Param(name, np.arange(tensors[name].size).reshape(tensors[name].shape), np.array(1.0))
-            for name in (f"W{k}", f"b{k}")
-        )
-        nodes.append(Linear(f"W{k}", (len(nodes) - 1,), (1, size), weight, 1))
-        nodes.append(Shift(f"b{k}", (len(nodes) - 1,), (1, size), bias))
-        if k + 2 < len(sizes):
-            nodes.append(Activation(f"a{k}", (len(nodes) - 1,), (1, size), "relu"))
-    signature = Signature((Variable("x", "float64", (1, sizes[0])),), (Variable("y", "float64", (1, sizes[-1])),))
-    return Network(signature, tuple(nodes), (len(nodes) - 1,), tensors)
+    return dense_network([(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers])
 
 
 def published(file: Path) -> Model:
     """A posterior in an .npz file, through ONNX."""
-    sys.path.insert(0, str(HERE.parents[1] / "scripts"))
-    from npz_to_onnx import convert
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         onnx.save(convert(file, "categorical"), path)

@@ -32,17 +32,15 @@ from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.robustness import decision
 from bnn_vnnlib.robustness.attack import transformed
 from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
 from bnn_vnnlib.robustness.problem import OutputCases, from_cases
-from bnn_vnnlib.signature import Signature, Variable
+from dense import dense_network
 
 BOXES, FEW, MANY, BATCH = 2, 20_000, 1_000_000, 10_000
 """Boxes a network; drawn networks at first, where in doubt, and at a time."""
@@ -73,7 +71,11 @@ def trial(rng: np.random.Generator) -> Trial:
     depth = int(rng.choice([1, 1, 2, 2, 3, 4]))
     kind = str(rng.choice(["relu", "relu", "tanh", "sigmoid", "leaky_relu"], p=[0.3, 0.2, 0.2, 0.2, 0.1]))
     sizes = (int(rng.integers(1, 5)), *rng.integers(1, 7, size=depth).tolist(), outputs)
-    network = dense(sizes, kind, rng)
+    layers = [
+        (rng.normal(size=(after, before)) * np.sqrt(2 / before), 0.5 * rng.normal(size=after))
+        for before, after in itertools.pairwise(sizes)
+    ]
+    network = dense_network(layers, kind, 0.1 if kind == "leaky_relu" else 0.0)  # type: ignore[arg-type]
     ratio = float(10 ** rng.uniform(-2, 0))
     posterior = samples(network, ratio, rng) if rng.random() < 0.2 else gaussian(network, ratio, rng)
     model = Model(network, posterior, likelihood, None, b"")  # type: ignore[arg-type]
@@ -85,24 +87,6 @@ def trial(rng: np.random.Generator) -> Trial:
     rows = torch.cat([torch.eye(outputs, dtype=torch.float64), *(torch.as_tensor(a) for a, _, _ in cases)])
     label = f"{kind} {sizes} {likelihood} {type(posterior).__name__} sd/mean {ratio:.3f}"
     return Trial(model, transform, center - radius, center + radius, rows, cases, label)
-
-
-def dense(sizes: tuple[int, ...], kind: str, rng: np.random.Generator) -> Network:
-    """A chain of dense layers with random weights."""
-    graph: list[nodes.Node] = [nodes.Input("x", (), (1, sizes[0]), 0)]
-    tensors = {}
-    for k, (before, after) in enumerate(itertools.pairwise(sizes)):
-        tensors[f"W{k}"] = rng.normal(size=(after, before)) * np.sqrt(2 / before)
-        tensors[f"b{k}"] = 0.5 * rng.normal(size=after)
-        weight = Param(f"W{k}", np.arange(after * before).reshape(after, before), np.asarray(1.0))
-        bias = Param(f"b{k}", np.arange(after), np.asarray(1.0))
-        graph.append(nodes.Linear(f"l{k}", (len(graph) - 1,), (1, after), weight, 1))
-        graph.append(nodes.Shift(f"s{k}", (len(graph) - 1,), (1, after), bias))
-        if k + 2 < len(sizes):
-            alpha = 0.1 if kind == "leaky_relu" else 0.0
-            graph.append(nodes.Activation(f"a{k}", (len(graph) - 1,), (1, after), kind, alpha))  # type: ignore[arg-type]
-    ends = [(Variable(name, "float64", (1, size)),) for name, size in (("x", sizes[0]), ("y", sizes[-1]))]
-    return Network(Signature(*ends), tuple(graph), (len(graph) - 1,), tensors)
 
 
 def gaussian(network: Network, ratio: float, rng: np.random.Generator) -> GaussianDiagonal:

@@ -20,7 +20,6 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from onnx import ModelProto, TensorProto, numpy_helper
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -31,6 +30,7 @@ from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import FOLDABLE
 from bnn_vnnlib.model.operators import supported_operators
+from doubled import doubled
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,6 @@ class Compared:
     single: float | None = None
     double: float | None = None
     refused: str | None = None
-
-
-def doubled(proto: ModelProto) -> ModelProto:
-    """The same network in float64."""
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    del copy.graph.value_info[:]
-    attributes = [attribute for node in copy.graph.node for attribute in node.attribute]
-    for tensor in [*copy.graph.initializer, *(attribute.t for attribute in attributes if attribute.HasField("t"))]:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
-    for attribute in attributes:
-        if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-            attribute.i = TensorProto.DOUBLE
-    for info in (*copy.graph.input, *copy.graph.output):
-        if info.type.tensor_type.elem_type == TensorProto.FLOAT:
-            info.type.tensor_type.elem_type = TensorProto.DOUBLE
-    return copy
 
 
 def difference(model: Model, points: int) -> float | None:

@@ -11,6 +11,7 @@ never to bound.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -28,9 +29,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import Walk, dot, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
-from bnn_vnnlib.signature import Signature, Variable
+from dense import dense_network
 
 CASES = (((784, 128, 10), 64), ((784, 50, 50, 10), 64), ((64, 64, 10), 64), ((3, 125, 5), 1024), ((64, 64, 10), 1))
 REPEATS = 25
@@ -44,7 +43,11 @@ def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
         return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), rows)
 
     carried = back(box.center, a)
-    if box.spread is not None:
+    if walk.rough and isinstance(walk.network.nodes[source], nodes.Input) and math.prod(shape) > linear.WIDE:
+        noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[source].magnitude)
+        if noise is not None:
+            walk.constant = walk.constant - dot(a.abs(), noise)
+    elif box.spread is not None:
         scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
         noise = back(box.spread, a.abs() * scale)
         slope, offset = linear._chord_of_absolute(walk.ranges.values[source])
@@ -108,27 +111,13 @@ def careless() -> Iterator[None]:
         yield
 
 
-def dense(sizes: tuple[int, ...], rng: np.random.Generator) -> Network:
-    """A Relu network with random weights."""
-    graph: list[nodes.Node] = [nodes.Input("x", (), (1, sizes[0]), 0)]
-    tensors = {}
-    for k, (before, after) in enumerate(itertools.pairwise(sizes)):
-        tensors[f"W{k}"] = rng.normal(size=(after, before)) * np.sqrt(2 / before)
-        tensors[f"b{k}"] = 0.1 * rng.normal(size=after)
-        weight = Param(f"W{k}", np.arange(after * before).reshape(after, before), np.asarray(1.0))
-        bias = Param(f"b{k}", np.arange(after), np.asarray(1.0))
-        graph.append(nodes.Linear(f"l{k}", (len(graph) - 1,), (1, after), weight, 1))
-        graph.append(nodes.Shift(f"s{k}", (len(graph) - 1,), (1, after), bias))
-        if k + 2 < len(sizes):
-            graph.append(nodes.Activation(f"a{k}", (len(graph) - 1,), (1, after), "relu"))
-    ends = [(Variable(name, "float64", (1, size)),) for name, size in (("x", sizes[0]), ("y", sizes[-1]))]
-    return Network(Signature(*ends), tuple(graph), (len(graph) - 1,), tensors)
-
-
 def measure(sizes: tuple[int, ...], batch: int) -> tuple[float, float, float, float]:
     """Median seconds with care and without, ratio, and the largest difference of the bounds relative to their size."""
     rng = np.random.default_rng(0)
-    network = dense(sizes, rng)
+    network = dense_network([
+        (rng.normal(size=(after, before)) * np.sqrt(2 / before), 0.1 * rng.normal(size=after))
+        for before, after in itertools.pairwise(sizes)
+    ])  # fmt: skip
     centers = {name: torch.as_tensor(tensor)[None] for name, tensor in network.tensors.items()}
     spreads = {name: torch.as_tensor(0.01 * np.abs(tensor)) for name, tensor in network.tensors.items()}
     weights = WeightBoxes(centers, spreads, torch.ones(1, 1, dtype=torch.float64))

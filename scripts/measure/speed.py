@@ -34,28 +34,19 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Input, Linear, Node, Param, Shift
-from bnn_vnnlib.signature import Signature, Variable
+from dense import dense_network
 
 SIZES = ([3, 125, 5], [784, 128, 10], [784, 50, 50, 10], [5, 50, 50, 50, 50, 50, 50, 5])
 SPREAD, EPS = 0.002, 0.01
 
 
-def dense(sizes: list[int]) -> Network:
-    """Linear, Shift, Relu, ..., with weights of a usual size."""
+def random_network(sizes: list[int]) -> Network:
+    """Weights of a usual size."""
     rng = np.random.default_rng(0)
-    tensors: dict[str, np.ndarray] = {}
-    nodes: list[Node] = [Input("x", (), (1, sizes[0]), 0)]
-    for k, (before, after) in enumerate(itertools.pairwise(sizes)):
-        tensors[f"W{k}"] = rng.normal(size=(after, before)) / np.sqrt(before)
-        tensors[f"b{k}"] = 0.1 * rng.normal(size=after)
-        whole = {n: Param(n, np.arange(t.size).reshape(t.shape), np.array(1.0)) for n, t in tensors.items()}
-        nodes.append(Linear(f"W{k}", (len(nodes) - 1,), (1, after), whole[f"W{k}"], 1))
-        nodes.append(Shift(f"b{k}", (len(nodes) - 1,), (1, after), whole[f"b{k}"]))
-        if k + 2 < len(sizes):
-            nodes.append(Activation(f"a{k}", (len(nodes) - 1,), (1, after), "relu"))
-    signature = Signature((Variable("x", "float64", (1, sizes[0])),), (Variable("y", "float64", (1, sizes[-1])),))
-    return Network(signature, tuple(nodes), (len(nodes) - 1,), tensors)
+    return dense_network([
+        (rng.normal(size=(after, before)) / np.sqrt(before), 0.1 * rng.normal(size=after))
+        for before, after in itertools.pairwise(sizes)
+    ])  # fmt: skip
 
 
 def margins(classes: int) -> Tensor:
@@ -84,7 +75,7 @@ def median(run: Callable[[], Any], repeats: int) -> float:
 
 def ours(sizes: list[int], batch: int) -> dict[str, Callable[[], Tensor]]:
     """What is timed, by name; each returns lower bounds of the rows or failure probabilities."""
-    network = dense(sizes)
+    network = random_network(sizes)
     torch.manual_seed(0)
     x = torch.rand(batch, sizes[0], dtype=torch.float64)
     lower, upper, rows = x - EPS, x + EPS, margins(sizes[-1])
@@ -120,7 +111,7 @@ def rival(path: Path, sizes: list[int], batch: int) -> Callable[[], Tensor]:
     lirpa = importlib.import_module("auto_LiRPA")
     torch.set_default_dtype(torch.float64)  # the rival makes its identities in the default type
 
-    network = dense(sizes)
+    network = random_network(sizes)
     layers: list[torch.nn.Module] = []
     for k, (before, after) in enumerate(itertools.pairwise(sizes)):
         layer = torch.nn.Linear(before, after, dtype=torch.float64)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from onnx import ModelProto, TensorProto, numpy_helper
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import (
@@ -23,6 +22,7 @@ from bnn_vnnlib.model import (
 )
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto
+from doubled import doubled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,24 +84,6 @@ def test_corpus(shared: Path, name: str) -> None:
     assert caught.value.node is not None
     assert refusal in caught.value.node
     assert caught.value.path == path
-
-
-def doubled(proto: ModelProto) -> ModelProto:
-    """The same network in float64."""
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    del copy.graph.value_info[:]
-    attributes = [attribute for node in copy.graph.node for attribute in node.attribute]
-    for tensor in [*copy.graph.initializer, *(attribute.t for attribute in attributes if attribute.HasField("t"))]:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
-    for attribute in attributes:
-        if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-            attribute.i = TensorProto.DOUBLE
-    for info in (*copy.graph.input, *copy.graph.output):
-        if info.type.tensor_type.elem_type == TensorProto.FLOAT:
-            info.type.tensor_type.elem_type = TensorProto.DOUBLE
-    return copy
 
 
 @pytest.mark.parametrize("name", [name for name in corpus_files() if bare(name) not in REFUSED])
