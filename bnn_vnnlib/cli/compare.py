@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
-from bnn_vnnlib.cli.options import Debug, Seed
+from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ def compare(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many networks are drawn (sampled, merged).")] = 10,
     query: Annotated[list[str] | None, typer.Option(help="Ours on the BNN itself: probabilistic, decision.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="As for run.")] = None,
-    rerun: Annotated[Literal["never", "failed", "unknown", "all"], typer.Option(help="As for run.")] = "never",
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")] = None,
+    timeout: OwnLimit = None,
+    only: Only = None,
+    rerun: Rerun = "never",
+    workers: Workers = None,
+    threads: Threads = None,
     seed: Seed = 0,
     recipes: Annotated[
         bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -27,4 +28,21 @@ Search = Annotated[
     Literal["float64", "float32"],
     typer.Option(help="Floating type of searches; what they find is confirmed in float64."),
 ]
+Serialise = Annotated[
+    Path | None,
+    typer.Option(
+        "--serialise-assignments", "--assignments", metavar="FOLDER", help="For a sat: VARIABLE.pb for each variable."
+    ),
+]
+OwnLimit = Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Only where CATEGORY/ONNX/VNNLIB contains this; * and ?."),
+]
+Rerun = Annotated[
+    Literal["never", "failed", "unknown", "all"],
+    typer.Option(help="Finished instances to run again: errors; these, unknown and timeout; or all."),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,12 +15,17 @@ from bnn_vnnlib.cli.options import (
     Margin,
     Method,
     NumBoxes,
+    Only,
     Outputs,
+    OwnLimit,
+    Rerun,
     Rule,
     Search,
     Seed,
     TauSafe,
     TauUnsafe,
+    Threads,
+    Workers,
 )
 from bnn_vnnlib.errors import OptionError
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bnn_vnnlib.runs.pools import Places
-    from bnn_vnnlib.runs.run import Run
+    from bnn_vnnlib.runs.run import How, Run
 
 
 def run(
@@ -52,20 +57,12 @@ def run(
     margin: Margin = None,
     seed: Seed = 0,
     search: Search = "float64",
-    timeout: Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only where CATEGORY/ONNX/VNNLIB contains this; * and ?."),
-    ] = None,
-    rerun: Annotated[
-        Literal["never", "failed", "unknown", "all"],
-        typer.Option(help="Finished instances to run again: errors; these, unknown and timeout; or all."),
-    ] = "never",
+    timeout: OwnLimit = None,
+    only: Only = None,
+    rerun: Rerun = "never",
     check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")] = None,
+    workers: Workers = None,
+    threads: Threads = None,
     memory: Annotated[float | None, typer.Option(help="GiB of data that an instance may allocate.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
     scheduler: Annotated[
@@ -81,38 +78,46 @@ def run(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.benchmarks import read_benchmarks
-        from bnn_vnnlib.options import settle
         from bnn_vnnlib.runs.pools import Places
-        from bnn_vnnlib.runs.run import How, Run, selected
-        from bnn_vnnlib.runs.store import Store
+        from bnn_vnnlib.runs.run import How
 
         for option, value in (("--timeout", timeout), ("--margin", margin), ("--memory", memory)):
             check_positive(option, value)
-        queries: tuple[str | None, ...] = tuple(query) if query else (None,)
-        for asked in queries:  # refuses what no instance could be run with
-            settle({}, asked, tau_safe, tau_unsafe)
         options = {
             "tau-safe": tau_safe, "tau-unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs,
             "method": method, "boxes": boxes, "num-boxes": num_boxes, "margin": margin, "seed": seed,
             "rule": rule, "search": search,
         }  # fmt: skip
         how = How(
-            queries=queries,
-            arguments=_arguments(options),
-            seed=seed,
-            timeout=timeout,
-            memory=None if memory is None else memory * 2**30,
-            fresh=fresh,
-            check=check,
-        )
+            queries=_queries(query, tau_safe, tau_unsafe), arguments=_arguments(options), seed=seed, timeout=timeout,
+            memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
+        )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
-        instances = selected(read_benchmarks(benchmarks), only or [])
-        if not instances:
-            raise OptionError("no instance is left to run" if only else "the tables hold no instances")
-        prepared = Run.prepare(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
+        prepared = _prepared(benchmarks, only or [], how, where, out, rerun)
         _go(prepared, where, console)
         _summary(prepared, console)
+
+
+def _queries(asked: list[str] | None, tau_safe: float | None, tau_unsafe: float | None) -> tuple[str | None, ...]:
+    """Those asked for; refuses what no instance could be run with."""
+    from bnn_vnnlib.options import settle
+
+    queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
+    for query in queries:
+        settle({}, query, tau_safe, tau_unsafe)
+    return queries
+
+
+def _prepared(benchmarks: list[Path], only: list[str], how: How, where: Places, out: Path, rerun: Rerun) -> Run:
+    """The run over the instances that are left."""
+    from bnn_vnnlib.benchmarks import read_benchmarks
+    from bnn_vnnlib.runs.run import Run, selected
+    from bnn_vnnlib.runs.store import Store
+
+    instances = selected(read_benchmarks(benchmarks), only)
+    if not instances:
+        raise OptionError("no instance is left to run" if only else "the tables hold no instances")
+    return Run.prepare(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
 
 
 def _arguments(options: dict[str, Any]) -> tuple[str, ...]:

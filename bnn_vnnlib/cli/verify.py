@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +21,16 @@ from bnn_vnnlib.cli.options import (
     Rule,
     Search,
     Seed,
+    Serialise,
     TauSafe,
     TauUnsafe,
 )
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.outlet import Outlet
+    from bnn_vnnlib.property import Property
+    from bnn_vnnlib.result import Result
+    from bnn_vnnlib.signature import Signature
 
 
 def verify(
@@ -50,15 +57,7 @@ def verify(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
-    serialise_assignments: Annotated[
-        Path | None,
-        typer.Option(
-            "--serialise-assignments",
-            "--assignments",
-            metavar="FOLDER",
-            help="For a sat: VARIABLE.pb for each variable.",
-        ),
-    ] = None,
+    serialise_assignments: Serialise = None,
     seed: Seed = 0,
     search: Search = "float64",
     debug: Debug = False,
@@ -80,46 +79,51 @@ def verify(
 
             make_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, seed, timeout, started)
+    asked = {"query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
+    how = {
+        "likelihood": likelihood, "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes,
+        "margin": margin, "timeout": timeout, "started": started, "seed": seed, "search": search,
+    }  # fmt: skip
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        from bnn_vnnlib.instance import find_files
-        from bnn_vnnlib.options import settle
-        from bnn_vnnlib.vnnlib import match, read_property
-
-        found = find_files(files, network or [])
-        outlet.files = found.by_role
-        prop = outlet.prop = read_property(found.prop)
-        found.check_name(prop)
-        question = settle(prop.options, query, tau_safe, tau_unsafe, rule=rule, path=found.prop)
-        outlet.query = question.query
-
-        import bnn_vnnlib
-
-        model = bnn_vnnlib.read_model(found.model, likelihood=likelihood)
-        prop = match(prop, model.network.signature, found.prop)
-        result = bnn_vnnlib.verify(
-            model,
-            prop,
-            query=question.query,
-            tau_safe=question.tau_safe,
-            tau_unsafe=question.tau_unsafe,
-            likelihood=likelihood,
-            outputs=outputs,
-            rule=question.rule,
-            method=method,
-            boxes=boxes,
-            num_boxes=num_boxes,
-            margin=margin,
-            timeout=timeout,
-            started=started,
-            seed=seed,
-            search=search,
-        )
+        result, prop, signature = _result(files, network or [], asked, how, outlet)
         disarm()
         if serialise_assignments is not None and result.witness is not None:
             from bnn_vnnlib.assignments import write_assignments
 
-            write_assignments(serialise_assignments, result.witness, prop, model.network.signature)
+            write_assignments(serialise_assignments, result.witness, prop, signature)
         outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
 
         show_result(console, result)
+
+
+def _result(
+    files: list[Path], network: list[str], asked: dict[str, Any], how: dict[str, Any], outlet: Outlet
+) -> tuple[Result, Property, Signature]:
+    """Read and decide; what is known of the run is left in the outlet on the way, for when it fails or is ended.
+
+    Parameters
+    ----------
+    asked : the question as the options put it, before the property's own comment is heard
+    how : further arguments of `bnn_vnnlib.verify`
+    """
+    from bnn_vnnlib.instance import find_files
+    from bnn_vnnlib.options import settle
+    from bnn_vnnlib.vnnlib import match, read_property
+
+    found = find_files(files, network)
+    outlet.files = found.by_role
+    prop = outlet.prop = read_property(found.prop)
+    found.check_name(prop)
+    question = settle(prop.options, **asked, path=found.prop)
+    outlet.query = question.query
+
+    import bnn_vnnlib
+
+    model = bnn_vnnlib.read_model(found.model, likelihood=how["likelihood"])
+    prop = match(prop, model.network.signature, found.prop)
+    result = bnn_vnnlib.verify(
+        model, prop, query=question.query, tau_safe=question.tau_safe, tau_unsafe=question.tau_unsafe,
+        rule=question.rule, **how,
+    )  # fmt: skip
+    return result, prop, model.network.signature
