@@ -125,6 +125,19 @@ def test_tangents_of_powers_are_below(power, at):
     assert float(value) == pytest.approx(1 / (1 + touch), rel=1e-2, abs=1e-9)
 
 
+def test_the_event_is_paid_for():
+    """Off G anything may happen: D = 1 - delta with S = 0 on G, and D = delta with a vanishing softmax on G."""
+    delta, radius = 0.1, torch.zeros(1, 1, dtype=torch.float64)
+    slope = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    for power in powers.BELOW:
+        nothing = Lines(number([[[0.0]]]), slope)
+        below = powers._tangent(nothing, number([[[1e-300]]]), number([power]), radius, delta).value.item()
+        assert 0.5 * (1 - delta) < below <= 1 - delta
+    above, most = powers._above(Lines(number([[[50.0]]]), slope), radius, delta)
+    assert delta <= most.item() <= delta + 1e-9
+    assert -above.value.item() >= delta
+
+
 def deep_quadrature(net, x: float) -> np.ndarray:
     """D(x) of a chain of two neurons with random weights W0, W1, W2[0] only, by three nested sums."""
     tensors, variances = net.network.tensors, net.posterior.variances
