@@ -26,7 +26,7 @@ from bnn_vnnlib.robustness.mass import CentredUnion
 from bnn_vnnlib.robustness.regression.chain import chain_of
 from bnn_vnnlib.robustness.regression.characteristic import Sums
 from bnn_vnnlib.robustness.regression.distribution import quantiles
-from bnn_vnnlib.robustness.regression.medians import OneLayerMedians
+from bnn_vnnlib.robustness.regression.medians import SHARES, OneLayerMedians
 from bnn_vnnlib.sidecar import record
 from bnn_vnnlib.vnnlib import read_property
 from robustness.robustness_builders import bounds_of, model, random_model, random_samples, rows
@@ -129,6 +129,28 @@ def test_moves_from_the_centre_have_the_variance_that_is_paid_for(seed, radius):
     for x in (low, high, low + (high - low) * torch.tensor([[0.0, 1.0]])):
         moved = evaluate(net.network, x, params) - evaluate(net.network, center, params)
         assert (moved.var(0) <= bound * (1 + 0.25) + 1e-200).all()
+
+
+@pytest.mark.parametrize("drift", [0.0, -3.0])
+def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
+    """P(Delta < E Delta - d) = p for d = sd sqrt(1 / p - 1) is reached by a law on two points."""
+    net = random_model(0, [2, 6, 2], spread=0.5)
+    source = OneLayerMedians(chain_of(net.network, net.posterior, torch.device("cpu")), Deadline())
+    monkeypatch.setattr(
+        "bnn_vnnlib.robustness.regression.medians.quantiles", lambda sums, shares: np.zeros((4, len(shares)))
+    )
+    monkeypatch.setattr("bnn_vnnlib.robustness.regression.medians.spread", lambda sums: np.full(4, 1e3))
+    monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
+
+    def means(_, low, high):
+        return torch.full((1, 4), 0.0 if bool((low == high).all()) else drift, dtype=torch.float64)
+
+    monkeypatch.setattr(OneLayerMedians, "_means", means)
+    point = torch.zeros(1, 2, dtype=torch.float64)
+    found = source.sides(point - 0.1, point + 0.1)
+    expected = -2 * np.sqrt(1 / SHARES[-1] - 1) + drift  # the largest share is the cheapest
+    assert (found <= expected).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_of_a_linear_network_the_median_is_the_mean():
