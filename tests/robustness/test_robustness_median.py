@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -25,11 +26,13 @@ from bnn_vnnlib.robustness.decision.median_sources import half_lower
 from bnn_vnnlib.robustness.mass import CentredUnion
 from bnn_vnnlib.robustness.regression.chain import chain_of
 from bnn_vnnlib.robustness.regression.characteristic import Sums
-from bnn_vnnlib.robustness.regression.distribution import quantiles
-from bnn_vnnlib.robustness.regression.medians import SHARES, OneLayerMedians
+from bnn_vnnlib.robustness.regression.distribution import _reach, quantiles
+from bnn_vnnlib.robustness.regression.medians import SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.sidecar import record
 from bnn_vnnlib.vnnlib import read_property
 from robustness.robustness_builders import bounds_of, model, random_model, random_samples, rows
+
+PLACE = "bnn_vnnlib.robustness.regression"
 
 
 def medians(net, **options):
@@ -136,10 +139,8 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     """P(Delta < E Delta - d) = p for d = sd sqrt(1 / p - 1) is reached by a law on two points."""
     net = random_model(0, [2, 6, 2], spread=0.5)
     source = OneLayerMedians(chain_of(net.network, net.posterior, torch.device("cpu")), Deadline())
-    monkeypatch.setattr(
-        "bnn_vnnlib.robustness.regression.medians.quantiles", lambda sums, shares: np.zeros((4, len(shares)))
-    )
-    monkeypatch.setattr("bnn_vnnlib.robustness.regression.medians.spread", lambda sums: np.full(4, 1e3))
+    monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.zeros((4, len(shares))))
+    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 1e3))
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
 
     def means(_, low, high):
@@ -151,6 +152,95 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     expected = -2 * np.sqrt(1 / SHARES[-1] - 1) + drift  # the largest share is the cheapest
     assert (found <= expected).all()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def one_hidden(first, last, variances):
+    chain = chain_of(*net_parts(model([first, last], variances, likelihood="gaussian")))
+    return OneLayerMedians(chain, Deadline())
+
+
+def net_parts(net):
+    return net.network, net.posterior, torch.device("cpu")
+
+
+def test_half_a_deviation_is_not_enough_between_mean_and_median(monkeypatch):
+    """P = 1/2 at distance sd from the mean is reached by a law on two points."""
+    net = random_model(0, [2, 6, 2], spread=0.5)
+    source = OneLayerMedians(chain_of(*net_parts(net)), Deadline())
+    monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.full((4, len(shares)), -np.inf))
+    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 3.0))
+    monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
+    monkeypatch.setattr(OneLayerMedians, "_means", lambda *_: torch.full((1, 4), 1.0, dtype=torch.float64))
+    point = torch.zeros(1, 2, dtype=torch.float64)
+    found = source.sides(point - 0.1, point + 0.1)
+    assert (found <= 1 - (3 + 2)).all()
+    np.testing.assert_allclose(found, 1 - (3 + 2), rtol=1e-6)
+
+
+def test_the_variance_of_a_move_is_exact_where_the_neuron_is_on():
+    """Then delta = V u is Gaussian, and Var(W delta) = mu^2 s^2 + sig^2 (m^2 + s^2) at the farthest corner."""
+    mu, sig2, v, sv2 = 1.7, 0.09, np.array([0.8, -0.5]), np.array([0.04, 0.01])
+    source = one_hidden(
+        ([v], [60.0]), ([[mu]], [0.0]), [([sv2], [0.02]), ([[sig2]], [0.5])]
+    )  # fmt: skip
+    low, high = torch.tensor([[0.1, -0.4]]).double(), torch.tensor([[0.5, 0.4]]).double()
+    radius = (high - low) / 2
+    m, s2 = float(np.abs(v) @ radius[0].numpy()), float(sv2 @ radius[0].numpy() ** 2)
+    expected = mu**2 * s2 + sig2 * (m**2 + s2)
+    found = source._variance(low, high, radius).item()
+    assert expected <= found <= expected * (1 + 1e-5)
+
+
+def test_the_variance_of_a_move_with_a_rare_neuron(monkeypatch):
+    """E N^4 <= 3 (m^2 + s^2)^2: with probability q of being on at all, E delta^2 <= (m^2 + s^2) sqrt(3 q)."""
+    mu, sig2, v, sv2, q = 1.7, 0.09, np.array([0.8, -0.5]), np.array([0.04, 0.01]), 1 / 300
+    source = one_hidden(([v], [-60.0]), ([[mu]], [0.0]), [([sv2], [0.02]), ([[sig2]], [0.5])])
+    monkeypatch.setattr(f"{PLACE}.medians._rarely", lambda t: torch.where(t < 0, q, 1.0))
+    low, high = torch.tensor([[0.1, -0.4]]).double(), torch.tensor([[0.5, 0.4]]).double()
+    radius = (high - low) / 2
+    m, s2 = float(np.abs(v) @ radius[0].numpy()), float(sv2 @ radius[0].numpy() ** 2)
+    found = source._variance(low, high, radius).item()
+    expected = (mu**2 + sig2) * (m**2 + s2) * np.sqrt(3 * q)
+    assert expected <= found <= expected * (1 + 1e-5)
+
+
+@given(st.floats(-30, 5))
+@settings(max_examples=40, deadline=None)
+def test_one_of_two_events_is_as_likely_as_both_together_at_most(t):
+    found = _rarely(torch.tensor([t], dtype=torch.float64)).item()
+    assert min(1.0, 2 * float(mpmath.ncdf(t))) <= found <= 1.0
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-3, 1e-4])
+def test_quantiles_of_a_jump(noise):
+    """relu(N(0, 1)) has half of its mass at 0: with little noise the wave has more terms than are summed."""
+    one = np.ones((1, 1))
+    sums = Sums(0 * one, one, one, 0 * one, np.zeros(1), np.full(1, noise), np.zeros(1))
+    shares = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
+    for share, t in zip(shares, quantiles(sums, shares)[0], strict=True):
+        # with b' <= noise N: the jump alone, and what of the half-normal is below t
+        below = (
+            0.5 * stats.norm.cdf(t / noise)
+            + integrate.quad(
+                lambda a, t=t: stats.norm.pdf(a) * stats.norm.cdf((t - a) / noise),
+                0,
+                1,
+                points=[noise, 5 * noise, 0.05],
+            )[0]
+        )
+        assert below < 0.5 - share + 1e-7
+
+
+def test_mass_beyond_the_period_counts(monkeypatch):
+    """Of what lies beyond, nothing is known."""
+    known = _reach
+
+    def leaky(*given):
+        reach, tail = known(*given)
+        return reach, tail + 0.05
+
+    monkeypatch.setattr(f"{PLACE}.distribution._reach", leaky)
+    assert (law_and_quantiles(1) <= -0.05 + 1e-7).all()
 
 
 def test_of_a_linear_network_the_median_is_the_mean():
