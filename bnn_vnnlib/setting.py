@@ -15,7 +15,7 @@ from bnn_vnnlib.result import Query, Rule
 if TYPE_CHECKING:
     import torch
 
-    from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
+    from bnn_vnnlib.model.network import GaussianDiagonal, Likelihood, Model, Network, Posterior, WeightSamples
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.decision import Decision
     from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
@@ -86,11 +86,11 @@ class Setting:
     device: torch.device
 
     @property
-    def posterior(self) -> Posterior:
+    def posterior(self) -> GaussianDiagonal | WeightSamples:
         """The posterior of a query that needs one."""
         if self.model.posterior is None:
             raise OptionError(f"query {self.query} needs a posterior and the model carries none", path=self.model.path)
-        return self.model.posterior
+        return _served(self.model.posterior)
 
     @property
     def method(self) -> str:
@@ -185,6 +185,8 @@ def settle_run(
         raise UnsupportedError("boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)")
     if choices.method == "tails" and (query is not Query.PROBABILISTIC or isinstance(model.posterior, WeightSamples)):
         raise UnsupportedError("method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet")
+    if model.posterior is not None and query is not Query.DETERMINISTIC:
+        _served(model.posterior)
     known = likelihood or model.likelihood
     if query is Query.DECISION and known is None:
         raise OptionError(
@@ -199,6 +201,15 @@ def settle_run(
     engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
     device = torch.device(choices.device or "cpu")
     return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
+
+
+def _served(posterior: Posterior) -> GaussianDiagonal | WeightSamples:
+    from bnn_vnnlib.model.families import family_of
+    from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+
+    if isinstance(posterior, GaussianDiagonal | WeightSamples):
+        return posterior
+    raise UnsupportedError(f"the posterior is of family {family_of(posterior)}, which only deterministic serves yet")
 
 
 def _check_median(model: Model, query: Query, likelihood: Likelihood | None) -> None:

@@ -8,12 +8,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bnn_vnnlib.model.network import Component as Component
 from bnn_vnnlib.model.network import GaussianDiagonal as GaussianDiagonal
+from bnn_vnnlib.model.network import GaussianFull as GaussianFull
+from bnn_vnnlib.model.network import GaussianKron as GaussianKron
+from bnn_vnnlib.model.network import GaussianLowRank as GaussianLowRank
+from bnn_vnnlib.model.network import KronLayer as KronLayer
 from bnn_vnnlib.model.network import Likelihood as Likelihood
+from bnn_vnnlib.model.network import Mixture as Mixture
 from bnn_vnnlib.model.network import Model as Model
 from bnn_vnnlib.model.network import Network as Network
 from bnn_vnnlib.model.network import Posterior as Posterior
 from bnn_vnnlib.model.network import WeightSamples as WeightSamples
+from bnn_vnnlib.model.posterior import from_covariance as from_covariance
+from bnn_vnnlib.model.posterior import from_factor as from_factor
+from bnn_vnnlib.model.posterior import from_low_rank as from_low_rank
 from bnn_vnnlib.model.posterior import from_standard_deviations as from_standard_deviations
 from bnn_vnnlib.model.posterior import sample as sample
 from bnn_vnnlib.model.replay import Replayer as Replayer

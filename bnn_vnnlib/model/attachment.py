@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.model.archive import posterior_from_npz
+from bnn_vnnlib.model.families import PLAIN, entries_of, family_of, names_of
 from bnn_vnnlib.model.files import read_proto, write_model
-from bnn_vnnlib.model.manifest import FORMAT, KEY, STORED, embedded, sha256, write_manifest
-from bnn_vnnlib.model.network import GaussianDiagonal, Model, Posterior
-from bnn_vnnlib.model.posterior import (
-    PROBABILITIES,
-    check_posterior,
-    checked_likelihood,
-    posterior_from_npz,
-    weighted_mean,
-)
+from bnn_vnnlib.model.manifest import FORMAT, KEY, embedded, sha256, write_manifest
+from bnn_vnnlib.model.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
+from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior, checked_likelihood, weighted_mean
 from bnn_vnnlib.model.stored import float_shapes
 from bnn_vnnlib.model.tensors import array_of, holders
 
@@ -34,8 +32,8 @@ def attach(
     Parameters
     ----------
     model : the posterior-mean network; simplify it before, not after
-    posterior : by initializer name. Variances and samples are stored in the weight's own type and mean, from then on,
-        exactly what is stored. With samples, each weight becomes its weighted mean.
+    posterior : by initializer name. Its tensors are stored in the weight's own type and mean, from then on, exactly
+        what is stored. With samples or a mixture, each weight becomes its weighted mean.
     likelihood : "categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"; None = unknown
     embed : also keep the tensors as text in the metadata, which survives every simplifier (a third larger)
 
@@ -50,25 +48,29 @@ def attach(
     tensors = holders(proto)
     check_posterior(posterior, float_shapes(tensors))
     proto.ir_version = max(proto.ir_version, _FIRST_IR_WITH_PLAIN_INITIALIZERS)
-    gaussian = isinstance(posterior, GaussianDiagonal)
-    family = "gaussian_diag" if gaussian else "samples"
-    content: dict[str, Any] = {"format": FORMAT, "family": family, "params": {}}
+    content: dict[str, Any] = {"format": FORMAT, "family": family_of(posterior)}
     if likelihood is not None:
         content["likelihood"] = checked_likelihood(likelihood)
-    given = posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.samples
-    for name, values in given.items():
-        holder = tensors[name]
-        mean = array_of(holder)
-        stored = _narrowed(name, values, mean.dtype)
-        if not isinstance(posterior, GaussianDiagonal):
-            mean = _rounded(weighted_mean(stored, posterior.probabilities), mean.dtype)
-            holder.CopyFrom(numpy_helper.from_array(mean, holder.name))
-        entry = _stored(proto, name, STORED[family], stored, embed)
-        content["params"][name] = entry | {"shape": list(mean.shape), "sha256_mean": sha256(mean)}
-    if not isinstance(posterior, GaussianDiagonal):
-        weights = np.asarray(posterior.probabilities, np.float64)
-        entry = _stored(proto, PROBABILITIES, "probabilities", weights, embed)
-        content["probabilities"] = entry | {"shape": list(weights.shape)}
+    store = _Store(proto, embed)
+    match posterior:
+        case Mixture(components=components, probabilities=weights):
+            parts = [store.component(part, index) for index, part in enumerate(components)]
+            means = {
+                name: weighted_mean(np.array([p.means[name] for p in components]), weights)
+                for name in names_of(posterior)
+            }
+            content |= {"components": parts, "params": {name: store.moved(name, mean) for name, mean in means.items()}}
+        case WeightSamples(samples=samples, probabilities=weights):
+            params = {}
+            for name, values in samples.items():
+                stored = store.tensor(name, "samples", values)
+                mean = weighted_mean(store.narrowed(name, values), weights)
+                params[name] = stored | store.moved(name, mean)
+            content["params"] = params
+        case _:
+            content["params"] = store.gaussian(posterior, "", store.mean)
+    if isinstance(posterior, Mixture | WeightSamples):
+        content["probabilities"] = store.probabilities(posterior.probabilities)
     write_manifest(proto, content)
     return proto
 
@@ -93,29 +95,79 @@ def _refuse_second(proto: ModelProto) -> None:
         raise PosteriorError("the model carries a posterior already; attach to the plain model instead")
 
 
-def _narrowed(name: str, values: NDArray[Any], element: np.dtype[Any]) -> NDArray[Any]:
-    """The values in the weight's type, provided that none overflows or vanishes in it."""
-    given = np.asarray(values, np.float64)
-    stored = _rounded(given, element)
-    if not np.isfinite(stored).all() or ((given != 0) & (stored == 0)).any():
-        message = f"has values that {element} cannot hold (they overflow or become 0)"
-        raise PosteriorError(f"{message}; store the network in float64", node=name)
-    return stored
+@dataclass(frozen=True, eq=False)
+class _Store:
+    """Writes tensors into a model and says what the manifest has to hold of them."""
+
+    proto: ModelProto
+    embed: bool
+
+    def gaussian(self, posterior: Gaussian, prefix: str, mean: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        """Entries of the weights; `mean` gives the part that a weight has in any family."""
+        params = {}
+        for name, entry in entries_of(posterior).items():
+            params[name] = mean(name)
+            for what, values in entry.tensors.items():
+                params[name] |= self.tensor(name, what, values, prefix)
+            if entry.bias is not None:
+                params[name] |= {"bias": entry.bias, "bias_axis": entry.bias_axis}
+                params[entry.bias] = mean(entry.bias) | {"layer": name}
+        return params
+
+    def component(self, component: Component, index: int) -> dict[str, Any]:
+        """One part of a mixture; every weight has a mean in it, not every one a variance."""
+        prefix = f"component{index}_"
+
+        def mean(name: str) -> dict[str, Any]:
+            values = component.means[name]
+            return {"shape": list(values.shape), **self.tensor(name, "mean", values, prefix)}
+
+        params = self.gaussian(component.posterior, prefix, mean)
+        params |= {name: mean(name) for name in component.means if name not in params}
+        return {"family": family_of(component.posterior), "params": params}
+
+    def mean(self, name: str) -> dict[str, Any]:
+        """Shape and fingerprint of a weight as it is."""
+        values = array_of(holders(self.proto)[name])
+        return {"shape": list(values.shape), "sha256_mean": sha256(values)}
+
+    def moved(self, name: str, mean: NDArray[Any]) -> dict[str, Any]:
+        """Put another mean in the place of a weight."""
+        holder = holders(self.proto)[name]
+        values = _rounded(mean, array_of(holder).dtype)
+        holder.CopyFrom(numpy_helper.from_array(values, holder.name))
+        return self.mean(name)
+
+    def tensor(self, weight: str, what: str, values: NDArray[Any], prefix: str = "") -> dict[str, Any]:
+        """Store a tensor of a weight in the weight's type."""
+        found = self._put(weight, f"{weight}_{prefix}{what}", what, self.narrowed(weight, values))
+        return found if what in PLAIN or what == "mean" else found | {f"shape_{what}": list(np.shape(values))}
+
+    def probabilities(self, weights: NDArray[Any]) -> dict[str, Any]:
+        """Of samples or components, in float64."""
+        values = np.asarray(weights, np.float64)
+        return self._put(PROBABILITIES, PROBABILITIES, "probabilities", values) | {"shape": list(values.shape)}
+
+    def narrowed(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """The values in the weight's type, provided that none overflows or vanishes in it."""
+        element = array_of(holders(self.proto)[name]).dtype
+        given = np.asarray(values, np.float64)
+        stored = _rounded(given, element)
+        if not np.isfinite(stored).all() or ((given != 0) & (stored == 0)).any():
+            message = f"has values that {element} cannot hold (they overflow or become 0)"
+            raise PosteriorError(f"{message}; store the network in float64", node=name)
+        return stored
+
+    def _put(self, weight: str, name: str, what: str, array: NDArray[Any]) -> dict[str, Any]:
+        graph = self.proto.graph
+        taken = {tensor.name for tensor in graph.initializer} | {info.name for info in graph.input}
+        if name in taken | {output for node in graph.node for output in node.output}:
+            raise PosteriorError(f"the model already has a tensor {name!r}; rename it", node=weight)
+        graph.initializer.append(numpy_helper.from_array(array, name))
+        entry: dict[str, Any] = {what: name, f"sha256_{what}": sha256(array)}
+        return entry | {f"{what}_base64": embedded(array)} if self.embed else entry
 
 
 def _rounded(values: NDArray[Any], element: np.dtype[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(values).astype(element)
-
-
-def _stored(proto: ModelProto, weight: str, what: str, array: NDArray[Any], embed: bool) -> dict[str, Any]:
-    """Add a tensor (and, if asked, its text); returns its part of the manifest."""
-    name = weight if weight == PROBABILITIES else f"{weight}_{what}"
-    taken = {tensor.name for tensor in proto.graph.initializer} | {info.name for info in proto.graph.input}
-    if name in taken | {output for node in proto.graph.node for output in node.output}:
-        raise PosteriorError(f"the model already has a tensor {name!r}; rename it", node=weight)
-    proto.graph.initializer.append(numpy_helper.from_array(array, name))
-    entry: dict[str, Any] = {what: name, f"sha256_{what}": sha256(array)}
-    if embed:
-        entry[f"{what}_base64"] = embedded(array)
-    return entry

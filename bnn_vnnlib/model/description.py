@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnn_vnnlib.model.network import Floats, GaussianDiagonal, Likelihood, Model, WeightSamples
-from bnn_vnnlib.model.posterior import weighted_mean
+from bnn_vnnlib.model.families import family_of, marginal_variances
+from bnn_vnnlib.model.network import Floats, Likelihood, Model, WeightSamples
 from bnn_vnnlib.signature import Signature
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -38,7 +38,7 @@ class Description:
 
     Attributes
     ----------
-    family : "deterministic", "gaussian_diag" or "samples"; `samples` is the number of samples, else 0
+    family : "deterministic", or one of `families.FAMILIES`; `samples` is the number of samples, else 0
     operators : node kinds of the network with their numbers, most frequent first
     weights, uncertain_weights : numbers of entries in all tensors, and in those with a posterior
     """
@@ -60,10 +60,10 @@ def describe(model: Model) -> Description:
     network, deviations = model.network, _deviations(model)
     tensors = tuple(_summary(name, mean, deviations.get(name)) for name, mean in network.tensors.items())
     family, samples = "deterministic", 0
-    if isinstance(model.posterior, GaussianDiagonal):
-        family = "gaussian_diag"
-    elif isinstance(model.posterior, WeightSamples):
-        family, samples = "samples", len(model.posterior.probabilities)
+    if model.posterior is not None:
+        family = family_of(model.posterior)
+    if isinstance(model.posterior, WeightSamples):
+        samples = len(model.posterior.probabilities)
     return Description(
         signature=network.signature,
         family=family,
@@ -80,14 +80,10 @@ def describe(model: Model) -> Description:
 
 def _deviations(model: Model) -> dict[str, Floats]:
     """Standard deviation of every uncertain weight."""
-    match model.posterior:
-        case GaussianDiagonal(variances=variances):
-            return {name: np.sqrt(variance) for name, variance in variances.items()}
-        case WeightSamples(samples=samples, probabilities=weights):
-            means = {name: weighted_mean(values, weights) for name, values in samples.items()}
-            return {n: np.sqrt(weighted_mean((values - means[n]) ** 2, weights)) for n, values in samples.items()}
-        case None:
-            return {}
+    if model.posterior is None:
+        return {}
+    shapes = {name: mean.shape for name, mean in model.network.tensors.items()}
+    return {name: np.sqrt(v).reshape(shapes[name]) for name, v in marginal_variances(model.posterior).items()}
 
 
 def _summary(name: str, mean: Floats, deviation: Floats | None) -> TensorSummary:

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
+from bnn_vnnlib.model.families import MIXTURE, STORED
 from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.model.posterior import checked_likelihood, refuse_family
 
 KEY = "bnn.posterior"
 FORMAT = 1
-# what is stored for each family: the name in the manifest
-STORED = {"gaussian_diag": "variance", "samples": "samples"}
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,23 @@ class Manifest:
 
     Attributes
     ----------
-    family : "gaussian_diag" or "samples"
-    params : weight name -> its entry (the tensor's name or its bytes, shape, hashes)
-    probabilities : entry of the samples' probabilities, else None
+    family : one of `families.FAMILIES`
+    params : weight name -> its entry (the tensors' names or their bytes, shapes, hashes)
+    probabilities : entry of the probabilities of samples or components, else None
+    components : of a mixture, the family and the params of each
     """
 
     family: str
     likelihood: Likelihood | None
     params: dict[str, dict[str, Any]]
     probabilities: dict[str, Any] | None
+    components: tuple[Manifest, ...] = ()
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries, those of components and of the probabilities included."""
+        found = [*self.params.values(), *(entry for part in self.components for entry in part.entries)]
+        return found if self.probabilities is None else [*found, self.probabilities]
 
 
 def little_endian(array: NDArray[Any]) -> bytes:
@@ -101,13 +108,33 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
         )
     family = content.get("family")
     refuse_family(family if isinstance(family, str) else repr(family))
+    params = _params(content)
+    probabilities = content.get("probabilities")
+    if family in ("samples", MIXTURE):
+        if not isinstance(probabilities, dict):
+            raise _damaged("'probabilities' must be an object")
+    else:
+        probabilities = None
+    components = _components(content) if family == MIXTURE else ()
+    return Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities, components)
+
+
+def _params(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     params = content.get("params")
     if not isinstance(params, dict) or not params or not all(isinstance(entry, dict) for entry in params.values()):
         raise _damaged("'params' must be an object with an entry for each weight")
-    probabilities = content.get("probabilities")
-    if family == "samples" and not isinstance(probabilities, dict):
-        raise _damaged("'probabilities' must be an object")
-    return Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities)
+    return params
+
+
+def _components(content: dict[str, Any]) -> tuple[Manifest, ...]:
+    parts = content.get("components")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise _damaged("'components' must be a list of objects")
+    gaussian = [family for family in STORED if family != "samples"]
+    for part in parts:
+        if part.get("family") not in gaussian:
+            raise _damaged(f"a component is of family {part.get('family')!r}, expected one of {', '.join(gaussian)}")
+    return tuple(Manifest(str(part["family"]), None, _params(part), None) for part in parts)
 
 
 def _likelihood(stored: Any) -> Likelihood | None:

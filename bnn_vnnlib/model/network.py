@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.model.correlated import Floats as Floats
+from bnn_vnnlib.model.correlated import GaussianFull as GaussianFull
+from bnn_vnnlib.model.correlated import GaussianKron as GaussianKron
+from bnn_vnnlib.model.correlated import GaussianLowRank as GaussianLowRank
+from bnn_vnnlib.model.correlated import KronLayer as KronLayer
 from bnn_vnnlib.model.nodes import Node
 from bnn_vnnlib.signature import Signature
 
-Floats = NDArray[np.float64]
 Likelihood = Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"]
 
 
@@ -59,7 +63,54 @@ class WeightSamples:
     probabilities: Floats
 
 
-Posterior = GaussianDiagonal | WeightSamples
+Correlated = GaussianLowRank | GaussianFull | GaussianKron
+"""Gaussians whose weights depend on each other."""
+
+Gaussian = GaussianDiagonal | Correlated
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """One part of a mixture: a Gaussian around means of its own.
+
+    means : name -> (*shape), for every tensor of the mixture; posterior : over some of these tensors
+    """
+
+    means: Mapping[str, Floats]
+    posterior: Gaussian
+
+    def __post_init__(self) -> None:
+        for name, mean in self.means.items():
+            if not np.isfinite(mean).all():
+                raise PosteriorError("the mean of a component holds NaN or infinite entries", node=name)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Component i with probability `probabilities[i]`; the components' means cover the same tensors.
+
+    `Network.tensors` holds the weighted mean, whose network is none of the mixture.
+    """
+
+    components: tuple[Component, ...]
+    probabilities: Floats
+
+    def __post_init__(self) -> None:
+        if not self.components:
+            raise PosteriorError("a mixture needs at least one component")
+        names = set(self.components[0].means)
+        for index, component in enumerate(self.components):
+            if set(component.means) != names:
+                odd = ", ".join(sorted(names ^ set(component.means)))
+                raise PosteriorError(f"the components' means must cover the same tensors; not all have {odd}")
+            for name, mean in component.means.items():
+                expected = np.shape(self.components[0].means[name])
+                if np.shape(mean) != expected:
+                    message = f"the mean of component {index} has shape {np.shape(mean)}, expected {expected}"
+                    raise PosteriorError(message, node=name)
+
+
+Posterior = Gaussian | WeightSamples | Mixture
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,24 +1,36 @@
-"""Posteriors: validation against a model's weights, ways to make one, and sampling."""
+"""Posteriors: validation against a model's weights, and ways to make one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+import math
+from collections.abc import Mapping
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model.network import Floats, GaussianDiagonal, Likelihood, Network, Posterior, WeightSamples
-
-if TYPE_CHECKING:
-    import torch
+from bnn_vnnlib.model.families import FAMILIES, Shapes
+from bnn_vnnlib.model.families import names_of as names_of
+from bnn_vnnlib.model.families import only as only
+from bnn_vnnlib.model.network import (
+    Component,
+    Floats,
+    Gaussian,
+    GaussianDiagonal,
+    GaussianFull,
+    GaussianKron,
+    GaussianLowRank,
+    KronLayer,
+    Likelihood,
+    Mixture,
+    Posterior,
+    WeightSamples,
+)
+from bnn_vnnlib.model.sampling import sample as sample
 
 PROBABILITIES = "posterior_probabilities"
-VARIANCE, SAMPLES, DEVIATION = "_variance", "_samples", "_std"
-RESERVED_FAMILIES = ("gaussian_lowrank", "gaussian_kron", "gaussian_full", "mixture", "dropout")
-Shapes = Mapping[str, tuple[int, ...]]
+RESERVED_FAMILIES = ("dropout",)
 
 
 def from_standard_deviations(deviations: Mapping[str, ArrayLike]) -> GaussianDiagonal:
@@ -36,6 +48,69 @@ def from_standard_deviations(deviations: Mapping[str, ArrayLike]) -> GaussianDia
     return GaussianDiagonal(variances)
 
 
+def from_factor(factor: ArrayLike, shapes: Shapes) -> GaussianFull:
+    """Gaussian posterior from a square root of the covariance of all entries, tensor after tensor.
+
+    Parameters
+    ----------
+    factor : (n, k): the covariance is factor factor' (a lower triangular `scale_tril`, say)
+    shapes : the tensors in the order of the rows, n entries in all, each row-major
+
+    Raises
+    ------
+    PosteriorError : shapes that do not fit, not finite
+    """
+    return GaussianFull(_factors(factor, shapes))
+
+
+def from_low_rank(factor: ArrayLike, variances: ArrayLike, shapes: Shapes) -> GaussianLowRank:
+    """Gaussian posterior with the covariance factor factor' + diag(variances), tensor after tensor.
+
+    Parameters
+    ----------
+    factor : (n, k), `cov_factor`; variances : (n,), `cov_diag`; shapes : as in `from_factor`
+
+    Raises
+    ------
+    PosteriorError : shapes that do not fit, not finite, negative variances
+    """
+    diagonal, size = np.asarray(variances, np.float64), sum(math.prod(shape) for shape in shapes.values())
+    if diagonal.shape != (size,):
+        raise PosteriorError(f"the variances have shape {diagonal.shape}, expected ({size},)")
+    parts = {name: part.reshape(shapes[name]) for name, part in _cut(diagonal, shapes).items()}
+    return GaussianLowRank(_factors(factor, shapes), parts)
+
+
+def from_covariance(covariance: ArrayLike, shapes: Shapes) -> GaussianFull:
+    """Gaussian posterior from the covariance (n, n) of all entries, tensor after tensor (see `from_factor`).
+
+    Its root is lower triangular, which serves bounds best if the tensors come in the order of the layers.
+
+    Raises
+    ------
+    PosteriorError : not square, not symmetric, not positive semi-definite, not finite
+    """
+    given = np.asarray(covariance, np.float64)
+    if given.ndim != 2 or given.shape[0] != given.shape[1]:
+        raise PosteriorError(f"the covariance has shape {given.shape}, expected a square matrix")
+    if not np.isfinite(given).all():
+        raise PosteriorError("the covariance holds NaN or infinite entries")
+    largest = float(np.abs(given).max(initial=0.0))
+    if (np.abs(given - given.T) > 1e-6 * largest).any():
+        raise PosteriorError("the covariance is not symmetric")
+    given = (given + given.T) / 2
+    try:
+        return from_factor(np.linalg.cholesky(given), shapes)
+    except np.linalg.LinAlgError:
+        pass
+    values, vectors = np.linalg.eigh(given)
+    if values[0] < -1e-9 * largest * len(given):
+        raise PosteriorError(f"the covariance is not positive semi-definite: it has an eigenvalue {values[0]:.3g}")
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    upper = np.asarray(np.linalg.qr(root.T, mode="r"))
+    return from_factor(upper.T, shapes)
+
+
 def checked_likelihood(likelihood: str | None) -> Likelihood | None:
     """One of the known likelihoods, or None."""
     known: tuple[Likelihood, ...] = get_args(Likelihood)
@@ -50,18 +125,54 @@ def checked_likelihood(likelihood: str | None) -> Likelihood | None:
 def check_posterior(posterior: Posterior, shapes: Shapes) -> None:
     """Raise PosteriorError unless the posterior fits tensors of these shapes; names the tensor."""
     match posterior:
-        case GaussianDiagonal(variances=tensors):
-            for name, variance in tensors.items():
-                _check_shape(name, "variance", np.shape(variance), _shape(name, shapes))
-                _refuse_bad(name, "variance", variance)
         case WeightSamples(samples=tensors, probabilities=weights):
-            _check_probabilities(weights)
+            _check_probabilities(weights, None)
             for name, values in tensors.items():
                 _check_shape(name, "samples", np.shape(values), (len(weights), *_shape(name, shapes)))
                 if not np.isfinite(values).all():
                     raise PosteriorError("samples hold NaN or infinite entries", node=name)
-    if not tensors:
+        case Mixture(components=components, probabilities=weights):
+            _check_probabilities(weights, len(components))
+            for component in components:
+                _check_component(component, shapes)
+        case _:
+            _check_gaussian(posterior, shapes)
+    if not names_of(posterior):
         raise PosteriorError("the posterior names no tensor")
+
+
+def _check_gaussian(posterior: Gaussian, shapes: Shapes) -> None:
+    match posterior:
+        case GaussianDiagonal(variances=variances):
+            for name, variance in variances.items():
+                _check_shape(name, "variance", np.shape(variance), _shape(name, shapes))
+                _refuse_bad(name, "variance", variance)
+        case GaussianKron(layers=layers):
+            for layer in layers:
+                _check_layer(layer, shapes)
+        case GaussianLowRank(factors=factors) | GaussianFull(factors=factors):
+            for name, factor in factors.items():
+                _check_shape(name, "factor", np.shape(factor), (posterior.rank, *_shape(name, shapes)))
+
+
+def _check_layer(layer: KronLayer, shapes: Shapes) -> None:
+    shape = _shape(layer.weight, shapes) or (1,)
+    rows, columns = shape[0], math.prod(shape[1:])
+    if layer.bias is not None:
+        size = (columns, rows)[layer.bias_axis]
+        _check_shape(layer.bias, f"the bias of {layer.weight!r}", _shape(layer.bias, shapes), (size,))
+        rows, columns = rows + (layer.bias_axis == 0), columns + (layer.bias_axis == 1)
+    _check_shape(layer.weight, "left", layer.left.shape, (rows, layer.left.shape[1]))
+    _check_shape(layer.weight, "right", layer.right.shape, (columns, layer.right.shape[1]))
+
+
+def _check_component(component: Component, shapes: Shapes) -> None:
+    for name, mean in component.means.items():
+        _check_shape(name, "the mean of a component", np.shape(mean), _shape(name, shapes))
+    for name in names_of(component.posterior):
+        if name not in component.means:
+            raise PosteriorError("a component has a posterior but no mean for it", node=name)
+    _check_gaussian(component.posterior, shapes)
 
 
 def weighted_mean(samples: NDArray, probabilities: Floats) -> Floats:
@@ -70,94 +181,27 @@ def weighted_mean(samples: NDArray, probabilities: Floats) -> Floats:
     return mean
 
 
-def only(posterior: Posterior, names: Collection[str]) -> Posterior | None:
-    """The posterior of some of its tensors; None if it has none of them."""
-    match posterior:
-        case GaussianDiagonal(variances=tensors):
-            kept = {name: tensor for name, tensor in tensors.items() if name in names}
-            return GaussianDiagonal(kept) if kept else None
-        case WeightSamples(samples=tensors, probabilities=weights):
-            kept = {name: tensor for name, tensor in tensors.items() if name in names}
-            return WeightSamples(kept, weights) if kept else None
-
-
-def names_of(posterior: Posterior | None) -> tuple[str, ...]:
-    """The tensors that carry the posterior."""
-    if posterior is None:
-        return ()
-    return tuple(posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.samples)
-
-
-def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
-    """Posterior from a NumPy archive.
-
-    Keys: `<initializer>_variance`, or `<initializer>_std` (a standard deviation) for a Gaussian; or
-    `<initializer>_samples` of shape (S, *shape), with `posterior_probabilities` (S,) unless all are 1/S.
-
-    Parameters
-    ----------
-    shapes : shapes of the model's float tensors by name
-
-    Raises
-    ------
-    PosteriorError : unreadable file, a key that names no tensor (lists the tensors), wrong shape or values
-    """
-    arrays = _archive(Path(path))
-    weights = arrays.pop(PROBABILITIES, None)
-    families: dict[str, dict[str, Floats]] = {VARIANCE: {}, DEVIATION: {}, SAMPLES: {}}
-    for key, array in arrays.items():
-        suffix = next((suffix for suffix in families if key.endswith(suffix)), None)
-        if suffix is None:
-            expected = ", ".join(f"<initializer>{suffix}" for suffix in families)
-            raise PosteriorError(f"key {key!r} is unknown; expected {expected} or {PROBABILITIES}", path=path)
-        families[suffix][key.removesuffix(suffix)] = _floats(key, array, Path(path))
-    variances = {**families[VARIANCE], **from_standard_deviations(families[DEVIATION]).variances}
-    samples = families[SAMPLES]
-    if len(variances) < len(families[VARIANCE]) + len(families[DEVIATION]) or (samples and variances):
-        raise PosteriorError("the archive mixes variances, standard deviations or samples of a tensor", path=path)
-    posterior: Posterior = GaussianDiagonal(variances)
-    if samples:
-        count = len(next(iter(samples.values())))
-        uniform = np.full(count, 1 / max(count, 1))
-        posterior = WeightSamples(samples, uniform if weights is None else _floats(PROBABILITIES, weights, Path(path)))
-    elif weights is not None:
-        raise PosteriorError(f"{PROBABILITIES} without any <initializer>{SAMPLES}", path=path)
-    check_posterior(posterior, shapes)
-    return posterior
-
-
-def sample(
-    network: Network, posterior: Posterior, count: int, generator: torch.Generator | None = None
-) -> dict[str, torch.Tensor]:
-    """Draw weights.
-
-    Returns
-    -------
-    {source: (count, *shape)} float64, for the uncertain tensors only; one draw of all tensors per row
-    """
-    import torch
-
-    match posterior:
-        case GaussianDiagonal(variances=variances):
-            drawn = {}
-            for name, variance in variances.items():
-                mean, deviation = (
-                    torch.tensor(a, dtype=torch.float64) for a in (network.tensors[name], np.sqrt(variance))
-                )
-                noise = torch.randn((count, *mean.shape), dtype=torch.float64, generator=generator)
-                drawn[name] = mean + deviation * noise
-            return drawn
-        case WeightSamples(samples=samples, probabilities=weights):
-            rows = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
-            return {name: torch.tensor(values, dtype=torch.float64)[rows] for name, values in samples.items()}
-
-
 def refuse_family(family: str) -> None:
-    """Raise unless the family is one of the two that this version reads."""
+    """Raise unless this version reads the family."""
     if family in RESERVED_FAMILIES:
-        raise UnsupportedError(f"posterior family {family!r} is not supported yet; supported: gaussian_diag, samples")
-    if family not in ("gaussian_diag", "samples"):
-        raise PosteriorError(f"posterior family {family!r} is unknown; supported: gaussian_diag, samples")
+        raise UnsupportedError(f"posterior family {family!r} is not supported yet; supported: {', '.join(FAMILIES)}")
+    if family not in FAMILIES:
+        raise PosteriorError(f"posterior family {family!r} is unknown; supported: {', '.join(FAMILIES)}")
+
+
+def _factors(factor: ArrayLike, shapes: Shapes) -> dict[str, Floats]:
+    root, size = np.asarray(factor, np.float64), sum(math.prod(shape) for shape in shapes.values())
+    if root.ndim != 2 or len(root) != size:
+        raise PosteriorError(
+            f"the factor has shape {root.shape}, expected ({size}, k): the tensors have {size} entries"
+        )
+    return {name: np.ascontiguousarray(part.T).reshape(-1, *shapes[name]) for name, part in _cut(root, shapes).items()}
+
+
+def _cut(array: Floats, shapes: Shapes) -> dict[str, Floats]:
+    """Rows of an array (n, ..), tensor after tensor."""
+    stops = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+    return dict(zip(shapes, np.split(array, stops), strict=True))
 
 
 def _shape(name: str, shapes: Shapes) -> tuple[int, ...]:
@@ -178,26 +222,10 @@ def _refuse_bad(name: str, what: str, array: NDArray[np.float64]) -> None:
         raise PosteriorError(f"{what} holds negative entries", node=name)
 
 
-def _check_probabilities(weights: Floats) -> None:
+def _check_probabilities(weights: Floats, count: int | None) -> None:
     if np.ndim(weights) != 1 or not np.isfinite(weights).all() or (weights < 0).any():
         raise PosteriorError("must be a vector of finite numbers >= 0", node=PROBABILITIES)
+    if count is not None and len(weights) != count:
+        raise PosteriorError(f"has {len(weights)} entries for {count} components", node=PROBABILITIES)
     if abs(float(np.sum(weights)) - 1) > 1e-6:
         raise PosteriorError(f"must sum to 1, but sum to {float(np.sum(weights))}", node=PROBABILITIES)
-
-
-def _archive(path: Path) -> dict[str, NDArray]:
-    import zipfile
-
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except FileNotFoundError as error:
-        raise PosteriorError("no such file", path=path) from error
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise PosteriorError("not a NumPy archive (.npz) of plain arrays", path=path) from error
-
-
-def _floats(key: str, array: NDArray, path: Path) -> Floats:
-    if array.dtype.kind not in "fiu":
-        raise PosteriorError(f"{key!r} is of type {array.dtype}, expected numbers", path=path)
-    return array.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,23 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.model.manifest import STORED, Manifest, extracted, read_manifest, sha256
-from bnn_vnnlib.model.network import GaussianDiagonal, Likelihood, Posterior, WeightSamples
-from bnn_vnnlib.model.posterior import PROBABILITIES, SAMPLES, VARIANCE, check_posterior
+from bnn_vnnlib.model.families import MIXTURE, PLAIN, STORED, Entry, gaussian_of
+from bnn_vnnlib.model.manifest import Manifest, extracted, read_manifest, sha256
+from bnn_vnnlib.model.network import (
+    Component,
+    Gaussian,
+    GaussianDiagonal,
+    Likelihood,
+    Mixture,
+    Posterior,
+    WeightSamples,
+)
+from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
 
+VARIANCE, SAMPLES = "_variance", "_samples"
+_PART = re.compile(r"(.+)_component\d+_mean")
+_WHATS = tuple(dict.fromkeys(what for whats in STORED.values() for what in whats))
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _STALE = "remove the posterior and attach one that belongs to these weights"
 
@@ -38,7 +51,7 @@ def stored_posterior(proto: ModelProto) -> tuple[Posterior | None, Likelihood | 
         likelihood = manifest.likelihood
     if posterior is not None:
         check_posterior(posterior, float_shapes(tensors))
-    return posterior, likelihood, (*notes, *_spare(unused, tensors))
+    return posterior, likelihood, (*notes, *_spare(unused, tensors, manifest))
 
 
 def float_shapes(tensors: dict[str, TensorProto]) -> dict[str, tuple[int, ...]]:
@@ -64,6 +77,7 @@ def _companions(suffix: str, tensors: dict[str, TensorProto], unused: set[str]) 
 
 
 def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posterior | None, tuple[str, ...]]:
+    _refuse_correlated(tensors, unused)
     variances = _companions(VARIANCE, tensors, unused)
     samples = _companions(SAMPLES, tensors, unused)
     if variances and samples:
@@ -87,27 +101,70 @@ def _floats(name: str, tensors: dict[str, TensorProto]) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
+def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> None:
+    """Without its manifest a correlated posterior would be read as a deterministic network, or as a part of itself."""
+    parts = [name for what in _WHATS if what not in PLAIN for name in _companions(f"_{what}", tensors, unused).values()]
+    parts += [name for name in unused if (match := _PART.fullmatch(name)) and match[1] in tensors]
+    if parts:
+        message = f"tensors {', '.join(sorted(parts))} look like a correlated posterior, but its manifest is missing"
+        raise PosteriorError(f"{message}: attach the posterior again, or rename or remove the tensors")
+
+
 def _by_manifest(manifest: Manifest, tensors: dict[str, TensorProto]) -> Posterior:
-    what = STORED[manifest.family]
-    read: dict[str, NDArray[np.float64]] = {}
-    for weight, entry in manifest.params.items():
-        mean = _mean(weight, entry, tensors)
-        lead: tuple[int, ...] = ()
-        if manifest.probabilities is not None:
-            lead = tuple(_shape(PROBABILITIES, manifest.probabilities))
-        read[weight] = _tensor(weight, what, entry, tensors, (*lead, *mean.shape), mean.dtype).astype(np.float64)
+    means = {weight: _mean(weight, entry, tensors) for weight, entry in manifest.params.items()}
     if manifest.probabilities is None:
-        return GaussianDiagonal(read)
+        return _gaussian(manifest, means, tensors)
     shape = _shape(PROBABILITIES, manifest.probabilities)
     double = np.dtype(np.float64)
-    weights = _tensor(PROBABILITIES, "probabilities", manifest.probabilities, tensors, shape, double)
-    return WeightSamples(read, weights.astype(np.float64))
+    stored = _tensor(PROBABILITIES, "probabilities", manifest.probabilities, tensors, shape, double)
+    weights = stored.astype(np.float64)
+    if manifest.family == MIXTURE:
+        return Mixture(tuple(_component(part, means, tensors) for part in manifest.components), weights)
+    read = {
+        weight: _tensor(weight, "samples", entry, tensors, (*shape, *means[weight].shape), means[weight].dtype)
+        for weight, entry in manifest.params.items()
+    }
+    return WeightSamples({weight: values.astype(np.float64) for weight, values in read.items()}, weights)
 
 
-def _shape(name: str, entry: dict[str, Any]) -> tuple[int, ...]:
-    shape = entry.get("shape")
+def _component(part: Manifest, weights: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Component:
+    means = {}
+    for weight, entry in part.params.items():
+        if weight not in weights:
+            raise PosteriorError("the manifest lists it in a component only; attach the posterior again", node=weight)
+        own = weights[weight]
+        means[weight] = _tensor(weight, "mean", entry, tensors, own.shape, own.dtype).astype(np.float64)
+    return Component(means, _gaussian(part, weights, tensors))
+
+
+def _gaussian(part: Manifest, means: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Gaussian:
+    """A Gaussian family; in a component a weight may have a mean and nothing else, and is a number then."""
+    first, entries = STORED[part.family][0], {}
+    for weight, entry in part.params.items():
+        if "layer" in entry or ("mean" in entry and first not in entry):
+            continue
+        read = {}
+        for what in STORED[part.family]:
+            mean = means[weight]
+            shape = mean.shape if what in PLAIN else _shape(weight, entry, f"shape_{what}")
+            read[what] = _tensor(weight, what, entry, tensors, shape, mean.dtype).astype(np.float64)
+        entries[weight] = Entry(read, *_bias(weight, entry, part))
+    return gaussian_of(part.family, entries)
+
+
+def _bias(weight: str, entry: dict[str, Any], part: Manifest) -> tuple[str | None, int]:
+    """The bias that shares the factors of a weight; both entries have to say so."""
+    bias, axis = entry.get("bias"), entry.get("bias_axis", 1)
+    partners = [name for name, other in part.params.items() if other.get("layer") == weight]
+    if partners != ([] if bias is None else [bias]):
+        raise PosteriorError("the manifest is at odds with itself about its bias; attach again", node=weight)
+    return bias, axis
+
+
+def _shape(name: str, entry: dict[str, Any], key: str = "shape") -> tuple[int, ...]:
+    shape = entry.get(key)
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise PosteriorError(f"the manifest gives shape {shape!r}, expected a list of sizes", node=name)
+        raise PosteriorError(f"the manifest gives {key} {shape!r}, expected a list of sizes", node=name)
     return tuple(shape)
 
 
@@ -133,7 +190,7 @@ def _tensor(
     shape: tuple[int, ...],
     element: np.dtype[Any],
 ) -> NDArray[Any]:
-    """Variance, samples or probabilities: from the tensor that the manifest names, or embedded in it."""
+    """Variance, samples, ..: from the tensor that the manifest names, or embedded in it."""
     if f"{what}_base64" in entry:
         array = extracted(entry[f"{what}_base64"], element, shape, weight)
     else:
@@ -153,16 +210,20 @@ def _tensor(
 
 def _refuse_strays(manifest: Manifest, tensors: dict[str, TensorProto], unused: set[str]) -> None:
     """A variance beside its weight that the manifest does not list would be ignored silently."""
-    for suffix in (VARIANCE, SAMPLES):
-        for weight, name in _companions(suffix, tensors, unused).items():
-            entry = manifest.params.get(weight, {})
-            if name not in entry.values() and f"{STORED[manifest.family]}_base64" not in entry:
+    listed = _listed(manifest)
+    for what in _WHATS:
+        for weight, name in _companions(f"_{what}", tensors, unused).items():
+            if name not in listed and f"{what}_base64" not in manifest.params.get(weight, {}):
                 raise PosteriorError(f"tensor {name!r} is not listed in the manifest; attach the posterior again")
 
 
-def _spare(unused: set[str], tensors: dict[str, TensorProto]) -> list[str]:
+def _listed(manifest: Manifest) -> set[str]:
+    return {value for entry in manifest.entries for value in entry.values() if isinstance(value, str)}
+
+
+def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: Manifest | None) -> list[str]:
     """A remark on unused initializers that are no part of a posterior."""
-    part = {PROBABILITIES}
+    part = {PROBABILITIES} | (set() if manifest is None else _listed(manifest))
     part.update(name for suffix in (VARIANCE, SAMPLES) for name in _companions(suffix, tensors, unused).values())
     spare = sorted(unused - part)
     return [f"initializer {name} is used by no node and ignored" for name in spare]

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
-from bnn_vnnlib.model import GaussianDiagonal, Likelihood, Model, Posterior, attach, model_from_proto
+from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
+from bnn_vnnlib.model.families import tensor_names
 from bnn_vnnlib.model.files import read_proto
-from bnn_vnnlib.model.manifest import KEY, STORED
-from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood, names_of
+from bnn_vnnlib.model.manifest import KEY
+from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.tensors import array_of, holders
 
@@ -80,8 +81,7 @@ def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelPr
     copy.CopyFrom(proto)
     if posterior is None:
         return copy
-    what = STORED["gaussian_diag" if isinstance(posterior, GaussianDiagonal) else "samples"]
-    extra = {f"{name}_{what}" for name in names_of(posterior)} | {PROBABILITIES}
+    extra = tensor_names(posterior) | {PROBABILITIES}
     kept = [tensor for tensor in proto.graph.initializer if tensor.name not in extra]
     inputs = [info for info in proto.graph.input if info.name not in extra]
     entries = [entry for entry in proto.metadata_props if entry.key != KEY]

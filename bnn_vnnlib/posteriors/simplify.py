@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import GaussianDiagonal, Model, Posterior, WeightSamples, attach, model_from_proto, replay
+from bnn_vnnlib.model import Model, Posterior, attach, model_from_proto, replay
+from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
+from bnn_vnnlib.posteriors.moving import Moves, moved
 from bnn_vnnlib.posteriors.parts import Parts
 from bnn_vnnlib.posteriors.tools import Tool, run_tool
 
@@ -42,13 +44,14 @@ def simplified(parts: Parts, tool: Tool = "onnxruntime") -> tuple[ModelProto, tu
 
 
 def _cleaned(parts: Parts, posterior: Posterior, tool: Tool, fuse: bool) -> ModelProto:
-    tensors = posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.samples
-    marks = Fingerprints(parts.plain, list(tensors))
+    tensors = names_of(posterior)
+    marks = Fingerprints(parts.plain, tensors)
     found, proto = _followed(marks, tool, fuse)
     means = marks.joined({name: parts.model.network.tensors[name] for name in tensors})
     for name, places in found.items():
         _put(proto, name, places, means)
-    result = attach(proto, _moved(posterior, marks, found, proto), likelihood=parts.likelihood)
+    own = {name: array_of(holders(proto)[name]).astype(np.float64) for name in found}
+    result = attach(proto, moved(posterior, Moves(marks, found, own)), likelihood=parts.likelihood)
     _check(parts.model, model_from_proto(result), tool)
     return result
 
@@ -85,17 +88,3 @@ def _put(proto: ModelProto, name: str, places: Places, means: NDArray) -> None:
     array = array_of(holder).copy()
     array[places >= 0] = means[places[places >= 0]]
     holder.CopyFrom(numpy_helper.from_array(array, holder.name))
-
-
-def _moved(posterior: Posterior, marks: Fingerprints, found: dict[str, Places], proto: ModelProto) -> Posterior:
-    """The posterior in the layout of the new tensors; entries that were not marked are deterministic."""
-    if isinstance(posterior, GaussianDiagonal):
-        variance = np.append(marks.joined(posterior.variances), 0.0)  # -1 is the last
-        return GaussianDiagonal({name: variance[places] for name, places in found.items()})
-    count = len(posterior.probabilities)
-    rows = np.array([marks.joined({n: v[i] for n, v in posterior.samples.items()}) for i in range(count)])
-    samples = {}
-    for name, places in found.items():
-        own = array_of(holders(proto)[name]).astype(np.float64)
-        samples[name] = np.where(places >= 0, rows[:, places], own)
-    return WeightSamples(samples, posterior.probabilities)
