@@ -1,0 +1,167 @@
+"""Weight samples from anywhere: MCMC (Pyro, NumPyro, BlackJAX), ensembles, SWAG, draws of a Laplace approximation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from onnx import ModelProto
+
+from bnn_vnnlib.adapters.adapted import Adapted, adapt
+from bnn_vnnlib.adapters.agreement import array, check_samples
+from bnn_vnnlib.adapters.export import evaluating, first, plain
+from bnn_vnnlib.adapters.placing import Shape, places
+from bnn_vnnlib.errors import OptionError, PosteriorError
+from bnn_vnnlib.model import WeightSamples
+from bnn_vnnlib.model.files import read_proto
+from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.model.stored import float_shapes
+from bnn_vnnlib.model.tensors import holders
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+UNCOMPARED = "not compared with the library's own outputs: give x and outputs, or call check_predictive"
+
+
+def from_samples(
+    net: str | Path | ModelProto | nn.Module,
+    samples: Mapping[str, ArrayLike],
+    probabilities: ArrayLike | None = None,
+    *,
+    likelihood: str | None,
+    names: Mapping[str, str] | None = None,
+    transposed: bool | Collection[str] | None = None,
+    ignore: Collection[str] = (),
+    x: ArrayLike | None = None,
+    outputs: ArrayLike | None = None,
+) -> Adapted:
+    """A network with a posterior of weight samples.
+
+    Parameters
+    ----------
+    net : the architecture: an ONNX file or model, or a torch module (then `x` is needed). Its weights do not matter,
+        but those that `samples` leaves out stay as they are
+    samples : {name: (S, *shape)}, S draws of each array; NumPy, torch or JAX. Chains are joined first: (C, S, ...) is
+        refused, because it fits no tensor
+    probabilities : (S,), sum 1; None = all 1/S
+    names : {name in samples: tensor of the network} where they differ
+    transposed : which arrays have their input axis first, as in x @ W: True, False, their names, or None: told from the
+        shapes, and refused where both fit
+    ignore : arrays that are no weights, such as the noise of a regression
+    x, outputs : inputs (N, ...) and the library's own outputs (S, N, m) there, which are compared (`check_samples`)
+
+    Raises
+    ------
+    PosteriorError : names, shapes or probabilities do not fit; the outputs differ
+    OptionError : a torch module without x, outputs without x
+    """
+    proto = network_of(net, x)
+    kept = without(samples, ignore)
+    count = _count(kept)
+    placed = places(shapes_of(proto), {name: values.shape[1:] for name, values in kept.items()}, names, transposed)
+    stacks = {place.tensor: place.put(kept[name], 1) for name, place in placed.items()}
+    weights = np.full(count, 1 / count) if probabilities is None else array(probabilities)
+    notes = untouched(proto, stacks)
+    adapted = adapt(proto, WeightSamples(stacks, weights), likelihood, notes)
+    if outputs is None:
+        return adapted.noted(UNCOMPARED)
+    if x is None:
+        raise OptionError("outputs need the inputs x at which they were computed")
+    return adapted.checked(check_samples(adapted.model, outputs, x))
+
+
+def from_ensemble(
+    modules: Sequence[nn.Module],
+    x: Tensor,
+    probabilities: ArrayLike | None = None,
+    *,
+    likelihood: str | None,
+) -> Adapted:
+    """Torch modules of one architecture (a deep ensemble) as a posterior of weight samples.
+
+    Each module's outputs at `x` (N, ...), in evaluation mode, are compared with those of its sample.
+
+    Raises
+    ------
+    PosteriorError : fewer than two modules, other parameters, running statistics that differ; names the member
+    """
+    import torch
+
+    if len(modules) < 2:
+        raise PosteriorError("an ensemble needs two modules or more")
+    parts = [dict(module.named_parameters()) for module in modules]
+    for index, (module, part) in enumerate(zip(modules, parts, strict=True)):
+        if {name: p.shape for name, p in part.items()} != {name: p.shape for name, p in parts[0].items()}:
+            raise PosteriorError(f"member {index} has other parameters than member 0")
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point() and not torch.equal(buffer, modules[0].get_buffer(name)):
+                raise PosteriorError(
+                    f"differs between member 0 and member {index}, but a statistic carries no posterior: fold the "
+                    "normalisation into the layer before it (torch.nn.utils.fuse_conv_bn_eval)",
+                    node=name,
+                )
+    outputs = []
+    for module in modules:
+        with evaluating(module), torch.no_grad():
+            outputs.append(array(first(module(x))))
+    samples = {name: np.stack([array(part[name]) for part in parts]) for name in parts[0]}
+    different = {name: stack for name, stack in samples.items() if (stack != stack[0]).any()}
+    if not different:
+        raise PosteriorError("the modules have the same weights")
+    return from_samples(
+        modules[0], different, probabilities, likelihood=likelihood, transposed=False, x=x, outputs=np.stack(outputs)
+    )
+
+
+def network_of(net: str | Path | ModelProto | nn.Module, x: ArrayLike | None) -> ModelProto:
+    """The architecture as an ONNX model; a torch module is exported for the shape of `x`."""
+    if isinstance(net, ModelProto):
+        return net
+    if isinstance(net, str | Path):
+        return read_proto(net)[0]
+    if x is None:
+        raise OptionError("a torch module is exported for an example: give inputs x of shape (N, ...)")
+    import torch
+
+    parameter = next(net.parameters(), None)
+    element = torch.get_default_dtype() if parameter is None else parameter.dtype
+    return plain(net, torch.tensor(array(x), dtype=element))
+
+
+def shapes_of(proto: ModelProto) -> dict[str, Shape]:
+    """Shapes of the tensors that could carry a posterior."""
+    return float_shapes(holders(proto))
+
+
+def without(arrays: Mapping[str, ArrayLike], ignore: Collection[str]) -> dict[str, Floats]:
+    """The arrays that are weights, in float64.
+
+    Raises
+    ------
+    PosteriorError : a name to ignore that is not there, or none left
+    """
+    for name in ignore:
+        if name not in arrays:
+            raise PosteriorError(f"ignore speaks of {name!r}, which is not among {', '.join(arrays)}")
+    kept = {name: array(values) for name, values in arrays.items() if name not in ignore}
+    if not kept:
+        raise PosteriorError("no array is left that could belong to a weight")
+    return kept
+
+
+def untouched(proto: ModelProto, carried: Collection[str]) -> tuple[str, ...]:
+    """A remark on the weights that stay as they are in the network."""
+    fixed = [name for name in shapes_of(proto) if name not in carried]
+    return (f"{', '.join(fixed)}: as in the network, without posterior",) if fixed else ()
+
+
+def _count(samples: Mapping[str, Floats]) -> int:
+    counts = {name: values.shape[0] if values.ndim else 0 for name, values in samples.items()}
+    if len(set(counts.values())) != 1 or not next(iter(counts.values())):
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise PosteriorError(f"every array needs the same number of samples, along its first axis; found {listed}")
+    return next(iter(counts.values()))
