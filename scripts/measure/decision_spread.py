@@ -1,10 +1,12 @@
 """What bounds on the decision cost, and how they weaken as the posterior gets wider.
 
     python scripts/measure/decision_spread.py spread DATA
+    python scripts/measure/decision_spread.py points DATA
     python scripts/measure/decision_spread.py cost
 
 `spread` multiplies the standard deviations of published posteriors (see decision.py) by factors; attained ranges are
-estimates from sampled networks, except for regression with one hidden layer. `cost` takes networks with random weights
+estimates from sampled networks, except for regression with one hidden layer. `points` compares the methods for one
+hidden layer of a classifier at points, `cost` takes networks with random weights
 (seed 0, standard deviations of .1 times those of the weights) and boxes of +-.02. Seconds are CPU time of one thread.
 """
 
@@ -36,6 +38,7 @@ from bnn_vnnlib.model.posterior import sample
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
 
+HCAS = "hcas_rob_pra0_tau20"
 FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -88,12 +91,56 @@ def _sines(data: Path) -> Iterator[tuple[str, float, float, float, float]]:
 def _hcas(data: Path, count: int) -> Iterator[tuple[str, float, float, float, float]]:
     grid = np.load(data / "hcas_X.npy").astype(np.float64)
     x = grid[np.random.default_rng(0).choice(len(grid), count, replace=False)]
-    for name, factor in itertools.product(("hcas_rob_pra0_tau20", "hcas_cls2x50_pra0_tau20"), FACTORS):
+    for name, factor in itertools.product((HCAS, "hcas_cls2x50_pra0_tau20"), FACTORS):
         model = widened(read(data / f"{name}.npz", "categorical"), factor)
         label, reached = attained_gap(model, torch.as_tensor(x), RADIUS, 200)
         found, seconds = bounded(model, x - RADIUS, x + RADIUS)
         gap = (found.upper - found.lower)[np.arange(count), label.numpy()].mean()
         yield name, factor, float(reached.mean()), float(gap), seconds / count
+
+
+@app.command()
+def points(data: Folder, count: int = 50) -> None:
+    """The expected probability of the predicted class at points: lower bounds by method, beside an estimate."""
+    from bnn_vnnlib.clock import Deadline
+    from bnn_vnnlib.robustness.classification.deep import ExponentialMoments
+    from bnn_vnnlib.robustness.classification.layers import one_layer, stack
+    from bnn_vnnlib.robustness.classification.method import SoftmaxRows, Source
+    from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
+    from bnn_vnnlib.robustness.classification.tilted import Tilted
+
+    table = Table("posterior", "factor", "estimate", "closed forms", "powers", "tilted", "s a point, tilted")
+    device = torch.device("cpu")
+    for name, factor, model, x in _classifiers(data, count):
+        if not isinstance(model.posterior, GaussianDiagonal):
+            raise typer.BadParameter("the posterior is not Gaussian")
+        shallow = one_layer(model.network, model.posterior, device)
+        layers = stack(model.network, model.posterior, device)
+        if shallow is None or layers is None:
+            raise typer.BadParameter("not one hidden layer")
+        expected = predictive(model, 4000)(x)
+        rows = torch.nn.functional.one_hot(expected.argmax(-1), expected.shape[-1]).to(x)[:, None]
+        row = [name, f"{factor:g}", f"{expected.amax(-1).mean():.4f}"]
+        seconds = 0.0
+        sources: tuple[Source, ...] = (OneLayerSoftmax(shallow), ExponentialMoments(layers, (1e-2,)), Tilted(shallow))
+        for source in sources:
+            found, seconds = timed(partial(SoftmaxRows(source, Deadline()).lower, x, x, rows))
+            row.append(f"{found.mean():.4f}")
+        table.add_row(*row, f"{seconds / len(x):.3f}")
+    Console().print(table)
+
+
+def _classifiers(data: Path, count: int) -> Iterator[tuple[str, float, Model, Tensor]]:
+    from sklearn.datasets import load_digits
+
+    rng = np.random.default_rng(0)
+    grid = np.load(data / "hcas_X.npy").astype(np.float64)
+    chosen = torch.as_tensor(grid[rng.choice(len(grid), count, replace=False)])
+    for factor in (1.0, 100.0, 200.0, 300.0):
+        yield HCAS, factor, widened(read(data / f"{HCAS}.npz", "categorical"), factor), chosen
+    digits = torch.as_tensor(load_digits().data[:count] / 16.0)
+    for factor in (0.25, 0.5, 1.0):
+        yield "digits_vi_64x1", factor, widened(read(data / "digits_vi_64x1.npz", "categorical"), factor), digits
 
 
 def random_net(sizes: list[int], likelihood: Likelihood) -> Model:

@@ -146,19 +146,37 @@ def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
 
 def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(relu(N(m, s^2))), rounded up; inf where it is out of reach."""
-    log, y = _exponent(alpha, beta, m, s)
+    exponent = _exponent(alpha, beta, m, s)
     dead = _log_cdf(-m / s + 4 * UNIT * (m / s).abs())
-    value = torch.logaddexp(dead, log + _log_cdf(y))
+    value = torch.logaddexp(dead, exponent.above + _log_cdf(exponent.y + exponent.y_error))
     return value + LOGARITHM * (1 + value.abs())
+
+
+def log_moment_below(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """The same rounded down; only the share of z = 0 where it is out of reach."""
+    exponent = _exponent(alpha, beta, m, s)
+    dead = _log_cdf_below(-m / s - 4 * UNIT * (m / s).abs())
+    active = exponent.below + _log_cdf_below(exponent.y - exponent.y_error)
+    value = torch.logaddexp(dead, active)
+    return (value - LOGARITHM * (1 + value.abs())).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 def _log_moment_active(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(N(m, s^2)), rounded up."""
-    return _exponent(alpha, beta, m, s)[0]
+    return _exponent(alpha, beta, m, s).above
 
 
-def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """B and y, rounded up."""
+@dataclass(frozen=True, eq=False)
+class _Exponent:
+    """B from both sides, infinite where c is too small, and y with its error."""
+
+    below: Tensor
+    above: Tensor
+    y: Tensor
+    y_error: Tensor
+
+
+def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> _Exponent:
     v = s * s
     c = 1 - 2 * beta * v
     usable = c > SAFE
@@ -166,11 +184,22 @@ def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor
     size = (beta * m * m + (alpha * m).abs() + alpha * alpha * v) / c
     log = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c - torch.log(c) / 2
     root = s * torch.sqrt(c)
-    y = (m + alpha * v) / root + 2.0**-38 * (m.abs() + alpha.abs() * v) / root
-    return torch.where(usable, log + ROUND * size + 2.0**-38 * (1 + log.abs()), torch.inf), y
+    error = ROUND * size + 2.0**-38 * (1 + log.abs())
+    return _Exponent(
+        torch.where(usable, log - error, -torch.inf),
+        torch.where(usable, log + error, torch.inf),
+        (m + alpha * v) / root,
+        2.0**-38 * (m.abs() + alpha.abs() * v) / root,
+    )
 
 
 def _log_cdf(x: Tensor) -> Tensor:
     """log Phi, rounded up."""
     value = torch.special.log_ndtr(x.clamp(min=-FAR))
     return value + LOGARITHM * (1 + value.abs())
+
+
+def _log_cdf_below(x: Tensor) -> Tensor:
+    """log Phi, rounded down; -inf far out."""
+    value = torch.special.log_ndtr(x.clamp(min=-FAR))
+    return torch.where(x > -FAR, value - LOGARITHM * (1 + value.abs()), -torch.inf)

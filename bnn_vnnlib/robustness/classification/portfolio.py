@@ -20,6 +20,7 @@ from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.classification.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
 from bnn_vnnlib.robustness.classification.splitting import Effort
+from bnn_vnnlib.robustness.classification.tilted import Tilted
 from bnn_vnnlib.robustness.mass import BoxUnion
 from bnn_vnnlib.robustness.outputs import OutputBounds
 
@@ -36,13 +37,13 @@ SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 @dataclass(frozen=True, eq=False)
 class Portfolio:
     """quick : one look; thorough : inputs are split; criteria : see `decision.method`;
-    tails : for graphs without closed forms, too dear for every class of every item.
+    tails : too dear for every class of every item: for graphs without closed forms, and for points.
     """
 
     quick: tuple[SoftmaxRows, ...] = ()
     thorough: tuple[SoftmaxRows, ...] = ()
     criteria: tuple[MeanNetwork, ...] = ()
-    tails: tuple[SoftmaxTails, ...] = ()
+    tails: tuple[SoftmaxTails | SoftmaxRows, ...] = ()
 
 
 def methods(
@@ -77,7 +78,8 @@ def _shallow(bounds: OutputBounds, layers: Stack) -> Portfolio:
     closed = OneLayerSoftmax(OneLayer(*layers.layers))
     source = WithMoments(closed, ExponentialMoments(layers, BUDGETS))
     criteria = (MeanNetwork(bounds, closed),) if bounds.transform == "softmax" else ()
-    return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria)
+    points = SoftmaxRows(Tilted(OneLayer(*layers.layers)), deadline)
+    return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria, (points,))
 
 
 def _tails(bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> tuple[SoftmaxTails, ...]:
