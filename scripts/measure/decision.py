@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import onnx
@@ -60,7 +60,10 @@ def read(path: Path, likelihood: str) -> Model:
         return read_model(file)
 
 
-def timed(run: Callable[[], BatchResult]) -> tuple[BatchResult, float]:
+Outcome = TypeVar("Outcome")
+
+
+def timed(run: Callable[[], Outcome]) -> tuple[Outcome, float]:
     """The result and the CPU seconds that it took."""
     begun = time.process_time()
     return run(), time.process_time() - begun
