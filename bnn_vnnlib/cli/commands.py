@@ -17,11 +17,14 @@ from bnn_vnnlib.cli.guard import NAME
 from bnn_vnnlib.cli.inspect import inspect
 from bnn_vnnlib.cli.mean import mean
 from bnn_vnnlib.cli.merge import merge
+from bnn_vnnlib.cli.radius import radius
 from bnn_vnnlib.cli.recover import recover
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.sample import sample
 from bnn_vnnlib.cli.simplify import simplify
 from bnn_vnnlib.cli.supports import supports
+from bnn_vnnlib.cli.sweep import sweep
+from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify
 
 app = typer.Typer(
@@ -62,6 +65,9 @@ def root(
 COMMANDS = (
     verify,
     run,
+    sweep,
+    radius,
+    uncertainty,
     compare,
     check_witness,
     inspect,

@@ -1,0 +1,127 @@
+"""`bnn-vnnlib sweep`: many boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.long_jobs import (
+    Chunk,
+    Out,
+    Restarts,
+    Threads,
+    Workers,
+    read_source,
+    read_sources,
+    shown,
+    tell,
+    usual_workers,
+)
+from bnn_vnnlib.cli.options import (
+    Boxes,
+    Debug,
+    Likelihood,
+    Margin,
+    Method,
+    NumBoxes,
+    QueryName,
+    Rule,
+    Search,
+    Seed,
+    TauSafe,
+    TauUnsafe,
+)
+from bnn_vnnlib.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bnn_vnnlib.sweeps import Pair
+    from bnn_vnnlib.sweeps.summary import Summary
+
+MOST = 20
+"""Lines of the summary on the terminal; the file has all."""
+
+
+def sweep(
+    pairs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL TABLE ...",
+            help="An ONNX model and a table of boxes (.npz or .parquet), as often as you like. A folder stands for the "
+            "models that the table names.",
+        ),
+    ],
+    out: Out,
+    query: Annotated[QueryName | None, typer.Option(help="What is asked.", show_default="as verify")] = None,
+    tau_safe: TauSafe = None,
+    tau_unsafe: TauUnsafe = None,
+    likelihood: Likelihood = None,
+    rule: Rule = None,
+    method: Method = "auto",
+    boxes: Boxes = "mean",
+    num_boxes: NumBoxes = None,
+    margin: Margin = None,
+    seed: Seed = 0,
+    search: Search = "float64",
+    restarts: Restarts = 2,
+    chunk: Chunk = None,
+    points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
+    workers: Workers = None,
+    threads: Threads = 1,
+    debug: Debug = False,
+) -> None:
+    """Bound every box of one or several tables, millions of them, on one or many networks.
+
+    OUT gets bounds.parquet, a row for each row of the tables, and summary.csv: safe, unsafe and undecided by network
+    and label. Needs the extra `parquet`.
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        check_positive("--margin", margin)
+        if len(pairs) % 2:
+            raise OptionError(f"models and tables come in pairs, found {len(pairs)} paths")
+        read = [_pair(model, table) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
+        from bnn_vnnlib.sweeps import Bounding
+        from bnn_vnnlib.sweeps import sweep as swept
+
+        bounding = Bounding(
+            query, tau_safe, tau_unsafe, likelihood, rule, method, boxes, num_boxes, margin, seed, restarts,
+            search=search,
+        )  # fmt: skip
+        with shown(console, "boxes") as watch:
+            found = swept(
+                read, bounding, out=out, chunk=chunk, points=points, workers=usual_workers(workers, threads),
+                threads=threads, watch=watch,
+            )  # fmt: skip
+        _summary(console, found.summary)
+        tell(console, found.spent, "boxes", out)
+
+
+def _pair(model: Path, table: Path) -> Pair:
+    from bnn_vnnlib.sweeps import Pair, read_table
+
+    read = read_table(table)
+    if not model.is_dir():
+        return Pair(read_source(model), read)
+    return Pair(read_sources(model, set() if read.network is None else set(read.network.tolist())), read)
+
+
+def _summary(console: Console, lines: Summary) -> None:
+    from rich.table import Table
+
+    shown_ = lines if len(lines) <= MOST else [line for line in lines if line.network == "all"][-MOST:]
+    table = Table("network", "group", "rows", "safe %", "unsafe %", "open %", "lower", "upper")
+    for line in shown_:
+        table.add_row(
+            line.network, line.group, str(line.rows), _share(line.safe, line.rows), _share(line.unsafe, line.rows),
+            _share(line.undecided, line.rows), f"{line.lower:.4f}", f"{line.upper:.4f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _share(count: int, rows: int) -> str:
+    return f"{100 * count / rows:.2f}" if rows else "-"

@@ -1,0 +1,156 @@
+"""Named arrays in files: npz and Parquet, read with one message for whatever is wrong, written in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import InputError, OptionError
+
+Arrays = dict[str, NDArray]
+
+_NOTE = b"bnn-vnnlib"  # key of this package's own entry in a Parquet file's metadata
+
+
+def read_arrays(path: str | Path, known: Sequence[str]) -> Arrays:
+    """The arrays of an npz file, or the columns of a Parquet file; a column of lists of one length is an array (N, k).
+
+    Parameters
+    ----------
+    known : names that may occur: a misspelt array that is silently left out would be another question
+
+    Raises
+    ------
+    InputError : unreadable file, unknown name, lists of different lengths, missing values
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError("is a folder, not a table" if path.is_dir() else "no such file", path=path)
+    found = _read_npz(path) if zipfile.is_zipfile(path) else _read_parquet(path)
+    unknown = sorted(set(found) - set(known))
+    if unknown:
+        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(known)}", path=path)
+    return found
+
+
+def _read_npz(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"not a readable npz file ({error})", path=path) from None
+
+
+def _read_parquet(path: Path) -> Arrays:
+    if path.read_bytes()[:4] != b"PAR1":
+        raise InputError("neither an npz nor a Parquet file", path=path)
+    pa, pq = parquet()
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"not a readable Parquet file ({error})", path=path) from None
+    return {name: _column(pa, table[name].combine_chunks(), name, path) for name in table.column_names}
+
+
+def _column(pa: Any, column: Any, name: str, path: Path) -> NDArray:
+    """A column as an array; lists within lists, all of one length, become further axes."""
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1 else column
+    if column.null_count:
+        raise InputError(f"column {name!r} has missing values", path=path)
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _column(pa, column.flatten(), name, path)
+        lengths = np.asarray(pa.compute.list_value_length(column))
+        width = int(lengths[0]) if len(lengths) else 0
+        if (lengths != width).any():
+            raise InputError(f"column {name!r} holds lists of different lengths", path=path)
+        return inner.reshape(len(lengths), width, *inner.shape[1:])
+    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    return values.astype(str) if values.dtype == object else values
+
+
+def parquet() -> tuple[Any, Any]:
+    """pyarrow and its Parquet module; OptionError where the extra is not installed."""
+    try:
+        pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+        import_module("pyarrow.compute")
+    except ImportError:
+        raise OptionError("Parquet files need pyarrow: pip install 'bnn-vnnlib[parquet]'") from None
+    return pa, pq
+
+
+def write_columns(path: Path, columns: Mapping[str, NDArray], note: Mapping[str, Any] | None = None) -> None:
+    """Write arrays of one length as Parquet, complete or not at all; the same arrays give the same bytes.
+
+    Parameters
+    ----------
+    note : JSON values that are kept beside the columns
+    """
+    pa, pq = parquet()
+    table = pa.table({name: _arrow(pa, values) for name, values in columns.items()})
+    if note is not None:
+        table = table.replace_schema_metadata({_NOTE: json.dumps(note).encode()})
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with scratch.open("wb") as stream:
+            pq.write_table(table, stream)
+            stream.flush()
+            os.fsync(stream.fileno())  # a name that stands for nothing must not survive a power cut
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+
+
+def _arrow(pa: Any, values: NDArray) -> Any:
+    """(N,) as numbers or text, (N, k) as lists of k numbers."""
+    if values.ndim == 1:
+        return pa.array(values.tolist(), pa.string()) if values.dtype.kind in "OU" else pa.array(values)
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
+
+
+def read_columns(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """What `write_columns` wrote: columns and note."""
+    _, pq = parquet()
+    found = _read_parquet(path)
+    note = (pq.read_schema(path).metadata or {}).get(_NOTE, b"{}")
+    return found, json.loads(note)
+
+
+def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: bool = True) -> NDArray[np.float64]:
+    """An array of numbers with `dims` axes as float64, exactly.
+
+    Raises
+    ------
+    InputError : not there, not numbers, another number of axes, NaN, infinite where it must be finite
+    """
+    if name not in arrays:
+        raise InputError(f"array {name!r} is missing", path=path)
+    values = arrays[name]
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"array {name!r} must hold numbers, found {values.dtype}", path=path)
+    if values.ndim != dims:
+        raise InputError(f"array {name!r} must have {dims} axes, found shape {values.shape}", path=path)
+    converted = values.astype(np.float64)
+    bad = ~np.isfinite(converted) if finite else np.isnan(converted)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise InputError(f"array {name!r} holds {converted[where]} at {list(where)}", path=path)
+    return converted
+
+
+def integers(arrays: Arrays, name: str, path: Path | None, length: int) -> NDArray[np.int64]:
+    """An array (N,) of integers."""
+    values = arrays[name]
+    if values.dtype.kind not in "iu" or values.shape != (length,):
+        message = f"array {name!r} must hold {length} integers, found {values.dtype} of shape {values.shape}"
+        raise InputError(message, path=path)
+    return values.astype(np.int64)

@@ -1,0 +1,276 @@
+"""How uncertain a network is around inputs, by proof (`bnn-vnnlib uncertainty`).
+
+Classification, over the ball B(r) of an input, D_i(x) the expected probability of class i:
+    uncertain      no class above tau: D_i(x) <= tau for all i and all x of B(r)
+    decided        one class is the decision at every x of B(r)
+    aleatoric      max_i of the upper bounds of D_i: no x of B(r) has a more confident decision
+    epistemic      P_w(class i is the output's largest at every x of B(r)) < threshold for every i: the networks of the
+                   posterior do not agree on any class
+Regression: bounds on the expected outputs (for a heteroscedastic likelihood also on the expected log-variances, which
+is the aleatoric reading) and P_w(the output stays within delta at every x of B(r)), the epistemic one.
+Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks, appendix A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bnn_vnnlib import __version__, rules
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.setting import Setting
+from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
+from bnn_vnnlib.sweeps.balls import Balls
+from bnn_vnnlib.sweeps.digests import model_digest
+from bnn_vnnlib.sweeps.folder import Folder
+from bnn_vnnlib.sweeps.inputs import Inputs
+from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
+from bnn_vnnlib.sweeps.questions import Bounding, never
+from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, readings, yes_or_no
+from bnn_vnnlib.sweeps.summary import Spent, write_summary
+from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.network import Model
+
+Floats = NDArray[np.float64]
+
+CHUNK = 64
+"""Inputs whose balls are bounded together."""
+
+TAU = 0.4
+"""Certified uncertain: no class above this, where it is not given."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is asked of each ball.
+
+    Attributes
+    ----------
+    tau : classification: no class's expected probability exceeds it; None: .4
+    epistemic : threshold on P_safe of every class (or, with delta, of the output); None: not asked
+    quick : only bound D; nothing is searched for that decides the questions at tau
+    """
+
+    tau: float | None = None
+    epistemic: float | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "epistemic"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise OptionError(f"{name} is a probability, between 0 and 1; found {value}")
+
+
+@dataclass(frozen=True, eq=False)
+class UncertaintyResult:
+    """N inputs, K radii.
+
+    Attributes
+    ----------
+    columns : (N K, ..) by name, sorted by row and radius: see docs/sweeps.md
+    readings : shares and means by radius
+    spent : time and memory
+    """
+
+    columns: Arrays
+    readings: tuple[RadiusReading, ...]
+    spent: Spent
+
+
+@dataclass(frozen=True, eq=False)
+class UncertaintyTask:
+    """Some inputs of one network, with every radius."""
+
+    source: Source
+    balls: Balls
+    target: Target
+    radii: tuple[float, ...]
+    reading: Reading
+    bounding: Bounding
+    row: NDArray[np.int64]
+
+    def run(self) -> Arrays:
+        """The columns of these inputs."""
+        from bnn_vnnlib.batch import verify_batch
+
+        model = self.source.model
+        classes = is_classifier(self.bounding.settled(model))
+        index = np.repeat(np.arange(len(self.balls)), len(self.radii))
+        radius = np.tile(np.array(self.radii), len(self.balls))
+        lower, upper = self.balls.boxes(index, radius)
+        violation = self._violation(model, classes)
+        found = verify_batch(model, lower, upper, properties=[violation], **self.bounding.arguments)
+        columns: Arrays = {"row": self.row[index], "radius": radius}
+        columns |= {"decision_lower": found.lower, "decision_upper": found.upper}
+        if classes:
+            tau = self.reading.tau if self.reading.tau is not None else TAU
+            columns |= class_columns(found, tau, quick=self.reading.quick, single=found.lower.shape[1] == 1)
+            columns |= self._of_label(model, found.lower, found.upper, index)
+        if self.reading.epistemic is not None:
+            columns |= self._epistemic(model, lower, upper, index, classes=classes)
+        return columns
+
+    def _violation(self, model: Model, classes: bool) -> rules.Cases:
+        outputs = model.network.signature.output_size
+        if not classes or self.reading.quick:
+            return never(outputs)
+        tau = self.reading.tau if self.reading.tau is not None else TAU
+        return uncertain_within(outputs, tau) if outputs == 1 else rules.uncertain(outputs, tau)
+
+    def _of_label(self, model: Model, lower: Floats, upper: Floats, index: NDArray[np.int64]) -> Arrays:
+        """Bounds on the class of the label, or on that of the mean network."""
+        if lower.shape[1] == 1:
+            return {}
+        labels = self.target.labels
+        label = (mean_output(model, self.balls.x).argmax(-1) if labels is None else labels)[index]
+        each = np.arange(len(index))
+        return {"label": label, "label_lower": lower[each, label], "label_upper": upper[each, label]}
+
+    def _epistemic(
+        self, model: Model, lower: Floats, upper: Floats, index: NDArray[np.int64], *, classes: bool
+    ) -> Arrays:
+        """Bounds on P_safe of every class, or of the output's range."""
+        from bnn_vnnlib.batch import verify_batch
+
+        threshold = self.reading.epistemic
+        how = replace(self.bounding, query=Query.PROBABILISTIC, tau_safe=threshold, tau_unsafe=threshold, rule=None)
+        asked: list[Mapping[str, Any]]
+        if classes:
+            asked = [{"labels": np.full(len(index), c)} for c in range(model.network.signature.output_size)]
+        else:
+            asked = [self.target.asked(model, self.balls.x).rows(index).arguments(0)]
+        found = [verify_batch(model, lower, upper, **each, **how.arguments) for each in asked]
+        unsure = np.all([one.verdicts == Verdict.SAT for one in found], axis=0)
+        sure = np.any([one.verdicts == Verdict.UNSAT for one in found], axis=0)
+        return {
+            "p_safe_lower": np.stack([one.lower for one in found], 1),
+            "p_safe_upper": np.stack([one.upper for one in found], 1),
+            "epistemic": yes_or_no(unsure, sure),
+        }
+
+
+def uncertain_within(outputs: int, tau: float) -> rules.Cases:
+    """Of each event neither it nor its opposite is above tau: 1 - tau <= Y <= tau; 1 - tau is rounded up."""
+    least = float(np.nextafter(1.0 - tau, np.inf))
+    if least > tau:
+        raise OptionError(f"of an event and its opposite one has at least .5: tau must exceed that, found {tau}")
+    return rules.within(np.full(outputs, least), np.full(outputs, tau))
+
+
+def is_classifier(setting: Setting) -> bool:
+    """Whether D is made of probabilities."""
+    return setting.likelihood in ("categorical", "bernoulli") or setting.model.network.softmax_axis is not None
+
+
+@dataclass(frozen=True, eq=False)
+class UncertaintyJob:
+    """The chunks: inputs in their order, each with every radius."""
+
+    source: Source
+    inputs: Inputs
+    target: Target
+    radii: tuple[float, ...]
+    reading: Reading
+    bounding: Bounding
+    chunk: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Options, and hashes of the network and the arrays."""
+        settings: dict[str, Any] = {"job": "uncertainty", "version": __version__, **self.bounding.settings}
+        settings |= {**vars(self.reading), "radii": list(self.radii), "chunk": self.chunk}
+        settings["delta"] = None if self.target.delta is None else self.target.delta.tolist()
+        settings["target"] = "given" if self.target.labels is not None or self.target.center is not None else "own"
+        return settings | {"network model": model_digest(self.source.model)} | self.inputs.digests
+
+    def __len__(self) -> int:
+        return -(-len(self.inputs) // self.chunk)
+
+    def _rows(self, chunk: int) -> NDArray[np.int64]:
+        return np.arange(chunk * self.chunk, min((chunk + 1) * self.chunk, len(self.inputs)))
+
+    def size(self, chunk: int) -> int:
+        """Its balls."""
+        return len(self._rows(chunk)) * len(self.radii)
+
+    def task(self, chunk: int) -> UncertaintyTask:
+        """Its work."""
+        rows = self._rows(chunk)
+        some = self.target.rows(rows)
+        balls = self.inputs.balls.rows(rows)
+        return UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
+
+
+def uncertainty(
+    source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,
+    delta: ArrayLike | None = None, own: bool = False, bounding: Bounding | None = None,
+    out: str | Path | None = None, chunk: int = CHUNK, workers: int = 1, threads: int | None = None,
+    watch: Watch | None = None,
+) -> UncertaintyResult:  # fmt: skip
+    """Bound the decision over balls of several radii around each input, and read uncertainty from the bounds.
+
+    Parameters
+    ----------
+    radii : not negative, increasing
+    reading : thresholds and effort
+    delta, own : as in `radius.radii`; delta goes with `epistemic` and regression
+    out : folder for uncertainty.parquet and summary.csv, in which a run goes on that was ended
+    chunk : inputs at a time
+    others : see `sweep`
+
+    Raises
+    ------
+    InputError : arrays and options that do not fit, before any work
+    """
+    reading, how = reading or Reading(), bounding or Bounding()
+    sizes = tuple(float(radius) for radius in radii)
+    if not sizes or not all(0 <= radius < np.inf for radius in sizes) or list(sizes) != sorted(set(sizes)):
+        raise OptionError(f"radii must be finite, not negative and increasing, found {list(sizes)}")
+    if chunk < 1:
+        raise OptionError(f"a chunk holds at least one input, not {chunk}")
+    if how.query not in (None, Query.DECISION):
+        raise OptionError("uncertainty bounds the decision: leave out the query")
+    how = replace(how, query=Query.DECISION)
+    model = source.model
+    setting = how.settled(model)
+    inputs.fit(model)
+    target = _target(setting, inputs, reading, delta, own)
+    job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
+    folder = None if out is None else Folder(Path(out))
+    parts = carry_out(job, folder, Workers(workers, threads), watch)
+    columns = joined(parts, ("radius", "row"))
+    result = UncertaintyResult(columns, readings(columns), Spent.of(part.cost for part in parts))
+    if folder is not None:
+        write_columns(folder.path / "uncertainty.parquet", columns)
+        write_summary(folder.path / "summary.csv", result.readings)
+    return result
+
+
+def _target(setting: Setting, inputs: Inputs, reading: Reading, delta: ArrayLike | None, own: bool) -> Target:
+    """What the readings need; refuses what does not belong to the kind of network."""
+    outputs = setting.model.network.signature.output_size
+    if is_classifier(setting):
+        if delta is not None:
+            raise OptionError("delta is for regression, and the model is a classifier")
+        if outputs == 1:
+            uncertain_within(1, TAU if reading.tau is None else reading.tau)
+            if reading.epistemic is not None:
+                raise OptionError("epistemic needs at least two outputs to compare")
+            return Target()
+        return make_target(setting.model, len(inputs), None if own else inputs.labels)
+    if reading.tau is not None:
+        raise OptionError("tau is for classifiers, and the model is a regression")
+    if (reading.epistemic is None) != (delta is None):
+        raise OptionError("for a regression epistemic needs delta, and delta is for epistemic")
+    return Target() if delta is None else make_target(
+        setting.model, len(inputs), None, None if own else inputs.y, delta
+    )  # fmt: skip

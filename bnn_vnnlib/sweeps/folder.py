@@ -1,0 +1,110 @@
+"""The folder of a long job: finished chunks lie in it, so that a job that was ended goes on where it was.
+
+    settings.json          what decides the results: options, hashes of networks and of the table's arrays
+    parts/000000.parquet   the rows of a finished chunk, and what it cost
+    NAME.parquet           all rows, once every chunk is there
+    summary.csv            the summary table
+
+Every file is written in one step, so a chunk is finished when its part is there: what was being computed when the
+process was killed is computed again, nothing is lost, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.sidecar import plain, to_text
+from bnn_vnnlib.sweeps.arrays import Arrays, parquet, read_columns, write_columns
+from bnn_vnnlib.vnncomp import write_text
+
+
+@dataclass(frozen=True)
+class Cost:
+    """rows : of a chunk; seconds : that it took; peak_mb : the most memory that its process ever had, 2^20 bytes."""
+
+    rows: int
+    seconds: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished chunk: its columns and what it cost."""
+
+    columns: Arrays
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a job; nothing is made before `open`."""
+
+    path: Path
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Make the folder, or make sure that what is in it may be gone on with.
+
+        Raises
+        ------
+        OptionError : another job is in it: names what differs; or pyarrow is not there
+        """
+        parquet()
+        place = self.path / "settings.json"
+        settings = plain(settings)
+        if place.exists():
+            self._compare(_read_json(place), settings)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise OptionError("the folder is not empty, and holds no job; take another folder", path=self.path)
+        try:
+            (self.path / "parts").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"the folder cannot be made: {error.strerror}", path=self.path) from None
+        for unfinished in (self.path / "parts").glob(".*.part"):
+            unfinished.unlink(missing_ok=True)
+        if not place.exists():
+            write_text(place, to_text(settings))
+
+    def _compare(self, earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        differing = [key for key in {**earlier, **settings} if earlier.get(key) != settings.get(key)]
+        if differing:
+            pairs = ", ".join(_difference(key, earlier.get(key), settings.get(key)) for key in differing)
+            raise OptionError(f"the folder holds a job with other settings ({pairs}); take another one", path=self.path)
+
+    def has(self, chunk: int) -> bool:
+        """Whether the chunk is finished."""
+        return self._part(chunk).is_file()
+
+    def keep(self, chunk: int, part: Part) -> None:
+        """Write a finished chunk."""
+        write_columns(self._part(chunk), part.columns, asdict(part.cost))
+
+    def parts(self, chunks: int) -> Iterator[Part]:
+        """The finished ones among the first `chunks`."""
+        for chunk in range(chunks):
+            if self.has(chunk):
+                columns, note = read_columns(self._part(chunk))
+                yield Part(columns, Cost(**note))
+
+    def _part(self, chunk: int) -> Path:
+        return self.path / "parts" / f"{chunk:06d}.parquet"
+
+
+def _difference(key: str, there: Any, now: Any) -> str:
+    """Hashes say nothing to people."""
+    kind, _, name = key.partition(" ")
+    if kind in ("array", "network"):
+        return f"{kind} {name}: {'not there before' if there is None else 'gone' if now is None else 'changed'}"
+    return f"{key}: {there} there, {now} now"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot be read ({error}); take another folder", path=path) from None
+    return values

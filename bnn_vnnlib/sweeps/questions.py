@@ -1,0 +1,147 @@
+"""What is asked of each row of a table, and how its box is bounded: the arguments of `verify_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib import rules
+from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.options import settle
+from bnn_vnnlib.result import Query, Rule
+from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.network import Likelihood, Model
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bounding:
+    """How every box is bounded; the names and defaults are those of `verify_batch`."""
+
+    query: Query | str | None = None
+    tau_safe: float | None = None
+    tau_unsafe: float | None = None
+    likelihood: Likelihood | None = None
+    rule: Rule | str | None = None
+    method: Method = "auto"
+    boxes: BoxKind = "mean"
+    num_boxes: int | None = None
+    margin: float | None = None
+    seed: int = 0
+    restarts: int = 2
+    device: str | None = None
+    search: Search = "float64"
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1:
+            raise OptionError(f"at least one starting point of the attack is needed, not {self.restarts}")
+
+    def settled(self, model: Model) -> Setting:
+        """The run over a model; refuses, before any work, what cannot be asked of it."""
+        query = None if self.query is None else str(self.query)
+        question = settle({}, query, self.tau_safe, self.tau_unsafe, rule=None if self.rule is None else str(self.rule))
+        choices = Choices(
+            self.method, self.boxes, self.num_boxes, self.margin, self.seed, self.device, self.search
+        )  # fmt: skip
+        return settle_run(model, question, self.likelihood, choices, None, None)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `verify_batch`."""
+        return dict(vars(self))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the bounds, as JSON values; where it runs (`device`) does not."""
+        values = {name: value if value is None else _plain(value) for name, value in asdict(self).items()}
+        del values["device"]
+        return values
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Query | Rule) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The violation of each of N rows: of its label, of its ranges of outputs, of its cases; or none at all.
+
+    Attributes
+    ----------
+    labels : (N,) int, -1 skips the row
+    lower, upper : (N, m) allowed range of every output
+    a, b, case : (N, R, m), (N, R), (R,): violated if all rows a.y <= b of one case hold
+    """
+
+    labels: NDArray[np.int64] | None = None
+    lower: Floats | None = None
+    upper: Floats | None = None
+    a: Floats | None = None
+    b: Floats | None = None
+    case: NDArray[np.int64] | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """No violation is named: only bounds on the decision are asked for."""
+        return self.labels is None and self.lower is None and self.a is None
+
+    def rows(self, index: NDArray[np.int64] | slice) -> Asked:
+        """Some rows."""
+        picked = {
+            name: None if values is None else values[index] for name, values in vars(self).items() if name != "case"
+        }
+        return Asked(**picked, case=self.case)
+
+    def arguments(self, outputs: int) -> Mapping[str, Any]:
+        """`labels` or `properties` of `verify_batch`."""
+        if self.labels is not None:
+            return {"labels": self.labels}
+        if self.lower is not None and self.upper is not None:
+            return {"properties": [rules.within(*ends) for ends in zip(self.lower, self.upper, strict=True)]}
+        if self.a is not None and self.b is not None and self.case is not None:
+            members = [np.flatnonzero(self.case == number) for number in np.unique(self.case)]
+            return {
+                "properties": [
+                    [(a[rows], b[rows], np.zeros(len(rows), bool)) for rows in members]
+                    for a, b in zip(self.a, self.b, strict=True)
+                ]
+            }
+        return {"properties": [never(outputs)]}
+
+    def row_columns(self, found: Floats) -> Floats | None:
+        """Bounds on the property's rows (N, R) in the order of `a`; None where the bounds on D say the same."""
+        if self.labels is not None:
+            return found
+        if self.case is None:
+            return None
+        ordered = np.empty_like(found)
+        ordered[:, np.argsort(self.case, kind="stable")] = found
+        return ordered
+
+    def check(self, outputs: int, query: Query, path: Any = None) -> None:
+        """Raise InputError where this cannot be asked of a network with so many outputs."""
+        if self.nothing and query is not Query.DECISION:
+            message = f"query {query} needs a violation for each row: label, output_lower and output_upper, or a and b"
+            raise InputError(message, path=path)
+        if self.labels is not None:
+            bad = np.flatnonzero((self.labels >= outputs) | (self.labels < -1))
+            if len(bad):
+                found = f"row {bad[0]} has {self.labels[bad[0]]}"
+                raise InputError(f"labels must lie in -1 (skip) .. {outputs - 1}; {found}", path=path)
+            if outputs < 2:
+                raise InputError("labels need a network with at least two outputs", path=path)
+        for name, values in (("output_lower", self.lower), ("a", self.a)):
+            if values is not None and values.shape[-1] != outputs:
+                raise InputError(f"{name!r} is over {values.shape[-1]} outputs, the network has {outputs}", path=path)
+
+
+def never(outputs: int) -> rules.Cases:
+    """A violation that no output commits, 0 <= -1: what is left of `decision` are bounds on D."""
+    return [(np.zeros((1, outputs)), np.array([-1.0]), np.array([False]))]

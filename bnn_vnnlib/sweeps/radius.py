@@ -1,0 +1,215 @@
+"""The largest certified-robust and the smallest certified-unrobust radius of each input (`bnn-vnnlib radius`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bnn_vnnlib import __version__
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
+from bnn_vnnlib.sweeps.balls import Balls
+from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
+from bnn_vnnlib.sweeps.digests import model_digest
+from bnn_vnnlib.sweeps.folder import Folder
+from bnn_vnnlib.sweeps.inputs import Inputs
+from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
+from bnn_vnnlib.sweeps.questions import Asked, Bounding
+from bnn_vnnlib.sweeps.summary import Spent, write_summary
+from bnn_vnnlib.sweeps.targets import Target, make_target
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.network import Model
+
+Floats = NDArray[np.float64]
+
+CHUNK = 256
+"""Inputs whose radii are looked for together."""
+
+
+@dataclass(frozen=True, eq=False)
+class RadiusResult:
+    """Radii of N inputs.
+
+    Attributes
+    ----------
+    robust : (N,) certified: at this radius and every smaller one; nan where not even the input itself is
+    unrobust : (N,) certified to fail: at this radius and every larger one; inf where none up to the largest radius is
+    robust_gap : (N,) distance to the next radius at which the proof was tried in vain; 0 at the largest radius
+    unrobust_gap : (N,) the same below `unrobust`; nan where that is inf, 0 where it is 0
+    columns : all that is kept, see docs/sweeps.md
+    spent : time and memory
+    """
+
+    robust: Floats
+    unrobust: Floats
+    robust_gap: Floats
+    unrobust_gap: Floats
+    columns: Arrays
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class RadiusSummary:
+    """Over N inputs: how many have a robust radius and an unrobust one, and the means over these."""
+
+    inputs: int
+    with_robust: int
+    robust_mean: float
+    with_unrobust: int
+    unrobust_mean: float
+    gap_mean: float
+
+
+@dataclass(frozen=True, eq=False)
+class RadiusTask:
+    """Some inputs of one network."""
+
+    source: Source
+    balls: Balls
+    target: Target
+    radii: Radii
+    bounding: Bounding
+    row: NDArray[np.int64]
+
+    def run(self) -> Arrays:
+        """The columns of these inputs."""
+        model = self.source.model
+        asked = self.target.asked(model, self.balls.x)
+        search = Bisection(len(self.balls), self.radii)
+        search.run(lambda index, radius: self._probe(model, asked, index, radius))
+        some, none = search.robust != NOTHING, np.isinf(search.broken)
+        ceiling = np.minimum(search.failed, search.broken)
+        floor = np.maximum(search.spared, search.robust).clip(min=0.0)
+        columns = {
+            "row": self.row,
+            "robust_radius": np.where(some, search.robust, np.nan),
+            "unrobust_radius": search.broken,
+            "robust_gap": np.where(np.isinf(ceiling), 0.0, ceiling - search.robust.clip(min=0.0)),
+            "unrobust_gap": np.where(none, np.nan, np.where(none, 0.0, search.broken) - floor),
+            "probes": np.full(len(self.row), search.rounds),
+        }
+        if asked.labels is not None:
+            columns["label"] = asked.labels
+        if asked.lower is not None and asked.upper is not None:
+            columns |= {"output_lower": asked.lower, "output_upper": asked.upper}
+        return columns
+
+    def _probe(
+        self, model: Model, asked: Asked, index: NDArray[np.int64], radius: Floats
+    ) -> tuple[NDArray[np.bool_], Floats]:
+        """Certificates on the balls, and from which radius on they are certified to fail."""
+        from bnn_vnnlib.batch import verify_batch
+
+        lower, upper = self.balls.boxes(index, radius)
+        arguments = asked.rows(index).arguments(model.network.signature.output_size)
+        found = verify_batch(model, lower, upper, **arguments, **self.bounding.arguments)
+        reach = np.maximum(radius, self.balls.reach(index, lower, upper))
+        return found.verdicts == Verdict.UNSAT, np.where(found.verdicts == Verdict.SAT, reach, np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class RadiusJob:
+    """The chunks: inputs in their order."""
+
+    source: Source
+    inputs: Inputs
+    target: Target
+    radii: Radii
+    bounding: Bounding
+    chunk: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Options, and hashes of the network and the arrays."""
+        model = self.source.model
+        settings: dict[str, Any] = {"job": "radius", "version": __version__, **self.bounding.settings}
+        settings |= {**asdict(self.radii), "chunk": self.chunk, "network model": model_digest(model)}
+        settings["delta"] = None if self.target.delta is None else self.target.delta.tolist()
+        settings["target"] = "given" if self.target.labels is not None or self.target.center is not None else "own"
+        return settings | self.inputs.digests
+
+    def __len__(self) -> int:
+        return -(-len(self.inputs) // self.chunk)
+
+    def _rows(self, chunk: int) -> NDArray[np.int64]:
+        return np.arange(chunk * self.chunk, min((chunk + 1) * self.chunk, len(self.inputs)))
+
+    def size(self, chunk: int) -> int:
+        """Its inputs."""
+        return len(self._rows(chunk))
+
+    def task(self, chunk: int) -> RadiusTask:
+        """Its work."""
+        rows = self._rows(chunk)
+        balls, target = self.inputs.balls.rows(rows), self.target.rows(rows)
+        return RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)
+
+
+def radii(
+    source: Source, inputs: Inputs, search: Radii, *, threshold: float = 0.7, delta: ArrayLike | None = None,
+    own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int = CHUNK,
+    workers: int = 1, threads: int | None = None, watch: Watch | None = None,
+) -> RadiusResult:  # fmt: skip
+    """MaxRR and MinUR in l-infinity balls around each input, by bisection over all inputs together.
+
+    Robust: P_safe >= threshold (or, under `decision`, no input of the ball has a decision in violation). Unrobust:
+    P_safe < threshold (or some input of the ball has one).
+
+    Parameters
+    ----------
+    delta : regression: each output must stay within delta of y, or, without y, of the mean network's output; None:
+        classification, the class must stay that of the label, or, without labels, of the mean network
+    own : what the mean network says counts, though there are labels or y
+    bounding : query and methods; its thresholds are not used
+    out : folder for radii.parquet and summary.csv, in which a run goes on that was ended
+    chunk : inputs that are searched together, and lost at most by each worker when the process is killed
+    others : see `sweep`
+
+    Raises
+    ------
+    InputError : arrays and options that do not fit, before any work
+    """
+    how = bounding or Bounding()
+    if how.tau_safe is not None or how.tau_unsafe is not None:
+        raise OptionError("radius has one threshold: leave out tau_safe and tau_unsafe")
+    if chunk < 1:
+        raise OptionError(f"a chunk holds at least one input, not {chunk}")
+    how = replace(how, tau_safe=threshold, tau_unsafe=threshold)
+    model = source.model
+    how.settled(model)
+    inputs.fit(model)
+    labels = None if own or delta is not None else inputs.labels
+    target = make_target(model, len(inputs), labels, None if own or delta is None else inputs.y, delta)
+    job = RadiusJob(source, inputs, target, search, how, chunk)
+    folder = None if out is None else Folder(Path(out))
+    parts = carry_out(job, folder, Workers(workers, threads), watch)
+    columns = joined(parts, ("row",))
+    result = RadiusResult(
+        columns["robust_radius"], columns["unrobust_radius"], columns["robust_gap"], columns["unrobust_gap"], columns,
+        Spent.of(part.cost for part in parts),
+    )  # fmt: skip
+    if folder is not None:
+        write_columns(folder.path / "radii.parquet", columns)
+        write_summary(folder.path / "summary.csv", [summary(result)])
+    return result
+
+
+def summary(result: RadiusResult) -> RadiusSummary:
+    """Means over the inputs that have the radius in question."""
+    robust, unrobust = ~np.isnan(result.robust), np.isfinite(result.unrobust)
+    both = robust & unrobust
+
+    def mean(values: Floats) -> float:
+        return float(values.mean()) if len(values) else float("nan")
+
+    return RadiusSummary(
+        len(robust), int(robust.sum()), mean(result.robust[robust]), int(unrobust.sum()),
+        mean(result.unrobust[unrobust]), mean((result.unrobust - result.robust)[both]),
+    )  # fmt: skip
