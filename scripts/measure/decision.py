@@ -60,6 +60,9 @@ def read(path: Path, likelihood: str) -> Model:
         return read_model(file)
 
 
+LATTICE = 6
+"""Inputs for which a lattice of 3^n points is looked at."""
+
 Outcome = TypeVar("Outcome")
 
 
@@ -194,12 +197,18 @@ def predictive(model: Model, count: int) -> Callable[[Tensor], Tensor]:
 
 
 def attained_gap(model: Model, x: Tensor, radius: float, count: int) -> tuple[Tensor, Tensor]:
-    """Labels (N,) and the attained range (N,) of their probability: 200 random points of each box and a 3^n lattice."""
+    """Labels (N,) and the attained range (N,) of their probability: 200 random points of each box, and a 3^n lattice
+    or, where inputs are many, 200 random corners.
+    """
     mean = predictive(model, count)
     generator = torch.Generator().manual_seed(0)
     points = x + radius * (2 * torch.rand(200, *x.shape, generator=generator, dtype=torch.float64) - 1)
-    lattice = torch.cartesian_prod(*[torch.tensor([-radius, 0.0, radius], dtype=torch.float64)] * x.shape[1])
-    points = torch.cat([points, x + lattice[:, None]])
+    if x.shape[1] <= LATTICE:
+        lattice = torch.cartesian_prod(*[torch.tensor([-radius, 0.0, radius], dtype=torch.float64)] * x.shape[1])
+        more = x + lattice[:, None]
+    else:
+        more = x + radius * torch.where(points > x, 1.0, -1.0)
+    points = torch.cat([points, more])
     values = torch.stack([mean(part) for part in points])
     label = mean(x).argmax(-1)
     return label, (values.amax(0) - values.amin(0)).gather(-1, label[:, None])[:, 0]

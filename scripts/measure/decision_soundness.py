@@ -227,8 +227,8 @@ def claims(trial: Trial, points: Tensor, owner: Tensor, limit: float) -> Iterato
 
 def _expectation(bounds: OutputBounds, trial: Trial) -> decision.Expectation:
     posterior = trial.model.posterior
-    if posterior is None:
-        raise TypeError("a posterior is missing")
+    if not isinstance(posterior, GaussianDiagonal | WeightSamples):
+        raise TypeError("neither independent Gaussians nor samples")
     return decision.expectation(bounds, posterior, torch.device("cpu"), boxes="mean", number=5, margin=None, seed=0)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.model import GaussianDiagonal, attach, model_from_proto
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto
 from bnn_vnnlib.model.network import Floats, Posterior
 from bnn_vnnlib.posteriors.parts import Parts, read_parts
 from bnn_vnnlib.posteriors.simplify import simplified
@@ -28,6 +28,8 @@ from bnn_vnnlib.posteriors.tools import Tool, run_tool
 
 def entries(posterior: Posterior) -> Floats:
     """All variances (or samples), sorted."""
+    if not isinstance(posterior, GaussianDiagonal | WeightSamples):
+        raise TypeError("correlated posteriors are not compared here")
     tensors = posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.samples
     return np.sort(np.concatenate([tensor.reshape(-1) for tensor in tensors.values()]))
 
