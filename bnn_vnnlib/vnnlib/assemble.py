@@ -12,7 +12,7 @@ from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.property import Boxes, HalfSpaces
 from bnn_vnnlib.vnnlib.check import Scope
 from bnn_vnnlib.vnnlib.dnf import Disjunction
-from bnn_vnnlib.vnnlib.groups import Groups
+from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.input_sets import InputSets
 from bnn_vnnlib.vnnlib.literals import bracket
 from bnn_vnnlib.vnnlib.table import Table
@@ -46,7 +46,7 @@ def assemble(disjunction: Disjunction, scope: Scope) -> Assembled:
     is_input = table.on_inputs(n)
     own = disjunction.cases.where(is_input[disjunction.cases.items])
     case_key = own.numbered(np.zeros(len(own), np.int64))
-    keys = own.take(np.unique(case_key, return_index=True)[1])
+    keys = own.take(first_and_number(case_key)[0])
     _check_cells(scope, len(keys), n, "input boxes", "inputs")
     inputs = InputSets(table, disjunction.common[is_input[disjunction.common]], keys, n)
     alive = np.flatnonzero(~inputs.empty[case_key])
@@ -55,11 +55,11 @@ def assemble(disjunction: Disjunction, scope: Scope) -> Assembled:
     boxes = inputs.boxes(used)
     constraints = _half_spaces(inputs.rows(used), table, scope, boxes, np.arange(len(used)), 0)
     everywhere = Groups.one(disjunction.common[~is_input[disjunction.common]])
-    case_rows = everywhere.take(np.zeros(len(alive), np.int64)).beside(
+    case_rows = everywhere.copies(len(alive)).beside(
         disjunction.cases.where(~is_input[disjunction.cases.items]).take(alive)
     )
     # Cases with the same box and the same set of rows appear once.
-    first = np.unique(case_rows.numbered(alive_box), return_index=True)[1]
+    first = first_and_number(case_rows.numbered(alive_box))[0]
     case_box = alive_box[first]
     rows = _half_spaces(case_rows.take(first).distinct(), table, scope, boxes, case_box, m)
     return Assembled(boxes, constraints, case_box, rows, _notes_on_empty(len(case_key), alive))
@@ -84,7 +84,7 @@ def _check_bounded(inputs: InputSets, keys: Ints, scope: Scope) -> None:
 
 
 def _notes_on_empty(count: int, alive: Ints) -> tuple[str, ...]:
-    dropped = np.setdiff1d(np.arange(count), alive) + 1
+    dropped = np.delete(np.arange(count), alive) + 1
     notes = [f"case {case} of {count}: empty input set, dropped" for case in dropped[:_SHOWN]]
     if len(dropped) > _SHOWN:
         notes.append(f"{len(dropped) - _SHOWN} more cases have empty input sets, dropped")
@@ -94,7 +94,8 @@ def _notes_on_empty(count: int, alive: Ints) -> tuple[str, ...]:
 def _half_spaces(groups: Groups, table: Table, scope: Scope, boxes: Boxes, box_of: Ints, m: int) -> HalfSpaces:
     """The rows of each group (a box if m = 0, else a case); box_of (groups,) tells over which box they hold."""
     n, owner, rows = scope.signature.input_size, groups.owner, groups.items
-    distinct, position = np.unique(rows, return_inverse=True)
+    first, position = first_and_number(rows)
+    distinct = rows[first]
     columns = table.columns.take(distinct)
     entries = Groups.of_lengths(table.columns.lengths, np.arange(len(table.values))).take(distinct)
     values = table.values[entries.items]

@@ -11,6 +11,20 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
+def first_and_number(keys: Ints) -> tuple[Ints, Ints]:
+    """Where each distinct key stands first, in the order of the keys, and the number of each key among them.
+
+    What np.unique gives for return_index and return_inverse; most properties are so small that its overhead counts.
+    """
+    order = keys.argsort(kind="stable")
+    new = np.ones(len(keys), np.bool_)
+    ordered = keys[order]
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    number = np.empty(len(keys), np.int64)
+    number[order] = new.cumsum() - 1
+    return order[new], number
+
+
 @dataclass(frozen=True, eq=False)
 class Groups:
     """G lists: list g is items[starts[g] : starts[g + 1]].
@@ -38,7 +52,9 @@ class Groups:
     @classmethod
     def of_lengths(cls, lengths: Ints, items: Ints) -> Groups:
         """From the lengths of the lists (G,) and their items, one list after the other."""
-        return cls(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)
+        starts = np.zeros(len(lengths) + 1, np.int64)
+        np.add.accumulate(lengths, out=starts[1:])
+        return cls(starts, items)
 
     @classmethod
     def chain(cls, parts: Sequence[Groups]) -> Groups:
@@ -55,12 +71,12 @@ class Groups:
     @property
     def lengths(self) -> Ints:
         """(G,)"""
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]
 
     @property
     def owner(self) -> Ints:
         """The list of each item."""
-        return np.repeat(np.arange(len(self)), self.lengths)
+        return np.arange(len(self)).repeat(self.lengths)
 
     def part(self, start: int, stop: int) -> Groups:
         """The lists start, ..., stop - 1."""
@@ -71,8 +87,12 @@ class Groups:
         """The lists with these numbers, in this order; a list may be taken several times."""
         lengths = self.lengths[which]
         taken = Groups.of_lengths(lengths, self.items)
-        place = np.arange(taken.starts[-1]) + np.repeat(self.starts[which] - taken.starts[:-1], lengths)
+        place = np.arange(taken.starts[-1]) + (self.starts[which] - taken.starts[:-1]).repeat(lengths)
         return Groups(taken.starts, self.items[place])
+
+    def copies(self, count: int) -> Groups:
+        """All lists, `count` times."""
+        return Groups.of_lengths(np.tile(self.lengths, count), np.tile(self.items, count))
 
     def where(self, keep: NDArray[np.bool_]) -> Groups:
         """The items for which `keep` (of the length of `items`) is true."""
@@ -81,20 +101,19 @@ class Groups:
     def beside(self, other: Groups) -> Groups:
         """List g of this followed by list g of the other."""
         items = np.empty(len(self.items) + len(other.items), np.int64)
-        items[np.arange(len(self.items)) + np.repeat(other.starts[:-1], self.lengths)] = self.items
-        items[np.arange(len(other.items)) + np.repeat(self.starts[1:], other.lengths)] = other.items
+        items[np.arange(len(self.items)) + other.starts[:-1].repeat(self.lengths)] = self.items
+        items[np.arange(len(other.items)) + self.starts[1:].repeat(other.lengths)] = other.items
         return Groups(self.starts + other.starts, items)
 
     def times(self, other: Groups) -> Groups:
         """Each list followed by each of the other's lists."""
-        first = np.repeat(np.arange(len(self)), len(other))
-        return self.take(first).beside(other.take(np.tile(np.arange(len(other)), len(self))))
+        first = np.arange(len(self)).repeat(len(other))
+        return self.take(first).beside(other.copies(len(self)))
 
     def distinct(self) -> Groups:
         """Each list without repetitions, in the order of first appearance."""
-        _, first = np.unique(self._keys(), return_index=True)
         keep = np.zeros(len(self.items), np.bool_)
-        keep[first] = True
+        keep[first_and_number(self._keys())[0]] = True
         return self if keep.all() else self.where(keep)
 
     def numbered(self, labels: Ints) -> Ints:

@@ -50,8 +50,7 @@ class InputSets:
 
     def rows(self, used: Ints) -> Groups:
         """The constraints of these sets (common ones too) that are no bounds."""
-        everywhere = self._common.take(np.zeros(len(used), np.int64))
-        rows = everywhere.beside(self._own.take(used))
+        rows = self._common.copies(len(used)).beside(self._own.take(used))
         return rows.where(~self._is_bound[rows.items])
 
     def boxes(self, used: Ints) -> Boxes:

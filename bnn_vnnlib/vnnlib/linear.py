@@ -15,6 +15,7 @@ from bnn_vnnlib.vnnlib.tree import Apply, Compare
 
 MAX_DEPTH = 200
 _MAX_BITS = 40_000
+_ZERO, _ONE, _MINUS_ONE = Fraction(0), Fraction(1), Fraction(-1)
 
 Conjunction = tuple[Row, ...]
 
@@ -71,7 +72,7 @@ class Comparisons:
             return self._constant(comparison.operator, difference.constant, at)
         if comparison.operator in ("<=", "<"):
             return ((self._constraint(difference, comparison.operator == "<", at),),)
-        below, above = difference, difference.scaled(Fraction(-1))
+        below, above = difference, difference.scaled(_MINUS_ONE)
         match comparison.operator:
             case ">=" | ">":
                 return ((self._constraint(above, comparison.operator == ">", at),),)
@@ -141,31 +142,41 @@ class Comparisons:
         if isinstance(term, str):
             if is_number(term):
                 return _Linear({}, self._literal(term, at))
-            return _Linear({self._scope.column(term, at): Fraction(1)}, Fraction(0))
+            return _Linear({self._scope.column(term, at): _ONE}, _ZERO)
         if depth > MAX_DEPTH:
             raise self._source.error(UnsupportedError, f"a term is nested more than {MAX_DEPTH} deep", term.at)
         if term.operator == "*":
-            return self._product(term, depth)
+            return self._multiple(term) or self._product(term, depth)
         only_negates = term.operator == "-" and len(term.operands) == 1
         total = self._sum(term.operands, term.at, depth, negate_rest=term.operator == "-")
-        return total.scaled(Fraction(-1)) if only_negates else total
+        return total.scaled(_MINUS_ONE) if only_negates else total
 
     def _sum(
         self, terms: list[str | Apply] | tuple[str | Apply, ...], at: int, depth: int, negate_rest: bool
     ) -> _Linear:
         coefficients: dict[int, Fraction] = {}
-        constant = Fraction(0)
+        constant = _ZERO
         for position, term in enumerate(terms):
             part = self._term(term, at, depth + 1)
             if negate_rest and position:
-                part = part.scaled(Fraction(-1))
-            constant += part.constant
+                part = part.scaled(_MINUS_ONE)
+            if part.constant:
+                constant += part.constant
             for column, value in part.coefficients.items():
                 coefficients[column] = coefficients[column] + value if column in coefficients else value
         return _Linear(coefficients, constant)
 
+    def _multiple(self, term: Apply) -> _Linear | None:
+        """A number times a variable: nearly every product that files hold, without arithmetic; None for others."""
+        if len(term.operands) != 2:
+            return None
+        number, variable = term.operands
+        if not (isinstance(number, str) and isinstance(variable, str)) or not is_number(number) or is_number(variable):
+            return None
+        return _Linear({self._scope.column(variable, term.at): self._literal(number, term.at)}, _ZERO)
+
     def _product(self, term: Apply, depth: int) -> _Linear:
-        total = _Linear({}, Fraction(1))
+        total = _Linear({}, _ONE)
         for operand in term.operands:
             factor = self._term(operand, term.at, depth + 1)
             if total.is_constant:
@@ -173,7 +184,7 @@ class Comparisons:
             if not factor.is_constant:
                 message = "a product of variables is not supported: only linear terms are (theory LIN, not POLY)"
                 raise self._source.error(UnsupportedError, message, term.at)
-            columns = dict.fromkeys(factor.coefficients, Fraction(0))
+            columns = dict.fromkeys(factor.coefficients, _ZERO)
             total = total.scaled(factor.constant)
             total = _Linear(columns | total.coefficients, total.constant)
             if max(map(_bits, (total.constant, *total.coefficients.values()))) > _MAX_BITS:
@@ -194,7 +205,11 @@ def _errors(
     """Columns whose value is not exact, with the error; None if a value is infinite."""
     if any(map(math.isinf, values)):
         return None
-    rounded = (entry for entry in zip(columns, exact, values, strict=True) if entry[1] != entry[2])  # exact in Python
+    rounded = (
+        (column, a, value)
+        for column, a, value in zip(columns, exact, values, strict=True)
+        if value.as_integer_ratio() != (a.numerator, a.denominator)  # both in lowest terms
+    )
     return tuple((column, abs(a - Fraction(value))) for column, a, value in rounded)
 
 

@@ -19,6 +19,7 @@ from bnn_vnnlib.vnnlib.source import Source
 from bnn_vnnlib.vnnlib.tree import Query
 
 _NUMBER_2X = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_NUMBERS_2X = re.compile(rf"(?:{_NUMBER_2X.pattern}(?: |\Z))*+")
 
 
 def normalise(query: Query, source: Source, signature: Signature | None = None) -> Property:
@@ -53,8 +54,9 @@ def normalise(query: Query, source: Source, signature: Signature | None = None) 
 def _notes_on_numbers(literals: Iterable[str], scope: Scope) -> list[str]:
     if scope.version[0] == 1:
         return []
-    foreign = {text: None for text in literals if not _NUMBER_2X.fullmatch(text)}
-    if not foreign:
+    texts = list(literals)
+    if _NUMBERS_2X.fullmatch(" ".join(texts)):  # one match is many times cheaper than one for each
         return []
+    foreign = {text: None for text in texts if not _NUMBER_2X.fullmatch(text)}
     first = next(iter(foreign))
     return [f"{first} is not how VNN-LIB 2.x writes a number; it is read as in 1.0 ({len(foreign)} such numbers)"]

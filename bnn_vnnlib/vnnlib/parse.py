@@ -37,6 +37,10 @@ class _Builder:
     def CLAUSES(self, token: Token) -> Run:  # noqa: N802
         return Run("clauses", token.value, token.start_pos or 0)
 
+    def FLAT(self, token: Token) -> Apply:  # noqa: N802
+        operator, *operands = token[1:-1].split()
+        return Apply(operator, tuple(operands), (token.start_pos or 0) + token.index(operator))
+
     def INDEXED(self, token: Token) -> str:  # noqa: N802
         return "".join(token.split())
 

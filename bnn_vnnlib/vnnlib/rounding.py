@@ -53,16 +53,17 @@ def _brackets(texts: Sequence[str]) -> tuple[Floats, Floats]:
 
 def _split(texts: Sequence[str]) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """M and s of each number M / 10^s (0 and 0 where it is not short), and which are short."""
-    cells = np.array(texts, f"S{_LONGEST + 1}").view(np.uint8).reshape(len(texts), _LONGEST + 1).T
+    width = min(max(map(len, texts), default=0), _LONGEST) + 1
+    cells = np.array(texts, f"S{width}").view(np.uint8).reshape(len(texts), width).T
     figures = np.ascontiguousarray(cells) - np.uint8(ord("0"))  # wraps around for what is no digit
     is_digit = figures < 10
     behind = np.logical_or.accumulate(cells == ord("."), axis=0)
     decimals = np.count_nonzero(is_digit & behind, axis=0)
     leading = np.logical_or.accumulate(is_digit & (figures > 0), axis=0)
-    short = (cells[_LONGEST] == 0) & ~((cells == ord("e")) | (cells == ord("E"))).any(axis=0)
+    short = (cells[-1] == 0) & ~((cells == ord("e")) | (cells == ord("E"))).any(axis=0)
     short &= (np.count_nonzero(is_digit & leading, axis=0) <= _DIGITS) & (decimals <= _DECIMALS)
     digits = np.zeros(len(texts), np.int64)
-    for row, used in zip(figures[:_LONGEST], is_digit[:_LONGEST] & short, strict=True):
+    for row, used in zip(figures[:-1], is_digit[:-1] & short, strict=True):
         np.multiply(digits, 10, out=digits, where=used)
         np.add(digits, row, out=digits, where=used)
     return np.where(cells[0] == ord("-"), -digits, digits), np.where(short, decimals, 0), short

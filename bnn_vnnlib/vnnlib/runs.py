@@ -33,7 +33,7 @@ class Runs:
 
     Attributes
     ----------
-    atoms : the words; the first ones are OPERATORS
+    atoms : the words; the first ones are OPERATORS and "and", all others are operands
     operators, left, right : (S,) words
     runs : where they come from
     first : (len(runs) + 1,) first comparison of each run
@@ -56,17 +56,14 @@ class Runs:
         operator, left, right = (self.atoms[column[s]] for column in (self.operators, self.left, self.right))
         return Compare(operator, left, right, run.at + place.start() + 1)
 
-    def first_use(self) -> Ints:
-        """The first comparison in which each atom is an operand; S for words that are none."""
-        first = np.full(len(self.atoms), len(self.left))
-        for column in (self.left, self.right):
-            np.minimum.at(first, column, np.arange(len(column)))
-        return first
+    def first_use(self, atom: int) -> int:
+        """The first comparison in which an atom is an operand."""
+        return int(np.argmax((self.left == atom) | (self.right == atom)))
 
     @property
     def numbers(self) -> list[str]:
         """The atoms that are numbers."""
-        return [atom for atom in self.atoms if is_number(atom)]
+        return [atom for atom in self.atoms[AND + 1 :] if is_number(atom)]
 
 
 def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
@@ -75,10 +72,10 @@ def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
     runs, parts, clauses = [], [np.zeros((0, 3), np.int32)], {}
     for run in _leaves(assertions):
         words = run.words()
-        codes = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
         if run.kind == "assertions":
-            codes = codes.reshape(-1, 4)[:, 1:]
-        elif run.kind == "clauses":
+            del words[::4]  # assert
+        codes = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
+        if run.kind == "clauses":
             starts = np.append(np.flatnonzero(codes == AND), len(codes))  # the grammar lets no variable be named so
             clauses[run] = np.diff(starts) // 3
             codes = codes[codes != AND]

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
 from bnn_vnnlib.vnnlib.check import Scope
-from bnn_vnnlib.vnnlib.groups import Groups
+from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons
 from bnn_vnnlib.vnnlib.literals import bracket_literal, is_number
 from bnn_vnnlib.vnnlib.rounding import bracket_literals
-from bnn_vnnlib.vnnlib.runs import OPERATORS, Runs
+from bnn_vnnlib.vnnlib.runs import AND, OPERATORS, Runs
 from bnn_vnnlib.vnnlib.source import Source
 from bnn_vnnlib.vnnlib.table import Row, Table
 from bnn_vnnlib.vnnlib.tree import Run
@@ -61,7 +61,7 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
     columns = _resolved(runs, scope)
     # Distinct comparisons first: real files repeat them.
     size = len(runs.atoms)
-    _, where, which = np.unique((runs.operators * size + runs.left) * size + runs.right, True, True)
+    where, which = first_and_number((runs.operators * size + runs.left) * size + runs.right)
     operators, left, right = runs.operators[where], runs.left[where], runs.right[where]
     odd = _UNEQUAL[operators] | (columns[left] == columns[right])  # both sides numbers, or the same variable
     if not scope.has_one_type:
@@ -87,18 +87,15 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
 def _resolved(runs: Runs, scope: Scope) -> Ints:
     """The column of each atom; -1 for a number, and for what is no operand."""
     known = scope.columns
-    columns = np.array([known.get(word, -1) for word in runs.atoms], np.int64)
-    first = runs.first_use()
-    for atom in np.flatnonzero((columns < 0) & (first < len(runs.left))).tolist():
-        word = runs.atoms[atom]
-        if is_number(word):
-            continue
-        try:
-            columns[atom] = scope.column(word, 0)
-        except InputError:
-            scope.column(word, runs.compare(int(first[atom])).at)  # fails again, and knows the place
-            raise
-    return columns
+    columns = [known.get(word, -1) for word in runs.atoms]
+    for atom, word in enumerate(runs.atoms[AND + 1 :], AND + 1):  # behind the words that are no operands
+        if columns[atom] < 0 and not is_number(word):
+            try:
+                columns[atom] = scope.column(word, 0)
+            except InputError:
+                scope.column(word, runs.compare(runs.first_use(atom)).at)  # fails again, and knows the place
+                raise
+    return np.array(columns, np.int64)
 
 
 def _table(runs: Runs, operators: Ints, left: Ints, right: Ints, columns: Ints, source: Source) -> tuple[Table, Groups]:
@@ -120,7 +117,7 @@ def _table(runs: Runs, operators: Ints, left: Ints, right: Ints, columns: Ints, 
     side = np.where(two, -1, right)
     width = int(columns.max(initial=0)) + len(columns) + 2
     key = ((2 * column + (sign > 0)) * width + np.where(two, len(columns) + other, right)) * 2 + strict
-    _, where, which = np.unique(key, True, True)
+    where, which = first_and_number(key)
     column, other, sign, side, strict = column[where], other[where], sign[where], side[where], strict[where]
     pairs = Groups.of_lengths(1 + (other >= 0), np.column_stack([column, other]).ravel()[_kept(other)])
     values = np.column_stack([sign, np.full(len(sign), -1.0)]).ravel()[_kept(other)]
@@ -138,7 +135,8 @@ def _kept(other: Ints) -> Flags:
 
 def _brackets(runs: Runs, sides: Ints, source: Source) -> tuple[Floats, Floats]:
     """The float64 numbers next to the literals with these numbers; 0 for -1."""
-    used, which = np.unique(sides, return_inverse=True)
+    first, which = first_and_number(sides)
+    used = sides[first]
     texts = [runs.atoms[atom] if atom >= 0 else "0" for atom in used.tolist()]
     try:
         down, up = bracket_literals(texts)
@@ -153,6 +151,6 @@ def _unusable(runs: Runs, literals: Ints, source: Source) -> InputError:
         try:
             bracket_literal(runs.atoms[atom])
         except (ValueError, OverflowError) as error:
-            at = runs.compare(int(runs.first_use()[atom])).at
+            at = runs.compare(runs.first_use(atom)).at
             return source.error(PropertyError, str(error), source.find(runs.atoms[atom], at))
     raise SoundnessError("a number can be read alone and cannot among others")

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_vnnlib_semantics import BOX, DECIMALS, formulas, text_1, text_2
 
@@ -20,18 +20,21 @@ from bnn_vnnlib.vnnlib.rounding import bracket_literals
 LISTS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5)
 
 
-def arrays(prop: Property) -> list[np.ndarray]:
-    """All numbers of a property; constraints that no row involves are zeros."""
+def meaning(prop: Property) -> set[tuple]:
+    """The cases as a set: a box, its constraints and the rows, without order and repetitions."""
+    boxes, n = prop.boxes, prop.signature.input_size
 
-    def rows(part: HalfSpaces) -> list[np.ndarray]:
-        inputs = part.inputs
-        if inputs is None:
-            inputs = np.zeros((len(part), prop.signature.input_size))
-        return [part.outputs, inputs, part.bound, part.inner_bound, part.strict, part.owner]
+    def rows(part: HalfSpaces, owner: int) -> frozenset[tuple]:
+        mine = part.owner == owner
+        inputs = np.zeros((len(part), n)) if part.inputs is None else part.inputs
+        columns = (*part.outputs.T, *inputs.T, part.bound, part.inner_bound, part.strict)
+        return frozenset(map(tuple, np.column_stack(columns)[mine].tolist()))
 
-    boxes = prop.boxes
-    sides = [boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper]
-    return [*sides, prop.case_box, *rows(prop.constraints), *rows(prop.rows)]
+    sides = np.hstack([boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper]).tolist()
+    return {
+        (*sides[box], rows(prop.constraints, box), rows(prop.rows, case))
+        for case, box in enumerate(prop.case_box.tolist())
+    }
 
 
 def outcome(text: str) -> Property | str:
@@ -43,6 +46,7 @@ def outcome(text: str) -> Property | str:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(formulas(DECIMALS, equal=("=", "!=")), min_size=1, max_size=4), st.booleans())
+@example([("or", ("and", ("and", ("!=", "X_0", "X_1"), ("<=", "Y_0", "0.0")), ("<=", "Y_0", "0.1")))], True)
 def test_a_run_means_what_its_members_mean_alone(trees: list[tuple], second: bool) -> None:
     """A comment after every "(" keeps the merged terminals from matching, so that each comparison is read alone."""
     trees = [*BOX, *trees]
@@ -54,8 +58,7 @@ def test_a_run_means_what_its_members_mean_alone(trees: list[tuple], second: boo
     if isinstance(one, str) or isinstance(other, str):
         assert one == other
         return
-    for a, b in zip(arrays(one), arrays(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert meaning(one) == meaning(other)
 
 
 HEAD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))\n"
@@ -76,6 +79,41 @@ def test_merged_terminals_add_nothing_to_the_language(formula: str) -> None:
     with pytest.raises(VnnlibSyntaxError) as caught:
         parse_property(f"{HEAD}(assert {formula})")
     assert caught.value.line == 2
+
+
+ATOMS = st.sampled_from(["X_0", "Y_0", "0.5", "-3", "1e-3", "0"])
+TERMS = st.recursive(
+    ATOMS,
+    lambda part: st.builds(
+        lambda operator, operands: f"({operator} {' '.join(operands)})",
+        st.sampled_from("+-*"),
+        st.lists(part, min_size=1, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TERMS, TERMS)
+def test_a_flat_term_means_what_its_atoms_mean_alone(left: str, right: str) -> None:
+    """A comment after every "(" keeps the merged terminal from matching."""
+    text = f"{HEAD}(assert (<= {left} {right}))"
+    one, other = outcome(text), outcome(text.replace("(", "(;\n"))
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert meaning(one) == meaning(other)
+        assert len(one.notes) == len(other.notes)
+
+
+@pytest.mark.parametrize("term", ["(+)", "(+ Y_0", "(* 2 Y_0 and)", "(- Y_0 (+ ))", "(-)", "(+ Y_0 1]"])
+def test_flat_terms_add_nothing_to_the_language(term: str) -> None:
+    messages = []
+    for opening in ("(", "(;\n"):
+        with pytest.raises(InputError) as caught:
+            parse_property(f"{HEAD}(assert (<= {term.replace('(', opening)} 1))")
+        messages.append((type(caught.value), caught.value.message))
+    assert messages[0] == messages[1]
 
 
 def test_a_tensor_may_be_named_like_a_keyword() -> None:
