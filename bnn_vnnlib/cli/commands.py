@@ -19,6 +19,7 @@ from bnn_vnnlib.cli.mean import mean
 from bnn_vnnlib.cli.merge import merge
 from bnn_vnnlib.cli.radius import radius
 from bnn_vnnlib.cli.recover import recover
+from bnn_vnnlib.cli.report import report
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.sample import sample
 from bnn_vnnlib.cli.simplify import simplify
@@ -69,6 +70,7 @@ COMMANDS = (
     radius,
     uncertainty,
     compare,
+    report,
     check_witness,
     inspect,
     attach,

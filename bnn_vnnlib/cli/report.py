@@ -1,0 +1,54 @@
+"""`bnn-vnnlib report`: a page that people can use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bnn_vnnlib.cli.guard import guard, stderr_console
+from bnn_vnnlib.cli.options import Debug
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.report.report import Report
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that run or compare wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default="DIR/report.html")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Another such folder, to be put beside this one.")
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Inputs are images: 8x8, 3x32x32.", show_default="as the model says"),
+    ] = None,
+    pictures: Annotated[int, typer.Option(min=0, help="Instances that get pictures at most.")] = 200,
+    debug: Debug = False,
+) -> None:
+    """Make one HTML page of a run or a comparison, and its tables as CSV, Markdown and LaTeX.
+
+    The page needs no network. The tables go beside it, into FILE_tables.
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib.report.pictures import parse_shape
+        from bnn_vnnlib.report.report import write_report
+
+        shape = None if image is None else parse_shape(image)
+        with console.status("reading and writing"):
+            written = write_report(folder, out, against=against, image=shape, most=pictures)
+        for line in _told(written):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _told(written: Report) -> list[str]:
+    counts = ", ".join(f"{count} {verdict.value}" for verdict, count in written.verdicts.most_common())
+    lines = [f"{written.verdicts.total()} instances: {counts}"]
+    if written.conflicts:
+        lines.append(f"{written.conflicts} pairs of results exclude each other: see the top of the page")
+    size = written.page.stat().st_size / 2**20
+    return [*lines, f"wrote {written.page} ({size:.1f} MiB) and {len(written.tables)} tables beside it"]

@@ -1,0 +1,190 @@
+"""What a verdict guarantees and what it leaves open, in the words of docs/semantics.md. Nothing here computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.result import Query, Rule, Verdict
+
+CERTAIN = (
+    "Bounds of bnn-vnnlib hold with certainty, not with some confidence: nothing in them is estimated, and rounding "
+    "errors are included. V is the set of violations that the property describes, T the set of its inputs. The "
+    "posterior is taken as the model file has it; whether it fits any data is not examined. A verdict is about exactly "
+    "the files whose SHA-256 the record holds. This page repeats the records and proves nothing again; bnn-vnnlib "
+    "check-witness checks a sat anew, and bnn-vnnlib verify decides any instance anew."
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Words for one kind of certificate.
+
+    Attributes
+    ----------
+    says : what holds
+    open : what does not follow
+    how : how the bounds were made
+    """
+
+    says: str
+    open: str
+    how: str
+
+
+_VALUE = {
+    Rule.MEAN: "D(x) is the expected prediction over the posterior: the expected softmax or sigmoid of logits, else "
+    "the expected output.",
+    Rule.MEDIAN: "D(x) is a median of each output over the posterior.",
+}
+_DECISION = {
+    Verdict.UNSAT: "Proved: no input x of T has (x, D(x)) in V; the decision of the BNN violates the property nowhere "
+    "in T.",
+    Verdict.SAT: "Proved: at the witness X, which lies in T, (X, D(X)) is in V; D(X) was bounded again before the "
+    "verdict.",
+}
+_NOT_THE_BNN = (
+    "nothing follows for the BNN, neither for P_safe nor for its decision: the mean network is not its prediction, and "
+    "other networks of the posterior may do otherwise."
+)
+_ONE_NETWORK = (
+    "the network examined",
+    f"Where the model has a posterior, this is the mean network, and {_NOT_THE_BNN}",
+)
+_OF_VARIANT = {
+    "mean": ("the network of the posterior's means", f"N{_NOT_THE_BNN[1:]}"),
+    "draw": (
+        "this one network drawn from the posterior",
+        "Nothing follows for the BNN: the share of drawn networks with this verdict is an estimate of P_safe, not a "
+        "bound.",
+    ),
+    "merged": (
+        "the merged network, which averages networks of the posterior,",
+        "Of weight samples the merged network computes the posterior predictive (up to float32 rounding), so that this "
+        "is about the decision of the BNN. Of a Gaussian posterior it averages the drawn networks alone, and nothing "
+        "follows for the BNN. Nothing follows for P_safe.",
+    ),
+    "plain": ("the network, which has no posterior,", "There is no BNN here that more could be said of."),
+}
+_BOXES = (
+    "all networks in a box are shown to be safe, or all to violate at one input, and the probability of what is "
+    "covered is bounded; what no box covers counts against the bound."
+)
+_HOW = {
+    Query.PROBABILISTIC: {
+        "weight samples": "Each weight sample is bounded by itself; the probabilities of those shown to be safe are "
+        "added.",
+        "tails": "Tails: the probability that a row of the property fails is bounded through the network, without "
+        "boxes of weights.",
+        "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
+        "bound rests on it.",
+        "centred boxes": f"Boxes of weights around the mean: {_BOXES}",
+    },
+    Query.DECISION: {
+        "weight samples": "D averages the weight samples, whose bounds are added with their probabilities.",
+        "closed forms": "D is bounded by closed forms, exponential moments or tails, as far as the network allows.",
+        "boxes": "Boxes of weights: outputs are bounded over all networks of a box; what no box covers is bounded "
+        "apart.",
+    },
+    Query.DETERMINISTIC: {
+        "branch and bound": "Branch and bound: inputs and neurons are split until every part is proved or a violation "
+        "is found, which is then replayed in onnxruntime.",
+    },
+}
+
+
+def guarantee(row: Row) -> Guarantee:
+    """The words for a row. Thresholds are among them, numbers that differ from row to row (the bounds) are not."""
+    if row.tool is not None:
+        return _of_tool(row)
+    how = _how(row)
+    if row.verdict is Verdict.ERROR:
+        return Guarantee(
+            "Nothing: the input was refused, or the program failed.", "An error is no hint in either direction.", how
+        )
+    if not row.decided:
+        return _undecided(row, how)
+    match row.query:
+        case Query.PROBABILISTIC:
+            return _probabilistic(row, how)
+        case Query.DECISION:
+            return _decision(row, how)
+        case Query.DETERMINISTIC:
+            return _deterministic(row, how)
+        case None:
+            return Guarantee(f"The record says {row.verdict.value}, but not of which query: nothing follows.", "", how)
+
+
+def _how(row: Row) -> str:
+    """The method by its recorded name, and what of it this version can explain."""
+    if row.method is None or row.query is None:
+        return ""
+    known = " ".join(text for word, text in _HOW[row.query].items() if word in row.method)
+    return f"Method: {row.method}. {known}".rstrip()
+
+
+def _undecided(row: Row, how: str) -> Guarantee:
+    why = "the time limit came first" if row.verdict is Verdict.TIMEOUT else "the bounds do not decide"
+    bounded = row.p_safe is not None or row.decision is not None
+    held = "The bounds so far hold with certainty all the same." if bounded else "There are no bounds."
+    return Guarantee(f"No verdict: {why}. {held}", f"{row.verdict.value} is no hint in either direction.", how)
+
+
+def _probabilistic(row: Row, how: str) -> Guarantee:
+    if row.verdict is Verdict.UNSAT:
+        return Guarantee(
+            f"Proved: P_safe >= {_threshold(row.tau_safe)}. A network drawn from the posterior violates the property "
+            "at no input of T with at least this probability, and with at least the lower bound of P_safe, which is no "
+            "smaller.",
+            "The other networks of the posterior may violate. Nothing follows for the expected prediction (query "
+            "decision), for the mean network, or for inputs outside of T.",
+            how,
+        )
+    if "weight samples" in (row.method or ""):
+        witness = "Each violating sample may violate at an input of its own; X is one at which most of them do."
+    else:
+        witness = "X is an input at which that many violate; the bound there was made again before the verdict."
+    return Guarantee(
+        f"Proved: P_safe < {_threshold(row.tau_unsafe)}. A network drawn from the posterior violates the property "
+        f"somewhere in T with a probability of at least 1 minus the upper bound of P_safe. {witness}",
+        "Y beside X is the output of the mean network and need not violate: this is no counterexample in the "
+        "competition's sense. Neither the expected prediction nor the mean network need violate.",
+        how,
+    )
+
+
+def _decision(row: Row, how: str) -> Guarantee:
+    value = _VALUE[Rule.MEDIAN if row.rule == Rule.MEDIAN else Rule.MEAN]
+    left = (
+        "inputs outside of T were not examined."
+        if row.verdict is Verdict.UNSAT
+        else "Y beside X is the output of the mean network, which need not violate."
+    )
+    single = "Single networks of the posterior may do otherwise (that is the query probabilistic); "
+    return Guarantee(f"{_DECISION[row.verdict]} {value}", f"{single}{left}", how)
+
+
+def _deterministic(row: Row, how: str) -> Guarantee:
+    subject, left = _ONE_NETWORK if row.variant is None else _OF_VARIANT[row.variant.partition("_")[0]]
+    if row.verdict is Verdict.UNSAT:
+        return Guarantee(f"Proved: {subject} violates the property at no input of T.", left, how)
+    return Guarantee(
+        f"Shown: {subject} violates the property at the witness X: (X, Y) was replayed in onnxruntime and lies in V by "
+        "exact comparison.",
+        left,
+        how,
+    )
+
+
+def _of_tool(row: Row) -> Guarantee:
+    """Another verifier's word is repeated, not vouched for."""
+    says = f"{row.tool} says {row.verdict.value}. This is its word; bnn-vnnlib proved nothing here."
+    if row.verdict is Verdict.SAT:
+        says += f" Its witness, replayed in onnxruntime: {row.checked or 'not checked'}."
+    left = _deterministic(row, "").open if row.decided else "No verdict is no hint in either direction."
+    return Guarantee(says, left, "")
+
+
+def _threshold(value: float | None) -> str:
+    """All digits: a threshold is quoted, never rounded."""
+    return "its threshold, which is not recorded" if value is None else repr(value)

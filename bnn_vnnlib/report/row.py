@@ -1,0 +1,222 @@
+"""A finished instance as the report sees it: its record, validated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.result import Query, Verdict
+
+Interval = tuple[float, float]
+Vector = tuple[float, ...]
+Word = TypeVar("Word", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance of one run.
+
+    Attributes
+    ----------
+    run : label of the run
+    place : of the record, relative to the report's folder
+    category, network, prop : as in the tables of the run
+    variant : of the plain network that was examined ("mean", "draw_0003", "merged", "plain"); None: not a comparison
+    tool : another verifier whose word this is; None: ours
+    p_safe : bounds on P_safe
+    decision : (lower, upper) bounds on D by output; infinite where there is none
+    x, y, shows : the witness
+    seconds : as seen from outside
+    reason : why there is no verdict
+    checked : what check-witness, or the replay in a comparison, said of a sat
+    files, hashes : the inputs by role ("property", "model")
+    """
+
+    run: str
+    place: str
+    category: str
+    network: str
+    prop: str
+    verdict: Verdict
+    query: Query | None
+    seconds: float
+    variant: str | None = None
+    tool: str | None = None
+    tau_safe: float | None = None
+    tau_unsafe: float | None = None
+    rule: str | None = None
+    p_safe: Interval | None = None
+    decision: tuple[Vector, Vector] | None = None
+    method: str | None = None
+    timeout: float | None = None
+    seed: float | None = None
+    checked: str | None = None
+    reason: str | None = None
+    x: Vector | None = None
+    y: Vector | None = None
+    shows: str | None = None
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """(category, network, prop)"""
+        return self.category, self.network, self.prop
+
+    @property
+    def gap(self) -> float | None:
+        """Width of the bounds on P_safe, or the largest width of those on D; None without bounds."""
+        if self.p_safe is not None:
+            return self.p_safe[1] - self.p_safe[0]
+        if self.decision is not None and self.decision[0]:
+            return max(upper - lower for lower, upper in zip(*self.decision, strict=True))
+        return None
+
+    @property
+    def decided(self) -> bool:
+        """sat or unsat"""
+        return self.verdict in (Verdict.SAT, Verdict.UNSAT)
+
+
+def read_row(run: str, place: str, record: Any, path: Path) -> Row:
+    """A record as a row.
+
+    Parameters
+    ----------
+    run, place : see `Row`
+    record : JSON values of an instance's record
+    path : of the record, for messages
+
+    Raises
+    ------
+    InputError : the record is damaged: something is missing, of another type, not a number, or no interval
+    """
+    fields = _Fields(record, path)
+    witness = fields.inner("witness")
+    method = fields.text("method")
+    notes = fields.texts("notes")
+    return Row(
+        run=run,
+        place=place,
+        category=fields.needed("run", "category"),
+        network=fields.needed("run", "network"),
+        prop=fields.needed("run", "property"),
+        verdict=fields.word(Verdict, fields.needed("verdict")),
+        query=None if (query := fields.text("query")) is None else fields.word(Query, query),
+        seconds=fields.number("run", "run_time") or 0.0,
+        tau_safe=fields.number("tau_safe"),
+        tau_unsafe=fields.number("tau_unsafe"),
+        rule=fields.text("rule"),
+        p_safe=fields.interval("p_safe"),
+        decision=fields.intervals("decision"),
+        method=method,
+        timeout=fields.number("timeout"),
+        seed=fields.number("seed"),
+        checked=fields.text("run", "checked"),
+        reason=notes[0] if method is None and notes else None,
+        x=witness.numbers("x"),
+        y=witness.numbers("y"),
+        shows=witness.text("shows"),
+        notes=notes,
+        details=fields.inner("details").values,
+        files=fields.names("files"),
+        hashes=fields.names("sha256"),
+        versions=fields.names("versions"),
+    )
+
+
+class _Fields:
+    """Values of a record by their path; InputError for what a record cannot hold."""
+
+    def __init__(self, values: Any, path: Path) -> None:
+        self.path = path
+        if not isinstance(values, Mapping):
+            raise self._damaged(f"expected a JSON object, found {type(values).__name__}")
+        self.values = values
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"damaged record: {what}; delete it to have its instance run again", path=self.path)
+
+    def _at(self, keys: tuple[str, ...]) -> Any:
+        found: Any = self.values
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def text(self, *keys: str) -> str | None:
+        found = self._at(keys)
+        if found is not None and not isinstance(found, str):
+            raise self._damaged(f"{'.'.join(keys)} is no text")
+        return found
+
+    def needed(self, *keys: str) -> str:
+        found = self.text(*keys)
+        if found is None:
+            raise self._damaged(f"{'.'.join(keys)} is missing")
+        return found
+
+    def word(self, kind: type[Word], text: str) -> Word:
+        try:
+            return kind(text)
+        except ValueError:
+            raise self._damaged(f"{text!r} is none of {', '.join(kind)}") from None
+
+    def number(self, *keys: str) -> float | None:
+        found = self._at(keys)
+        return None if found is None else self._number(found, keys)
+
+    def numbers(self, *keys: str) -> Vector | None:
+        found = self._at(keys)
+        if found is None:
+            return None
+        if not isinstance(found, list):
+            raise self._damaged(f"{'.'.join(keys)} is no list")
+        return tuple(self._number(value, keys) for value in found)
+
+    def _number(self, value: Any, keys: tuple[str, ...]) -> float:
+        """The record's "Infinity" is a number again."""
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isnan(number):
+            raise self._damaged(f"{'.'.join(keys)} has something that is no number")
+        return number
+
+    def interval(self, key: str) -> Interval | None:
+        lower, upper = self.number(key, "lower"), self.number(key, "upper")
+        if lower is None or upper is None:
+            return None
+        if not lower <= upper:
+            raise self._damaged(f"{key} has a lower bound above its upper bound")
+        return lower, upper
+
+    def intervals(self, key: str) -> tuple[Vector, Vector] | None:
+        lower, upper = self.numbers(key, "lower"), self.numbers(key, "upper")
+        if lower is None or upper is None:
+            return None
+        if len(lower) != len(upper) or any(low > high for low, high in zip(lower, upper, strict=True)):
+            raise self._damaged(f"{key} has bounds that are no intervals")
+        return lower, upper
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        found = self._at((key,)) or []
+        if not (isinstance(found, list) and all(isinstance(value, str) for value in found)):
+            raise self._damaged(f"{key} is no list of texts")
+        return tuple(found)
+
+    def names(self, key: str) -> dict[str, str]:
+        """A mapping to texts; what is null is left out."""
+        return {name: str(value) for name, value in self.inner(key).values.items() if value is not None}
+
+    def inner(self, key: str) -> _Fields:
+        found = self._at((key,))
+        return _Fields({} if found is None else found, self.path)

@@ -1,0 +1,183 @@
+"""Folders that `run` and `compare` wrote -> runs of rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.report.row import Row, read_row
+from bnn_vnnlib.result import Query
+from bnn_vnnlib.runs.compare import OURS
+from bnn_vnnlib.sidecar import sidecar_path
+
+Names = tuple[str, str, str]
+_COMPARISON = ("contradictions.csv", "agreement.csv", "solved.csv")
+_VARIANT = re.compile(r"plain|mean|merged|draw_\d+")
+_OWN = frozenset({OURS, *(f"{OURS} {query}" for query in Query)})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes
+    ----------
+    label : in tables and plots; unlike that of every other run of a report
+    settings : its run.json; empty where there is none
+    rows : its finished instances, by path
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a folder holds.
+
+    Attributes
+    ----------
+    folder : as given
+    runs : one, or one for each tool of a comparison
+    comparison : whether `compare` wrote it
+    tables : of a comparison, by file name without suffix, the head first; absent where it is not finished
+    same : of a comparison: (label, names) of a query on the BNN -> names of the plain network with the same answer
+    """
+
+    folder: Path
+    runs: tuple[Run, ...]
+    comparison: bool = False
+    tables: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    same: Mapping[tuple[str, Names], Names] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Of all runs, in their order."""
+        return tuple(row for run in self.runs for row in run.rows)
+
+
+def read_source(folder: Path, mark: str = "") -> Source:
+    """Read a folder of `run` or of `compare`.
+
+    Parameters
+    ----------
+    folder : see above
+    mark : put in front of the labels
+
+    Raises
+    ------
+    InputError : no such folder; nothing finished in it; a damaged file, by its path
+    """
+    if not folder.is_dir():
+        what = "is a file, expected a folder" if folder.exists() else "no such folder; expected one"
+        raise InputError(f"{what} that `bnn-vnnlib run` or `compare` wrote", path=folder)
+    source = _comparison(folder, mark) if (folder / "runs").is_dir() else _run(folder, mark)
+    if not source.rows:
+        raise InputError("nothing is finished in this folder; expected one that `bnn-vnnlib run` or `compare` wrote",
+                         path=folder)  # fmt: skip
+    return source
+
+
+def _run(folder: Path, mark: str) -> Source:
+    label = mark or folder.resolve().name
+    return Source(folder, (_read_run(label, folder, folder),))
+
+
+def _comparison(folder: Path, mark: str) -> Source:
+    """A row knows whose word it is, which plain network it is about, and how its sat was checked."""
+    checked, same = _answers(_table(folder / "comparison.csv") or ((),))
+    prefix = f"{mark}: " if mark else ""
+    runs = []
+    for place in sorted((path for path in (folder / "runs").iterdir() if path.is_dir()), key=_ours_first):
+        run = _read_run(f"{prefix}{place.name}", place, folder)
+        rows = tuple(_compared(row, place.name, checked.get((place.name, row.names))) for row in run.rows)
+        runs += [Run(run.label, run.settings, rows)] if rows else []
+    tables = {Path(name).stem: table for name in _COMPARISON if (table := _table(folder / name))}
+    labelled = {(f"{prefix}{tool}", asked): names for (tool, asked), names in same.items()}
+    return Source(folder, tuple(runs), True, tables, labelled)
+
+
+def _ours_first(place: Path) -> tuple[bool, str]:
+    return place.name not in _OWN, place.name
+
+
+def _compared(row: Row, tool: str, checked: str | None) -> Row:
+    _, at, variant = row.network.rpartition("@")
+    plain = at and row.query is Query.DETERMINISTIC and _VARIANT.fullmatch(variant)
+    theirs = None if tool in _OWN else tool
+    return replace(row, variant=variant if plain else None, tool=theirs, checked=checked or row.checked)
+
+
+def _answers(lines: tuple[tuple[str, ...], ...]) -> tuple[dict[tuple[str, Names], str], dict[tuple[str, Names], Names]]:
+    """What comparison.csv adds to the records: checks of witnesses, and which questions have the same answer."""
+    checked: dict[tuple[str, Names], str] = {}
+    same: dict[tuple[str, Names], Names] = {}
+    head, *rest = lines
+    tools = [cell.removesuffix(": result") for cell in head if cell.endswith(": result")]
+    for line in rest:
+        cells = dict(zip(head, line, strict=False))
+        category, network, prop = (cells.get(name, "") for name in ("category", "network", "property"))
+        names = (category, f"{network}@{cells.get('variant', '')}", prop)
+        for tool in tools:
+            if cells.get(f"{tool}: checked"):
+                checked[tool, names] = cells[f"{tool}: checked"]
+            if tool in _OWN and tool != OURS and cells.get(f"{tool}: result"):
+                same[tool, (category, network, prop)] = names
+    return checked, same
+
+
+def _read_run(label: str, folder: Path, base: Path) -> Run:
+    settings = folder / "run.json"
+    values = _json(settings, "delete it, or run again") if settings.is_file() else {}
+    if not isinstance(values, Mapping):
+        raise InputError("expected a JSON object with the run's settings", path=settings)
+    return Run(label, values, tuple(_rows(label, folder, base)))
+
+
+def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
+    """An instance is finished when its results file is there, beside the record."""
+    for results in sorted((folder / "instances").glob("*/*.txt")):
+        path = sidecar_path(results)
+        if not path.is_file():
+            continue
+        again = "delete it to have its instance run again"
+        row = read_row(label, path.relative_to(base).as_posix(), _json(path, again), path)
+        said = _first_word(results)
+        if said != row.verdict:
+            raise InputError(f"the results file says {said!r} and its record {row.verdict.value!r}; {again}",
+                             path=results)  # fmt: skip
+        yield row
+
+
+def _first_word(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return (stream.readline(100).split(maxsplit=1) or [""])[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", path=path) from None
+
+
+def _json(path: Path, remedy: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise InputError(f"cannot be read as JSON ({reason}); {remedy}", path=path) from None
+
+
+def _table(path: Path) -> tuple[tuple[str, ...], ...]:
+    """A CSV file; nothing where there is none."""
+    if not path.is_file():
+        return ()
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return tuple(tuple(line) for line in csv.reader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot be read as CSV ({error}); run the comparison again", path=path) from None

@@ -1,0 +1,89 @@
+"""Tables as CSV, Markdown and LaTeX: what is in them, and that names cannot break them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bnn_vnnlib.report.source import Run
+from bnn_vnnlib.report.summary import counts, instances, problems, settings
+from bnn_vnnlib.report.tables import Table, latex, markdown
+from bnn_vnnlib.result import Verdict
+from support.records import decision, plain, row, safe
+
+ROWS = (row(safe("unsat", 0.9999999, 1.0)), row(safe("sat", 0.0, 1e-9)), row(plain("unsat")), row("a reason"),
+        row(decision("timeout", [-1.23456789], [2.3456789])))  # fmt: skip
+
+
+def test_counts_by_query():
+    table = counts([Run("run", {}, ROWS)])
+    assert table.rows == (
+        ("run", "c", "probabilistic", "1", "1", "0", "0", "0", "2", "3.0"),
+        ("run", "c", "deterministic", "1", "0", "0", "0", "0", "1", "1.5"),
+        ("run", "c", "not known", "0", "0", "0", "0", "1", "1", "1.5"),
+        ("run", "c", "decision", "0", "0", "0", "1", "0", "1", "1.5"),
+    )
+
+
+def test_bounds_are_rounded_outward():
+    first, second, _, _, last = instances(ROWS).rows
+    assert first[6:8] == ("0.999999", "1")
+    assert second[6:8] == ("0", "1e-09")
+    assert last[8:10] == ("-1.23457", "2.34568")
+
+
+def test_errors_come_first_and_alike_ones_together():
+    found = problems((*ROWS, row("a reason"), row("another")))
+    assert [(one.verdict, one.reason, one.count) for one in found] == [
+        (Verdict.ERROR, "a reason", 2), (Verdict.ERROR, "another", 1),
+        (Verdict.TIMEOUT, "the time limit came before a verdict; the bounds so far are valid", 1),
+    ]  # fmt: skip
+
+
+def test_settings_show_all_values_that_occur():
+    values = {what: value for _, what, value in settings([Run("run", {"method": "auto"}, ROWS)]).rows}
+    assert values["method"] == '"auto"'
+    assert values["tau_unsafe"] == "0.9, 0.95"
+    assert values["timeout"] == "5"
+    assert "version of torch" in values
+
+
+HOSTILE = "a|b `c` <script>x</script>\n\\input{/etc/passwd} & 50% $ # _ {} ~ ^ [l](http://x)"
+
+
+def test_markdown_shows_names_as_they_are():
+    text = Table("t", "T", ("name", "n"), ((HOSTILE, "1"),), frozenset({1})).markdown()
+    lines = text.splitlines()
+    assert lines[3] == "| --- | ---: |"
+    assert len(lines) == 5
+    assert r"a\|b \`c\` \<script\>" in lines[4]
+    assert r"\[l\]" in lines[4]
+
+
+def test_latex_shows_names_as_they_are():
+    text = Table("t", "T", ("name",), ((HOSTILE,),)).latex()
+    assert r"\input" not in text
+    assert r"\textbackslash{}input\{/etc/passwd\} \& 50\% \$ \# \_ \{\} \textasciitilde{} \textasciicircum{}" in text
+    assert r"\begin{tabular}{l}" in text
+    assert r"\begin{longtable}{l}" in Table("t", "T", ("name",), (("a",),) * 41).latex()
+
+
+@given(st.lists(st.text(), min_size=1, max_size=4))
+def test_any_text_keeps_its_place(cells):
+    table = Table("t", "T", tuple(cells), (tuple(cells),))
+    assert (
+        list(csv.reader(io.StringIO(table.csv(), newline=""))) == [cells, cells]
+        or "\r" in "".join(cells)
+        or "\0" in "".join(cells)
+    )
+    assert len(table.markdown().splitlines()) == 5
+    assert all("\n" not in escape(cell) for cell in cells for escape in (markdown, latex))
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "a,b", 'say "x"', "two\nlines"])
+def test_csv_keeps_every_letter(cell):
+    assert list(csv.reader(io.StringIO(Table("t", "T", ("h",), ((cell,),)).csv(), newline=""))) == [["h"], [cell]]

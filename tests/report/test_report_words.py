@@ -1,0 +1,88 @@
+"""Guarantees in words: what each verdict may claim, and what it must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bnn_vnnlib.report.guarantee import guarantee
+from bnn_vnnlib.result import Query, Rule, Verdict
+from support.records import decision, plain, row, safe
+
+
+def test_probabilistic_quotes_its_own_threshold():
+    unsat, sat = guarantee(row(safe("unsat", 0.97, 1.0))), guarantee(row(safe("sat", 0.0, 0.3)))
+    assert unsat.says.startswith("Proved: P_safe >= 0.95.")
+    assert sat.says.startswith("Proved: P_safe < 0.9.")
+    assert "Nothing follows for the expected prediction" in unsat.open
+    assert "no counterexample" in sat.open
+    assert "tails" in unsat.how.lower()
+    assert "Boxes of weights" in unsat.how
+
+
+def test_thresholds_are_never_rounded():
+    assert "P_safe >= 0.9999999999." in guarantee(replace(row(safe("unsat", 1.0, 1.0)), tau_safe=0.9999999999)).says
+
+
+def test_samples_have_an_input_each():
+    words = guarantee(row(safe("sat", 0.0, 0.3, "linear, weight samples")))
+    assert "an input of its own" in words.says
+    assert words.how.startswith("Method: linear, weight samples. Each weight sample is bounded by itself;")
+    assert "Boxes" not in words.how
+
+
+def test_the_decision_says_which():
+    assert "expected softmax" in guarantee(row(decision("unsat", [0.0], [1.0]))).says
+    assert "a median of each output" in guarantee(row(decision("sat", [0.0], [1.0], Rule.MEDIAN))).says
+
+
+@pytest.mark.parametrize(
+    ("variant", "subject", "left"),
+    [
+        (None, "the network examined", "nothing follows for the BNN"),
+        ("mean", "the posterior's means", "Nothing follows for the BNN"),
+        ("draw_0003", "this one network drawn", "an estimate of P_safe, not a bound"),
+        ("merged", "averages networks of the posterior", "about the decision of the BNN"),
+        ("plain", "which has no posterior", "no BNN here"),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["sat", "unsat"])
+def test_a_deterministic_verdict_says_nothing_of_the_bnn(variant, subject, left, verdict):
+    words = guarantee(replace(row(plain(verdict)), variant=variant))
+    assert subject in words.says
+    assert left in words.open
+
+
+def test_the_word_of_another_tool_is_not_called_proved():
+    theirs = replace(row(plain("sat")), tool="other", variant="mean", checked="invalid")
+    words = guarantee(theirs)
+    assert words.says == ("other says sat. This is its word; bnn-vnnlib proved nothing here. Its witness, replayed in "
+                          "onnxruntime: invalid.")  # fmt: skip
+    assert "Proved" not in words.says
+    assert "Nothing follows for the BNN" in words.open
+
+
+@pytest.mark.parametrize("verdict", ["unknown", "timeout"])
+def test_no_verdict_claims_nothing_but_its_bounds(verdict):
+    words = guarantee(row(safe(verdict, 0.2, 0.96)))
+    assert "Proved" not in words.says
+    assert "The bounds so far hold" in words.says
+    assert "no hint" in words.open
+    assert "There are no bounds" in guarantee(replace(row(safe(verdict, 0.2, 0.96)), p_safe=None)).says
+
+
+def test_an_error_guarantees_nothing():
+    assert guarantee(row("no such file")).says.startswith("Nothing")
+
+
+@pytest.mark.parametrize("query", list(Query))
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_method_of_a_later_version_is_named(query, verdict):
+    words = guarantee(replace(row(safe("unknown", 0.0, 1.0)), query=query, verdict=verdict, method="something new"))
+    assert words.how == "Method: something new."
+    assert ("Proved" in words.says or "Shown" in words.says) == (verdict in (Verdict.SAT, Verdict.UNSAT))
+
+
+def test_a_verdict_without_its_query_is_no_certificate():
+    assert "nothing follows" in guarantee(replace(row(safe("unsat", 1.0, 1.0)), query=None)).says

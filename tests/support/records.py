@@ -1,0 +1,80 @@
+"""Folders as `run` and `compare` write them, made of results that nobody had to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bnn_vnnlib.report.row import Row, read_row
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.runs.store import Store
+from bnn_vnnlib.runs.task import Outcome
+from bnn_vnnlib.sidecar import record, unfinished
+
+TAILS = "linear, tails and centred boxes"
+
+
+@dataclass(frozen=True)
+class Name:
+    """Names of an instance."""
+
+    category: str
+    onnx: str
+    vnnlib: str
+
+
+def safe(verdict: str, lower: float, upper: float, method: str = TAILS, notes: tuple[str, ...] = ()) -> Result:
+    """A probabilistic result; a sat has a witness of four numbers."""
+    witness = (
+        Witness(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 2.0]), "P_w(...) >= 1") if verdict == "sat" else None
+    )
+    return Result(Verdict(verdict), Query.PROBABILISTIC, 0.95, 0.9, method, 0.5, Bounds(lower, upper),
+                  witness=witness, notes=notes)  # fmt: skip
+
+
+def decision(verdict: str, lower: list[float], upper: list[float], rule: Rule = Rule.MEAN) -> Result:
+    """A result of the query decision."""
+    bounds = DecisionBounds(*(np.array(values, float) for values in (lower, upper, lower, upper)))
+    witness = Witness(np.zeros(4), np.ones(2), "D(X)") if verdict == "sat" else None
+    method = "linear, closed forms and centred boxes"
+    return Result(
+        Verdict(verdict), Query.DECISION, 0.95, 0.95, method, 0.5, decision=bounds, rule=rule, witness=witness
+    )
+
+
+def plain(verdict: str) -> Result:
+    """A deterministic result."""
+    witness = Witness(np.zeros(4), np.ones(2), "replayed in onnxruntime") if verdict == "sat" else None
+    return Result(Verdict(verdict), Query.DETERMINISTIC, 0.95, 0.95, "linear, branch and bound", 0.5, witness=witness)
+
+
+Entry = tuple[tuple[str, str, str], Result | str]
+
+
+def write_run(folder: Path, *entries: Entry, files: dict[str, Path] | None = None, seconds: float = 1.5) -> Path:
+    """A folder of `run`: names with a result, or with the reason of an error."""
+    store = Store(folder)
+    store.open({"version": "0.1.0", "queries": [None], "timeout": 5.0}, "never")
+    names = [Name(*name) for name, _ in entries]
+    for place, name, (_, result) in zip(store.places(names), names, entries, strict=True):
+        word = result.verdict.value if isinstance(result, Result) else "error"
+        store.write(place, name, Outcome(f"{word}\n", values(result, files or {}), 0.0, seconds))
+    return folder
+
+
+def values(result: Result | str, files: dict[str, Path]) -> dict:
+    """Its record."""
+    if isinstance(result, Result):
+        return record(result, files, seed=0, timeout=5.0)
+    return unfinished(Verdict.ERROR, result, {}, query=None, seed=0, timeout=5.0, time_s=0.1)
+
+
+def row(
+    result: Result | str, run: str = "run", names: tuple[str, str, str] = ("c", "n", "p"), seconds: float = 1.5
+) -> Row:
+    """A row as it is read from such a folder."""
+    category, network, prop = names
+    more = {"run": {"category": category, "network": network, "property": prop, "run_time": seconds, "checked": None}}
+    return read_row(run, "instances/c/n.txt.json", values(result, {}) | more, Path("n.txt.json"))
