@@ -21,7 +21,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.vnnlib import match
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
-MODULES = ("splits", "networks", "properties", "training", "catalogue", "generate")
+MODULES = ("splits", "networks", "properties", "training", "catalogue", "folder", "generate")
 CACHE = re.compile(r"/digits/(.*/)?(\.|__)[^/]*/")  # not shipped
 MODELS = ("digits_vi_mlp", "digits_vi_conv", "digits_ensemble", "diabetes_vi_tanh")
 

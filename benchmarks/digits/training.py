@@ -27,7 +27,10 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyperparameters; the symbols are those of the module's text. `box` clips the eps-boxes to the input domain."""
+    """Hyperparameters; the symbols are those of the module's text. `box` clips the eps-boxes to the input domain.
+
+    The search for the standard deviations starts at `start_sd`, or at those of the prior.
+    """
 
     temperature: float = 4e-5
     prior_sd: float = 4e-3
@@ -38,6 +41,7 @@ class Settings:
     steps: int = 2000
     mean_rate: float = 2e-3
     scale_rate: float = 1e-2
+    start_sd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def fit_variational(architecture: Architecture, split: Split, settings: Settings
     """Fit q by reparameterised gradients; deterministic for one seed and one thread."""
     generator = torch.Generator().manual_seed(seed)
     mean = {name: tensor.requires_grad_() for name, tensor in architecture.initial(generator).items()}
-    start = math.log(settings.prior_sd)
+    start = math.log(settings.start_sd or settings.prior_sd)
     log_sd = {name: torch.full_like(tensor, start).requires_grad_() for name, tensor in mean.items()}
 
     def objective(x: Tensor, y: Tensor, eps: float) -> Tensor:
