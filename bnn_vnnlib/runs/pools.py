@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.worker import FLEET
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ class Places:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 FLEET.close()
+                GROUPS.close()
                 pool.shutdown(wait=True)
+                GROUPS.rest()
             return
         with _client(self.scheduler, self.workers) as client:
             # Decided once more where its worker is lost; `pure` would let two runs of one instance be one task.

@@ -7,18 +7,17 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
 from bnn_vnnlib.sidecar import plain, unfinished
 from bnn_vnnlib.vnncomp import read_result
@@ -191,10 +190,7 @@ def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
-            process = subprocess.Popen(  # noqa: S603
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **counts},
-                start_new_session=True,
-            )  # fmt: skip
+            process = GROUPS.start(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **counts})
         except OSError as error:
             return 127, f"{words[0]}: {error.strerror}", 0.0
         try:
@@ -202,17 +198,10 @@ def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _kill(process)
+            GROUPS.end(process)  # the whole group: tools start helpers that outlive them
         taken = time.monotonic() - begun
         log.seek(0)
         return code, log.read()[-LOG_TAIL:], taken
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: tools start helpers that outlive them."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _said(text: str) -> tuple[str | None, str]:
