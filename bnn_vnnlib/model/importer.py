@@ -234,6 +234,10 @@ def _finish(
             )
         softmax_axis = ends[0].axis
         ends = [Variable(ends[0].position, ends[0].shape, ends[0].element)]
+    for info, end in zip(proto.graph.output, ends, strict=True):
+        if isinstance(end, Constant) and end.param is None:
+            message = f"the output is a constant of type {end.element.name}; only floating-point outputs are supported"
+            raise UnsupportedError(message, node=info.name)
     ends = [graph.branch(info.name, end) for info, end in zip(proto.graph.output, ends, strict=True)]
     positions = tuple(end.position for end in ends)
     outputs = []

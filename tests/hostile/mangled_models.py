@@ -141,6 +141,7 @@ PROTOS: dict[str, tuple[ModelProto, str]] = {
     "negative_input": (model(shape=(1, -2)), "shape (1, -2)"),
     "giant_input": (model(shape=(BIG, 2)), "shape"),
     "integer_input": (changed(lambda p: setattr(p.graph.input[0].type.tensor_type, "elem_type", 7)), "int64"),
+    "integer_output": (model(node("Shape", "x")), "a constant of type int64"),
     "unknown_type": (changed(lambda p: setattr(p.graph.input[0].type.tensor_type, "elem_type", 99)), "element type"),
     "opset_99": (changed(lambda p: setattr(p.opset_import[0], "version", 99)), "opset 99"),
     "opset_3": (changed(lambda p: setattr(p.opset_import[0], "version", 3)), "opset 3"),
