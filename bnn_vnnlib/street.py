@@ -183,13 +183,20 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
 def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
     if found.violating is None:
         return {
-            "lower_by": "tails" if found.by_tails[0, 0] else "boxes",
-            "upper_by": "tails" if found.by_tails[1, 0] else "boxes",
+            "lower_by": _method(found, 0),
+            "upper_by": _method(found, 1),
             "safe_margin_sd": float(found.safe_margin[0]),
             "unsafe_margin_sd": float(found.unsafe_margin[0]),
         }, ()
     violating = found.violating[:, 0].nonzero()[:, 0].tolist()
     return {"samples": len(found.violating), "violating_samples": violating}, ()
+
+
+def _method(found: SafetyBounds, side: int) -> str:
+    """Which method gave the lower (0) or the upper (1) bound."""
+    if found.by_wide[side, 0]:
+        return "wide"
+    return "tails" if found.by_tails[side, 0] else "boxes"
 
 
 def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:

@@ -28,8 +28,10 @@ from bnn_vnnlib.robustness.refine_boxes import BoxSplitting
 from bnn_vnnlib.robustness.refine_inputs import InputSplitting
 from bnn_vnnlib.robustness.refine_points import ROUNDED_ZERO, MorePoints
 from bnn_vnnlib.robustness.refine_tails import Tuning
+from bnn_vnnlib.robustness.refine_wide import Wide
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, nothing_known
 from bnn_vnnlib.robustness.tails import TailBounds, by_tails, tails_apply
+from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_layers
 
 Means = Literal["both", "boxes", "tails"]
 """How a Gaussian posterior is bounded."""
@@ -81,6 +83,7 @@ class _Gaussian:
         if means == "tails" and not suited:
             raise UnsupportedError("method tails does not serve this network and property; method auto does")
         network, device = bounds.engine.network, problem.lower.device
+        self._means = means
         self._boxes = centred if means != "tails" or certain else None
         self._tails: TailBounds | None = None
         if means != "boxes" and suited and not certain:
@@ -98,18 +101,23 @@ class _Gaussian:
             open_ = (found.lower < 1 - SETTLED) & (found.upper > SETTLED)
             hopeful = usable & (values <= ROUNDED_ZERO)
             found = found.better(by_centred_boxes(self._boxes, points, hopeful, open_, self._goal.safe))
-        found = refine(found, self._goal, self._stages(points, values), self._deadline)
+        found = refine(found, self._goal, self._stages(points, values, usable), self._deadline)
         if bool((found.lower > found.upper).any()):
             raise SoundnessError("a lower bound on P_safe exceeds an upper one")
         return found
 
-    def _stages(self, points: torch.Tensor, values: torch.Tensor) -> list[Stage]:
+    def _stages(self, points: torch.Tensor, values: torch.Tensor, usable: torch.Tensor) -> list[Stage]:
         problem, tails, boxes = self._problem, self._tails, self._boxes
-        stages: list[Stage] = [
+        stages: list[Stage] = []
+        wanted = tails is not None and self._means == "both"
+        layers = wide_layers(self._bounds, self._posterior, problem) if wanted else None
+        if layers is not None:
+            stages.append(Wide(WideBounds(layers, self._deadline), problem, points, usable))
+        stages.append(
             MorePoints(
                 self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline
             )
-        ]
+        )
         if tails is not None:
             stages.append(Tuning(tails, problem, nothing_known(problem, points)))
             stages.append(InputSplitting(self._bounds, tails, problem, nothing_known(problem, points), self._deadline))

@@ -19,9 +19,9 @@ class SafetyBounds:
     """Bounds of I instances, and what they rest on.
 
     lower, upper (I,); point (I, n): the attacked x behind the upper bound (where it is below 1); point_mass (I,): lower
-    bound on P_w(violated at `point` alone); by_tails (2, I): whether the lower and the upper bound come from tails;
-    safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none); violating (S, I): samples
-    with a proved violation, or None.
+    bound on P_w(violated at `point` alone); by_tails, by_wide (2, I): whether the lower and the upper bound come from
+    tails, or from `wide`; safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none);
+    violating (S, I): samples with a proved violation, or None.
     """
 
     lower: Tensor
@@ -29,6 +29,7 @@ class SafetyBounds:
     point: Tensor
     point_mass: Tensor
     by_tails: Tensor
+    by_wide: Tensor
     safe_margin: Tensor
     unsafe_margin: Tensor
     violating: Tensor | None = None
@@ -46,6 +47,7 @@ class SafetyBounds:
             above_or(other.point, self.point),
             above_or(other.point_mass, self.point_mass),
             torch.where(torch.stack([below, above]), other.by_tails, self.by_tails),
+            torch.where(torch.stack([below, above]), other.by_wide, self.by_wide),
             torch.where(below, other.safe_margin, self.safe_margin),
             above_or(other.unsafe_margin, self.unsafe_margin),
         )
@@ -56,7 +58,7 @@ def nothing_known(problem: Problem, points: Tensor) -> SafetyBounds:
     zero = torch.zeros(problem.instances, dtype=torch.float64, device=points.device)
     nan, no = torch.full_like(zero, torch.nan), torch.zeros(2, len(zero), dtype=torch.bool, device=zero.device)
     point = points[last_of_each(problem, torch.arange(len(problem), device=points.device))]
-    return SafetyBounds(zero, zero + 1, point, zero, no, nan, nan)
+    return SafetyBounds(zero, zero + 1, point, zero, no, no, nan, nan)
 
 
 def from_masses(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,8 @@ LEVEL = 1e-9
 def safety(lower: Any, upper: Any) -> SafetyBounds:
     low, high = (torch.tensor(side, dtype=torch.float64) for side in (lower, upper))
     nan, zero = torch.full_like(low, torch.nan), torch.zeros_like(low)
-    return SafetyBounds(low, high, low[:, None], zero, torch.zeros(2, len(low), dtype=torch.bool), nan, nan)
+    no = torch.zeros(2, len(low), dtype=torch.bool)
+    return SafetyBounds(low, high, low[:, None], zero, no, no, nan, nan)
 
 
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Posteriors whose standard deviations are as large as their means."""

@@ -1,0 +1,107 @@
+"""Failure probabilities of rows over boxes for one hidden ReLU layer of independent Gaussian weights (see `lines`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from bnn_vnnlib.bounds.rounding import gamma
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
+from bnn_vnnlib.robustness.wide.chaos import SPENT, Chaos, chaos
+from bnn_vnnlib.robustness.wide.gaussian import UP, Floats
+from bnn_vnnlib.robustness.wide.inversion import below
+from bnn_vnnlib.robustness.wide.lines import RATES, Lines, Weights, lines
+from bnn_vnnlib.robustness.wide.neurons import BEYOND, Neurons, neurons
+from bnn_vnnlib.robustness.wide.transforms import terms
+
+MEMORY = 2**23
+"""Complex numbers at once, at most about."""
+
+QUICK = (3.5,)
+"""See `chaos.REACHES`, where theta is chosen."""
+
+TARGETS = 48
+"""l that are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowsAtBoxes:
+    """Question: is outputs . f(x) <= bound for some x of the box. Boxes (P, n); rows (A, m), bound (A,), box (A,) of
+    each."""
+
+    lower: Floats
+    upper: Floats
+    outputs: Floats
+    bound: Floats
+    box: np.ndarray
+
+
+def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Floats:
+    """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
+    found = np.ones(len(question.box))
+    layer = neurons(layers.first, question.lower, question.upper)
+    weights, blur, good = _weights(layers.last, question)
+    chosen = np.flatnonzero(good & layer.served[question.box])
+    each = max(1, MEMORY // (layer.m.shape[1] * 24 * 100))
+    for start in range(0, len(chosen), each):
+        deadline.check()
+        some = chosen[start : start + each]
+        found[some] = _bounded(_at(layer, question.box[some]), _rows(weights, some)) + blur[some]
+    return np.minimum(np.nan_to_num(found + layer.blur[question.box], nan=1.0), 1.0)
+
+
+def _rows(weights: Weights, some: np.ndarray) -> Weights:
+    return Weights(*(part[some] for part in vars(weights).values()))
+
+
+def _at(layer: Neurons, box: np.ndarray) -> Neurons:
+    parts = {name: value if name == "variance" else value[box] for name, value in vars(layer).items()}
+    return Neurons(**parts)
+
+
+def _weights(last: Dense, question: RowsAtBoxes) -> tuple[Weights, Floats, np.ndarray]:
+    """The last layer of all rows, what the rounding of its moments costs, and whether it is served."""
+    mean, bias, variance, noise = (
+        part.detach().cpu().numpy() for part in (last.mean, last.bias, last.variance, last.bias_variance)
+    )
+    a, off = question.outputs, gamma(question.outputs.shape[1] + 8)
+    dev = np.sqrt(a**2 @ variance)
+    center, size = a @ bias - question.bound, np.abs(a) @ np.abs(bias) + np.abs(question.bound)
+    center = center - off * size
+    spread = np.sqrt(a**2 @ noise)
+    blur = (off * (np.abs(a) @ np.abs(mean)) / np.maximum(dev, 1e-280) + off).sum(1) + off
+    good = (dev > 1e-100).all(1) & (blur < 1e-3) & np.isfinite(center)
+    return Weights(a @ mean, dev, center, spread), blur * UP, good
+
+
+def _bounded(layer: Neurons, weights: Weights) -> Floats:
+    """(A,)."""
+    found = lines(layer, weights)
+    square = chaos(layer, weights, found)
+    theta, scale = _chosen(layer, found, square)
+    targets = scale[:, None] * np.linspace(0.0, 1.0, TARGETS)
+    moved = np.asarray((layer.radius > 0).any(1))
+    moment = square.log_moment(theta)
+    tail = np.exp(np.minimum(moment[:, None] - theta[:, None] * targets * (1 - 1e-12), 0.0)) * UP
+    tail = np.where(moved[:, None], tail, 0.0)
+    ranges = np.where(moved, BEYOND * layer.m.shape[1] + SPENT, 0.0)
+    return (below(terms(layer, weights, found, theta), targets) + tail).min(1) + ranges
+
+
+def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Floats, Floats]:
+    """theta, and the largest l to try, by the normal approximation of Y: any numbers are sound."""
+    rates = RATES / found.scale[:, None]
+    moment = np.stack([square.log_moment(rate, QUICK) for rate in rates.T], 1)
+    level = found.scale[:, None] * np.linspace(0.0, 8.0, 81)
+    center = found.center[:, None] - rates * found.excess[:, None] / 2
+    low = special.ndtr((level[:, None] - center[..., None]) / found.spread[:, None, None])
+    total = low + np.exp(np.minimum(moment[..., None] - rates[..., None] * level[:, None], 0.0))
+    best = total.reshape(len(total), -1).argmin(1)
+    rate, place = np.divmod(best, level.shape[1])
+    index = np.arange(len(best))
+    theta = rates[index, rate]
+    reach = level[index, place] * 2.0 + 2.0 / theta
+    return theta, np.where((layer.radius > 0).any(1), reach, 0.0)

@@ -1,0 +1,65 @@
+"""Small networks with one hidden layer, sampled weights, and exact infima over boxes by enumeration of kinks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
+
+
+def dense(rng: np.random.Generator, outputs: int, inputs: int, *, spread: float, bias: float = 0.5) -> Dense:
+    """A layer whose standard deviations are about `spread` times the size of the means."""
+    mean = rng.normal(size=(outputs, inputs))
+    dev = spread * rng.uniform(0.5, 1.5, (outputs, inputs))
+    shift, noise = bias * rng.normal(size=outputs), bias * spread * rng.uniform(0.5, 1.5, outputs)
+    return Dense(*(torch.tensor(part) for part in (mean, shift, dev**2, noise**2)))
+
+
+def network(seed: int, inputs: int, hidden: int, outputs: int, spread: float = 0.7) -> OneLayer:
+    """f(x) = W relu(V x + b) + c."""
+    rng = np.random.default_rng(seed)
+    return OneLayer(dense(rng, hidden, inputs, spread=spread), dense(rng, outputs, hidden, spread=spread))
+
+
+def sampled(layer: Dense, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (S, o, i) and biases (S, o)."""
+    mean, bias, variance, noise = (
+        part.numpy() for part in (layer.mean, layer.bias, layer.variance, layer.bias_variance)
+    )
+    weight = mean + np.sqrt(variance) * rng.standard_normal((count, *mean.shape))
+    return weight, bias + np.sqrt(noise) * rng.standard_normal((count, len(bias)))
+
+
+def candidates(v: np.ndarray, b: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """(S, K, 2): points of a two-dimensional box among which every function that is linear between the kinks
+    v x + b = 0 (S, H, 2), (S, H) takes its minimum: corners, kinks on edges, crossings of kinks; clipped to the box.
+    """
+    corners = np.stack(np.meshgrid(*zip(lower, upper, strict=True)), -1).reshape(-1, 2)
+    points = [np.broadcast_to(corners, (len(v), 4, 2))]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for axis in (0, 1):
+            for end in (lower[axis], upper[axis]):
+                other = -(b + v[..., axis] * end) / v[..., 1 - axis]
+                edge = np.stack(
+                    [np.full_like(other, end), other] if axis == 0 else [other, np.full_like(other, end)], -1
+                )
+                points.append(edge)
+        i, j = np.triu_indices(v.shape[1], 1)
+        det = v[:, i, 0] * v[:, j, 1] - v[:, i, 1] * v[:, j, 0]
+        first = (-b[:, i] * v[:, j, 1] + b[:, j] * v[:, i, 1]) / det
+        second = (-b[:, j] * v[:, i, 0] + b[:, i] * v[:, j, 0]) / det
+        points.append(np.stack([first, second], -1))
+    return np.clip(np.nan_to_num(np.concatenate(points, 1)), lower, upper)
+
+
+def least_margins(
+    layers: OneLayer, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
+) -> np.ndarray:
+    """(S,): exact infima over a two-dimensional box of row . f(x) - bound, for sampled weights."""
+    rng = np.random.default_rng(seed)
+    v, b = sampled(layers.first, count, rng)
+    w, c = sampled(layers.last, count, rng)
+    x = candidates(v, b, lower, upper)
+    hidden = np.maximum(np.einsum("shi,ski->skh", v, x) + b[:, None], 0.0)
+    return ((hidden * (row @ w)[:, None]).sum(-1) + (c @ row)[:, None] - bound).min(1)
