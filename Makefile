@@ -10,7 +10,7 @@ MINUTES ?= 30
 SEED ?= 0
 NETS ?= 1500
 
-.PHONY: help demo test fuzz fuzz-inputs lint wheel clean
+.PHONY: help demo test fuzz fuzz-inputs lint reference wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
@@ -18,6 +18,7 @@ help:
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
 	@echo "make lint   ruff and mypy"
+	@echo "make reference  docs/reference from the code"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
 
@@ -39,6 +40,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reference: $(STAMP)
+	$(BIN)/python scripts/reference.py
 
 wheel: $(STAMP)
 	rm -rf dist

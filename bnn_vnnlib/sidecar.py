@@ -18,6 +18,35 @@ from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Wi
 
 FORMAT = 1
 
+RECORD = {
+    "format": "version of this format",
+    "verdict": "sat, unsat, unknown, timeout or error",
+    "query": "probabilistic, decision or deterministic; null where the run ended before that was known",
+    "files.ROLE": "path of each input; roles are property, model, model 2, ...",
+    "sha256.ROLE": "hash of the file as it lies on disk; null if it cannot be read",
+    "seed": "of attacks and sampled boxes",
+    "timeout": "time limit in seconds; null: none",
+    "versions.NAME": "of this program, Python and the libraries",
+    "tau_safe": "probabilistic: unsat if P_safe is at least this",
+    "tau_unsafe": "probabilistic: sat if P_safe is below this",
+    "p_safe.lower": "guaranteed lower bound on P_safe; p_safe is null for other queries",
+    "p_safe.upper": "guaranteed upper bound on P_safe",
+    "rule": "decision: mean or median; else null",
+    "decision.lower[i]": "guaranteed lower bound on output i of D over all of T; decision is null for other queries",
+    "decision.upper[i]": "guaranteed upper bound on it",
+    "decision.rows.lower[r]": "guaranteed lower bound on the left side of the property's row r over its own box",
+    "decision.rows.upper[r]": "guaranteed upper bound on it",
+    "method": "what gave the bounds; null where there are none",
+    "witness.x[i]": "the input, flattened over all inputs in the model's order; witness is null unless sat",
+    "witness.y[i]": "the mean network's output there; for deterministic that of the network",
+    "witness.shows": "what the pair shows, in words",
+    "witness.check": "numbers of the check that was made before sat was said",
+    "time_s": "seconds that the verification took, by its own clock",
+    "details": "further facts: masses, margins, counts; its keys depend on the query and the method",
+    "notes[i]": "remarks for people; without a method the only one is the reason",
+}
+"""Every key of the record and its meaning. `run` adds "run": names, times and the outcome of `--check`."""
+
 
 def sidecar_path(results: Path) -> Path:
     """Where the record of a results file lies: the same name with `.json` appended."""

@@ -32,6 +32,43 @@ rounding), so that its verdict is about the decision of the BNN; of a Gaussian p
 were drawn. Only the queries `probabilistic` and `decision` bound the BNN itself."""
 
 
+_QUESTION = {
+    "category": "the benchmark",
+    "network": "the network's cell in instances.csv",
+    "property": "the property's cell in instances.csv",
+    "kind": "plain (the file's own network), mean, sampled or merged",
+    "variant": "which of them: for sampled networks the draw",
+}
+TABLES = {
+    "comparison.csv": {
+        **_QUESTION,
+        "TOOL: result": "sat, unsat, unknown, timeout or error; empty where the tool was not asked",
+        "TOOL: time": "seconds as seen from outside",
+        "TOOL: checked": "of a sat: what the replay of its witness in onnxruntime gave",
+    },
+    "agreement.csv": {
+        "first, second": "two tools",
+        "same": "questions that both decided alike",
+        "contradict": "questions that one calls sat and the other unsat",
+        "only the first": "questions that only the first decided",
+        "only the second": "questions that only the second decided",
+        "neither": "questions that neither decided",
+    },
+    "contradictions.csv": {
+        **_QUESTION,
+        "sat": "the tool that says sat",
+        "unsat": "the tool that says unsat",
+        "finding": "who is right, as far as the replayed witness shows it",
+    },
+    "solved.csv": {
+        "tool": "its name",
+        **{word.value: "number of questions with this answer" for word in Verdict},
+        "seconds": "over all questions that the tool was asked",
+    },
+}
+"""The columns of the tables that `write_comparison` writes; three "TOOL: ..." for each tool."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is compared.

@@ -78,6 +78,16 @@ COLUMNS = (
 )
 """In the order of the table. The file's path comes first, as the column `results_file`."""
 
+RESULTS = {
+    "category": "the benchmark; with several queries BENCHMARK:QUERY",
+    "network": "the network's cell in instances.csv",
+    "property": "the property's cell in instances.csv",
+    "prepare_time": "seconds for a process that was ready to work",
+    "result": "sat, unsat, unknown, timeout or error",
+    "run_time": "seconds as seen from outside, reading the files included",
+}
+"""The competition's columns, in its order."""
+
 
 def write_tables(folder: Path, entries: Iterable[Entry]) -> list[Path]:
     """Write the tables of a run into its folder.
