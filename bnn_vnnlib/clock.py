@@ -25,3 +25,10 @@ class Deadline:
         """Raise OutOfTime if time is up."""
         if self.passed:
             raise OutOfTime
+
+    def share(self, count: int) -> Deadline:
+        """The moment when the first of `count` equal parts of what is left is over."""
+        if self.at is None:
+            return self
+        now = time.monotonic()
+        return Deadline(now + max(0.0, self.at - now) / max(1, count))

@@ -11,11 +11,12 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.options import Question
 from bnn_vnnlib.result import Query, Rule
+from bnn_vnnlib.served import is_correlated, is_sampled, refuse_unserved
 
 if TYPE_CHECKING:
     import torch
 
-    from bnn_vnnlib.model.network import GaussianDiagonal, Likelihood, Model, Network, Posterior, WeightSamples
+    from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.decision import Decision
     from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
@@ -86,11 +87,11 @@ class Setting:
     device: torch.device
 
     @property
-    def posterior(self) -> GaussianDiagonal | WeightSamples:
+    def posterior(self) -> Posterior:
         """The posterior of a query that needs one."""
         if self.model.posterior is None:
             raise OptionError(f"query {self.query} needs a posterior and the model carries none", path=self.model.path)
-        return _served(self.model.posterior)
+        return self.model.posterior
 
     @property
     def method(self) -> str:
@@ -98,8 +99,10 @@ class Setting:
         name = self.bounds.engine.method
         if self.query is Query.DETERMINISTIC:
             return f"{name}, branch and bound"
-        if type(self.posterior).__name__ == "WeightSamples":
+        if is_sampled(self.posterior):
             return f"{name}, weight samples"
+        if is_correlated(self.posterior):
+            return self._of_correlated
         if self.choices.boxes == "sampled":
             return f"{name}, boxes around samples"
         if name == "interval" or self.choices.margin is not None:
@@ -114,6 +117,17 @@ class Setting:
                 return f"{name}, tails and centred boxes"
             case "boxes":
                 return f"{name}, centred boxes"
+
+    @property
+    def _of_correlated(self) -> str:
+        """For the record: a correlated Gaussian has nothing but tails, a mixture what serves its components."""
+        from bnn_vnnlib.model.families import family_of
+        from bnn_vnnlib.model.network import Mixture
+
+        if not isinstance(self.posterior, Mixture):
+            return f"tails ({family_of(self.posterior)})"
+        kinds = dict.fromkeys(family_of(part.posterior) for part in self.posterior.components)
+        return f"{self.bounds.engine.method}, components of a mixture ({', '.join(kinds)})"
 
     @property
     def means(self) -> Means:
@@ -146,8 +160,14 @@ class Setting:
 
     def decision(self) -> Decision:
         """What bounds the decision."""
+        from bnn_vnnlib.model.network import Correlated, Mixture
         from bnn_vnnlib.robustness import decision
 
+        if isinstance(self.posterior, Correlated | Mixture):
+            return decision.PartsExpectation(
+                self.bounds, self.posterior, self.device, self.choices.boxes, self._boxes, self.choices.margin,
+                self.choices.seed,
+            )  # fmt: skip
         portfolio = decision.medians if self.question.rule is Rule.MEDIAN else decision.expectation
         return portfolio(
             self.bounds, self.posterior, self.device, boxes=self.choices.boxes, number=self._boxes,
@@ -164,12 +184,11 @@ def settle_run(
     Raises
     ------
     OptionError : no posterior, or no likelihood, for a query that needs one
-    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier
+    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `served` refuses
     """
     import torch
 
     from bnn_vnnlib.bounds.engine import Engine
-    from bnn_vnnlib.model.network import WeightSamples
     from bnn_vnnlib.robustness.outputs import OutputBounds
 
     if timeout is not None and math.isnan(timeout):
@@ -181,12 +200,6 @@ def settle_run(
             "or ask --query deterministic",
             path=model.path,
         )
-    if choices.boxes == "sampled" and isinstance(model.posterior, WeightSamples) and query is not Query.DETERMINISTIC:
-        raise UnsupportedError("boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)")
-    if choices.method == "tails" and (query is not Query.PROBABILISTIC or isinstance(model.posterior, WeightSamples)):
-        raise UnsupportedError("method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet")
-    if model.posterior is not None and query is not Query.DETERMINISTIC:
-        _served(model.posterior)
     known = likelihood or model.likelihood
     if query is Query.DECISION and known is None:
         raise OptionError(
@@ -197,19 +210,11 @@ def settle_run(
     if question.rule is Rule.MEDIAN:
         _check_median(model, query, known)
     transform = _transform(model.network, query, known)
+    refuse_unserved(model, query, question.rule, choices, transform)
     deadline = _deadline(timeout, started)
     engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
     device = torch.device(choices.device or "cpu")
     return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
-
-
-def _served(posterior: Posterior) -> GaussianDiagonal | WeightSamples:
-    from bnn_vnnlib.model.families import family_of
-    from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
-
-    if isinstance(posterior, GaussianDiagonal | WeightSamples):
-        return posterior
-    raise UnsupportedError(f"the posterior is of family {family_of(posterior)}, which only deterministic serves yet")
 
 
 def _check_median(model: Model, query: Query, likelihood: Likelihood | None) -> None:

@@ -230,7 +230,7 @@ def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> D
 
 
 def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
-    from bnn_vnnlib.model.network import WeightSamples
+    from bnn_vnnlib.model.network import Mixture, WeightSamples
     from bnn_vnnlib.robustness import attack as attacks
     from bnn_vnnlib.robustness import weight_sets
     from bnn_vnnlib.robustness.deterministic import decide
@@ -239,6 +239,8 @@ def _deterministic(setting: Setting, property: Property, problem: Problem, attac
     notes: tuple[str, ...] = ()
     if isinstance(setting.model.posterior, WeightSamples):
         notes = ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
+    if isinstance(setting.model.posterior, Mixture):
+        notes = ("the mean of a mixture may be a meaningless network (hidden units permute between components)",)
     network = setting.bounds.engine.network
     points, values = attacks.run(network, problem, {}, attack, setting.transform)
     nearest = values[0].argsort()[:REPLAYED]

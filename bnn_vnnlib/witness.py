@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import SoundnessError
-from bnn_vnnlib.model.network import GaussianDiagonal, Model
+from bnn_vnnlib.model.network import GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
 from bnn_vnnlib.robustness import attack as attacks
 from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness.components import components_of, violation_mass
 from bnn_vnnlib.robustness.decision import Decision, DecisionOutcome, violates
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
@@ -52,19 +53,20 @@ def probabilistic_witness(
 ) -> Witness:
     """X in T, and P_w((X, f(X)) in V) bounded again.
 
-    With weight samples the upper bound may rest on a different X for each sample; the witness then is the X at which
-    most of them violate, and `shows` says so.
+    With weight samples or a mixture the upper bound may rest on a different X for each sample or component; the witness
+    then is the X at which most of the mass violates, and `shows` says so.
     """
     x = found.point[0].cpu().numpy()
     if not _in_inputs(property, x):
         raise SoundnessError("the attacked point is not in the property's input set")
     again = _mass_at(setting, problem, found)
     enough = 1 - again < setting.question.tau_unsafe
-    if not enough and found.violating is None:
+    kind = {WeightSamples: "violating sample", Mixture: "component"}.get(type(setting.posterior))
+    if not enough and kind is None:
         raise SoundnessError("the bound at the attacked point could not be repeated")
     shows = f"P_w((X, f(X)) violates the property) >= {again:.6g}"
     if not enough:
-        shows += "; the bound on P_safe rests on a witness of its own for each violating sample"
+        shows += f"; the bound on P_safe rests on a witness of its own for each {kind}"
     check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
     return Witness(x, _mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
 
@@ -87,6 +89,10 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
         boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])
         held = violated_cases(bounds, boxes, part, lower, upper).any()
         return float(found.point_mass[0]) if bool(held) else 0.0
+    if not isinstance(posterior, WeightSamples):
+        if len(part) == 0:
+            return 0.0
+        return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
     weights, probabilities = weight_sets.sample_weights(network, posterior, setting.device)
     violated = violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
     return max(0.0, float((probabilities * violated).sum()) - 1e-12)

@@ -4,23 +4,25 @@ Guarantee: lower <= P_safe <= upper with probability 1 (no confidence level), ro
 Tails: see `bounds.tails`. Boxes: lower = mass of the union of boxes on which every case of every item is refuted;
 upper = 1 - mass of the union of boxes on which one point of T violates one case for all weights of the box.
 Samples: lower = sum of the probabilities of the samples that are proved safe; upper = 1 - sum of those with a point
-that is proved to violate.
+that is proved to violate. Correlated weights: tails alone. Mixtures: see `components`.
 Gaussian posteriors: one pass over all instances, and what it leaves undecided is refined (see `refine`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
-from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.model.network import Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.by_boxes import CentredBoxes, by_centred_boxes, by_scattered_boxes
 from bnn_vnnlib.robustness.by_samples import by_samples
+from bnn_vnnlib.robustness.components import Component, by_components
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refine import Goal, Stage, refine
@@ -44,9 +46,8 @@ FEW = 100
 
 
 def safety_bounds(
-    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, problem: Problem, settings: Attack,
-    deadline: Deadline, goal: Goal, *, means: Means = "both", boxes: str = "mean", number: int = 5,
-    margin: float | None = None,
+    bounds: OutputBounds, posterior: Posterior, problem: Problem, settings: Attack, deadline: Deadline, goal: Goal,
+    *, means: Means = "both", boxes: str = "mean", number: int = 5, margin: float | None = None,
 ) -> SafetyBounds:  # fmt: skip
     """Bounds on P_safe for every instance, by the family of the posterior.
 
@@ -63,7 +64,17 @@ def safety_bounds(
     """
     if isinstance(posterior, WeightSamples):
         return by_samples(bounds, posterior, problem, settings)
-    if boxes == "sampled":
+    if isinstance(posterior, Mixture):
+
+        def solve(part: Component, until: Deadline) -> SafetyBounds:
+            own = replace(part.bounds, engine=replace(part.bounds.engine, deadline=until))
+            return safety_bounds(
+                own, part.posterior, problem, replace(settings, deadline=until), until, goal, means=means, boxes=boxes,
+                number=number, margin=margin,
+            )  # fmt: skip
+
+        return by_components(bounds, posterior, problem, deadline, solve)
+    if boxes == "sampled" and isinstance(posterior, GaussianDiagonal):
         width = 2.5 if margin is None else margin
         return by_scattered_boxes(bounds, posterior, problem, settings, number=number, margin=width)
     return _Gaussian(bounds, posterior, problem, settings, deadline, goal, means, margin).bounds()
@@ -73,19 +84,26 @@ class _Gaussian:
     """One run with tails and boxes at the mean."""
 
     def __init__(
-        self, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, settings: Attack,
+        self, bounds: OutputBounds, posterior: Gaussian, problem: Problem, settings: Attack,
         deadline: Deadline, goal: Goal, means: Means, margin: float | None,
     ) -> None:  # fmt: skip
         self._bounds, self._posterior, self._problem = bounds, posterior, problem
         self._settings, self._deadline, self._goal = settings, deadline, goal
+        network, device = bounds.engine.network, problem.lower.device
+        suited = tails_apply(bounds, posterior, problem)
+        self._means = means
+        self._boxes: CentredBoxes | None = None
+        self._tails: TailBounds | None = None
+        if not isinstance(posterior, GaussianDiagonal):
+            if not suited or means == "boxes":
+                raise UnsupportedError("correlated weights are bounded by tails, which do not serve this question")
+            self._tails = TailBounds(network, posterior, device, deadline, settings.precision)
+            return
         centred = CentredBoxes(bounds, posterior, problem, deadline, margin)
-        suited, certain = tails_apply(bounds, posterior, problem), centred.count == 0  # then a box is exact
+        certain = centred.count == 0  # then a box is exact
         if means == "tails" and not suited:
             raise UnsupportedError("method tails does not serve this network and property; method auto does")
-        network, device = bounds.engine.network, problem.lower.device
-        self._means = means
         self._boxes = centred if means != "tails" or certain else None
-        self._tails: TailBounds | None = None
         if means != "boxes" and suited and not certain:
             self._tails = TailBounds(network, posterior, device, deadline, settings.precision)
 
@@ -110,7 +128,9 @@ class _Gaussian:
         problem, tails, boxes = self._problem, self._tails, self._boxes
         stages: list[Stage] = []
         wanted = tails is not None and self._means == "both"
-        layers = wide_layers(self._bounds, self._posterior, problem) if wanted else None
+        layers = None
+        if wanted and isinstance(self._posterior, GaussianDiagonal):
+            layers = wide_layers(self._bounds, self._posterior, problem)
         if layers is not None:
             stages.append(Wide(WideBounds(layers, self._deadline), problem, points, usable))
         stages.append(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.model.network import Gaussian, Network
+from bnn_vnnlib.model.posterior import names_of, sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.by_boxes import CentredBoxes
@@ -62,7 +62,7 @@ class MorePoints:
     """
 
     def __init__(
-        self, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, points: Tensor, values: Tensor,
+        self, bounds: OutputBounds, posterior: Gaussian, problem: Problem, points: Tensor, values: Tensor,
         tails: TailBounds | None, boxes: CentredBoxes | None, settings: Attack, deadline: Deadline,
     ) -> None:  # fmt: skip
         self._bounds, self._posterior, self._problem, self._deadline = bounds, posterior, problem, deadline
@@ -103,7 +103,7 @@ class MorePoints:
     def _networks(self, piece: int) -> attack.Params:
         """Sampled weights, others in each piece."""
         network = self._bounds.engine.network
-        size = sum(variance.size for variance in self._posterior.variances.values())
+        size = sum(network.tensors[name].size for name in names_of(self._posterior))
         count = min(NETWORKS, max(FEWEST, MEMORY // max(size, 1)))
         generator = torch.Generator().manual_seed(self._settings.seed + piece)
         drawn = sample(network, self._posterior, count, generator)

@@ -8,7 +8,7 @@ gets thorough ones, with a budget of the size of what the rows fail with. `impro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
+from bnn_vnnlib.model.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.model.nodes import Constant
+from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.robustness.correlation import correlation, independent
 from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
@@ -71,11 +73,12 @@ class TailBounds:
     """Tail bounds of one network and posterior; `search` is the floating type in which they are tuned."""
 
     def __init__(
-        self, network: Network, posterior: GaussianDiagonal, device: torch.device, deadline: Deadline,
+        self, network: Network, posterior: Gaussian, device: torch.device, deadline: Deadline,
         search: torch.dtype = torch.float64,
     ) -> None:  # fmt: skip
-        self._engine = TailEngine(network, deadline, search)
-        self._weights = weight_sets.mean_weights(network, device), weight_sets.centred(network, posterior, device)
+        self._engine = TailEngine(network, deadline, search, correlation(network, posterior, device))
+        noise = weight_sets.centred(network, independent(posterior), device)
+        self._weights = weight_sets.mean_weights(network, device), noise
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
@@ -168,14 +171,16 @@ def _up(total: Tensor, question: _Question) -> Tensor:
     return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0)
 
 
-def tails_apply(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> bool:
+def tails_apply(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> bool:
     """Whether tails serve the graph and the rows.
 
     They bound rows over the graph's outputs before a Softmax: enough for differences compared with 0. A random tensor
     that is a branch of the graph is not served.
     """
     network, rows = bounds.engine.network, problem.rows
-    random = weight_sets.random_sources(network, posterior)
+    random: Sequence[str] = names_of(posterior)
+    if isinstance(posterior, GaussianDiagonal):
+        random = weight_sets.random_sources(network, posterior)
     if any(isinstance(node, Constant) and node.value.source in random for node in network.nodes):
         return False
     if bounds.transform == "identity":
@@ -186,7 +191,7 @@ def tails_apply(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Prob
 
 
 def by_tails(
-    network: Network, posterior: GaussianDiagonal, problem: Problem, points: Tensor, usable: Tensor, deadline: Deadline
+    network: Network, posterior: Gaussian, problem: Problem, points: Tensor, usable: Tensor, deadline: Deadline
 ) -> SafetyBounds:
     """Tails over T for the lower bound; for the upper bound at the attacked points (N, n) that are usable (N,), where
     the lower bound leaves something open.

@@ -61,7 +61,7 @@ class Differences:
         near = self.variation.known[source]
         magnitude = 2 * self.ranges.magnitudes[place].flatten(2)
         walk, noise = self._start(position, torch.zeros_like(magnitude).expand(*self.box.lower.shape[:2], -1))
-        noise.rows_of(weighted, near)
+        noise.rows_of(weighted, place, near)
         walk.error = walk.error + 4 * gamma(2 * (near[0, 0].numel() + maps.fan(weighted))) * magnitude + TINY
         walk.underflow(source)
         shape = nodes[source].shape
@@ -74,7 +74,7 @@ class Differences:
         magnitudes = {p: 2 * magnitude for p, magnitude in self.ranges.magnitudes.items()}
         lines = {p: self._lines(p) for p in self.ranges.lines if p < position}
         walk = Walk(self.network, self.means, Ranges(values, magnitudes, lines), {}, zero, zero)
-        return walk, Noise(self.deviations, None, zero)
+        return walk, Noise(self.deviations, None, zero, correlation=self.variation.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:
         rules: Rules = {**noise.rules(), Activation: LINEAR[Activation], Shift: _same, Constant: _nothing,

@@ -14,6 +14,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import run
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers
 from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
@@ -26,18 +27,20 @@ from bnn_vnnlib.model.nodes import Activation, Constant
 
 @dataclass(frozen=True)
 class TailEngine:
-    """Bounds rows of one network under a diagonal Gaussian, for all x of each item's box.
+    """Bounds rows of one network under a Gaussian, for all x of each item's box.
 
     Parameters
     ----------
     network : the graph
     deadline : checked between chunks; `clock.OutOfTime` is raised when it has passed
     search : floating type in which bounds are tuned; the tuned bound itself is computed in float64
+    correlation : what weights share, beside the independent noise that `deviations` describe; None: nothing
     """
 
     network: Network
     deadline: Deadline = Deadline()
     search: torch.dtype = torch.float64
+    correlation: Correlation | None = None
 
     def failures(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
@@ -59,7 +62,7 @@ class TailEngine:
         parts = []
         for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
             plan = self._plan(budgets if budgets.shape[1] == 1 else budgets[:, part], thorough)
-            rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part)
+            rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part, self.correlation)
             parts.append(rows.tail(plan).failure(linear.some(bound, part)))
         return torch.cat(parts, 1) if parts else box[0].new_zeros(len(budgets), 0, outputs.shape[1])
 
@@ -83,7 +86,7 @@ class TailEngine:
             if self.deadline.passed:
                 break
             part = slice(start, start + step)
-            rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part)
+            rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part, self.correlation)
             least, rounded = linear.some(bound, part), rows.to(self.search)
             tuning = self._tuning(rounded, budgets[part].to(self.search))
 
@@ -132,7 +135,8 @@ class TailEngine:
     def check(self, deviations: WeightBoxes) -> None:
         """Refuse what tails do not serve."""
         for node in self.network.nodes:
-            if isinstance(node, Constant) and node.value.source in deviations.spreads:
+            shared = self.correlation is not None and isinstance(node, Constant) and self.correlation.of(node.value)
+            if shared or (isinstance(node, Constant) and node.value.source in deviations.spreads):
                 raise UnsupportedError(
                     "tails do not serve a random tensor that is a branch of the graph", node=node.name
                 )
@@ -142,6 +146,8 @@ class TailEngine:
         sizes = [math.prod(node.shape) for node in self.network.nodes]
         later = [p for p in claimed(self.network) if any(isinstance(n, Activation) for n in self.network.nodes[:p])]
         need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in later)])
+        if self.correlation is not None:
+            need = max([need, *(rows * group.latents for group in self.correlation.groups)])
         return max(1, run.MEMORY // (budgets * need))
 
 
@@ -157,6 +163,7 @@ class Rows:
     inputs: Tensor | None
     budgets: int
     part: slice
+    correlation: Correlation | None = None
 
     def to(self, dtype: torch.dtype) -> Rows:
         """Rounded to another floating type: for searches only."""
@@ -164,12 +171,13 @@ class Rows:
         return replace(
             self, means=self.means.to(dtype), deviations=self.deviations.to(dtype), box=box,
             outputs=self.outputs.to(dtype), inputs=None if inputs is None else inputs.to(dtype),
+            correlation=None if self.correlation is None else self.correlation.to(dtype),
         )  # fmt: skip
 
     def run(self, plan: Plan) -> Run:
         """Ranges with that plan."""
         lower, upper = (side[None, self.part].expand(self.budgets, -1, -1) for side in self.box)
-        return Run(self.network, self.means, self.deviations, Interval(lower, upper), plan)
+        return Run(self.network, self.means, self.deviations, Interval(lower, upper), plan, self.correlation)
 
     def tail(self, plan: Plan) -> Tail:
         """Their tails."""

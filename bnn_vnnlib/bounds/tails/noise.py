@@ -13,6 +13,7 @@ from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, sum_to
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
 from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.tails.uses import Uses, Weighted, aligned
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation, center_radius, squared, squared_down
@@ -47,6 +48,7 @@ class Noise:
     own : nodes whose noise is left out of `middle`
     smooth : for bound 4: by activation, how far the slope of its function may be from the slope of the line below
         and of the line above
+    correlation : what weights share, or None
 
     Attributes
     ----------
@@ -62,6 +64,7 @@ class Noise:
     detailed: bool = False
     own: frozenset[int] = frozenset()
     smooth: Mapping[int, tuple[Tensor, Tensor]] | None = None
+    correlation: Correlation | None = None
     squares: Squares = field(default_factory=dict)
     near_squares: Squares = field(default_factory=dict)
     below: Squares = field(default_factory=dict)
@@ -71,6 +74,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         self.folded = self.near = self.least = self.play = self.zero
+        self.shared = None if self.correlation is None else Shared(self.correlation, self.zero, self.detailed)
 
     def rules(self) -> Rules:
         """The linear method, with the noise of every parameter collected on the way."""
@@ -83,46 +87,85 @@ class Noise:
         """The tail of a row with this m0."""
         bounds: tuple[Normal | Martingale, ...] = ()
         if self.smooth is None:
-            bounds = (Normal(_less(level, FOLD * self.folded), _root(self.squares, self.zero)),)
+            bounds = (Normal(_less(level, FOLD * self.folded), _root(self._with(self.squares, "squares"), self.zero)),)
         if self.variation is None:
             return Tail(bounds)
         centred = _less(level, FOLD * self.near)
         bounds = (*bounds, self._martingale(centred, self.squares))
         if not self.detailed:
             return Tail(bounds)
-        least = self.least * (1 - 2 * (len(self.squares) + 8) * UNIT)
-        most = _root(self.most, self.zero) ** 2 * (1 + 2 * UNIT)
-        return Tail(bounds, Split(centred, _root(self.near_squares, self.zero), least, most, self.play == 0))
+        least, play = self.least, self.play
+        if self.shared is not None:
+            least, play = least + self.shared.least, play + self.shared.play
+        least = least * (1 - 2 * (len(self.squares) + 16) * UNIT)
+        most = _root(self._with(self.most, "most"), self.zero) ** 2 * (1 + 2 * UNIT)
+        folded = _root(self._with(self.near_squares, "near_squares"), self.zero)
+        return Tail(bounds, Split(centred, folded, least, most, play == 0))
 
     def middle(self, level: Tensor) -> Tail:
         """The tail of the row's mean given the earlier weights, at the centre; `level` is m0 there."""
+        if self.shared is not None:
+            level = _less(level, FOLD * self.shared.late * (1 + 2.0**-40))
         return Tail((self._martingale(level, self.below),))
 
+    def _with(self, squares: Squares, what: str) -> Squares:
+        """The parts of the groups, too."""
+        parts: list[Tensor] = [] if self.shared is None else getattr(self.shared, what)
+        return {**squares, **{f"\0{i}": part for i, part in enumerate(parts)}}
+
     def _martingale(self, mean: Tensor, squares: Squares) -> Martingale:
+        squares = self._with(squares, "squares")
         return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
     def weighted(self, walk: Walk, node: Weighted, position: int, a: Tensor) -> None:
-        """The mean goes on; delta . h is charged."""
+        """The mean goes on; all noise times h is charged."""
         deviation, amplitude = self.deviations.param(node.weight).spread, self.amplitude.pop(position, None)
-        if deviation is not None:
-            (source,) = node.inputs
-            h, shape = walk.ranges.values[source], walk.network.nodes[source].shape
-            uses = Uses(node, deviation, a, amplitude, shape)
-            center, radius = center_radius(h)
-            self._charge(position, node.weight, uses.most(center, radius), uses.terms)
-            self.folded = self._fold(self.folded, node.weight, dot(uses.root, radius), uses.terms)
-            if self.variation is not None:
-                near = self.variation.known[source]
-                self.near = self._fold(self.near, node.weight, dot(uses.root, near), uses.terms)
-                if uses.once and source in self.variation.moments:
-                    self._swing(node.weight, uses.variance, self.variation.moments[source], uses.terms)
-                if self.detailed:
-                    self._charge_split(node, uses, near, *self.variation.at_center(source, h))
+        (source,) = node.inputs
+        shape = walk.network.nodes[source].shape
+        uses = None if deviation is None else Uses(node, deviation, a, amplitude, shape)
+        if uses is not None:
+            self._independent(node, position, source, uses, walk.ranges.values[source])
+        self._fold_all(node, position, a, source, uses, walk.ranges.values[source], shape)
         linear.weighted(walk, node, position, a)
+
+    def _independent(self, node: Weighted, position: int, source: int, uses: Uses, h: Interval) -> None:
+        """What independent weights add to the squares."""
+        self._charge(position, node.weight, uses.most(*center_radius(h)), uses.terms)
+        if self.variation is None:
+            return
+        if uses.once and source in self.variation.moments:
+            self._swing(node.weight, uses.variance, self.variation.moments[source], uses.terms)
+        if self.detailed:
+            near = self.variation.known[source]
+            self._charge_split(node, uses, near, *self.variation.at_center(source, h))
+
+    def _fold_all(
+        self, node: Weighted, position: int, a: Tensor, source: int, uses: Uses | None, h: Interval,
+        shape: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """Charge the groups, and the folded part of all noise: s_j^2 is a sum of variances."""
+        square: Tensor | float = 0.0
+        terms = 1
+        if uses is not None:
+            square, terms = uses.plain * node.weight.copies, uses.terms
+        fresh, ranges = square, center_radius(h)
+        near = None if self.variation is None else self.variation.known[source]
+        if self.shared is not None:
+            around = None if self.variation is None else self.variation.at_center(source, h)
+            late = self.shared.late
+            shared, first = self.shared.weighted(node, position, a, shape, ranges, near, around)
+            square, fresh = square + shared, fresh + first
+            self.near = self._fold(self.near, self.shared.late - late, terms)
+        if isinstance(square, Tensor):
+            self.folded = self._fold(self.folded, dot(torch.sqrt(square), ranges[1]), terms)
+        if near is not None and isinstance(fresh, Tensor):
+            self.near = self._fold(self.near, dot(torch.sqrt(fresh), near), terms)
 
     def shift(self, walk: Walk, node: Shift, position: int, a: Tensor) -> None:
         """A bias that is added at several places is one variable."""
         deviation, amplitude = self.deviations.param(node.bias).spread, self.amplitude.pop(position, None)
+        if self.shared is not None:
+            self.shared.shift(node, a, len(node.shape))
         if deviation is not None:
             deviation = aligned(deviation, node)
             terms, shape = 2 * math.prod(node.shape), deviation.shape[2:]
@@ -157,35 +200,56 @@ class Noise:
                 self._pass(source, moved.abs())
         LINEAR[type(node)](walk, node, position, a)
 
-    def units(self, position: int, node: Node, weighted: Linear, h: Interval) -> None:
-        """The same for the rows I and -I over a dense layer: its own weights and biases, row by row."""
+    def units(self, position: int, node: Node, place: int, weighted: Linear, h: Interval) -> None:
+        """The same for the rows I and -I over a dense layer at `place`: its own weights and biases, row by row."""
         if isinstance(node, Shift):
-            deviation = self.deviations.param(node.bias).spread
-            if deviation is not None:
-                flat = squared(filled(aligned(deviation, node), node).flatten(2))
-                self._charge(position, node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
-        deviation = self.deviations.param(weighted.weight).spread
-        if deviation is None:
-            return
-        terms = deviation.shape[-1]
-        center, radius = center_radius(h)
-        square, folded = _row_sums(deviation, center.abs() + radius, radius)
-        self._charge(position, weighted.weight, _twice(square), terms)
-        self.folded = self._fold(self.folded, weighted.weight, _twice(folded), terms)
-        if self.variation is not None:
-            moments = self.variation.moments.get(weighted.inputs[0])
+            self._unit_biases(position, node)
+        deviation, (source,) = self.deviations.param(weighted.weight).spread, weighted.inputs
+        terms, ranges = weighted.weight.shape[-1], center_radius(h)
+        square: Tensor | float = 0.0
+        if deviation is not None:
+            variance = squared(deviation[0])
+            total = squared(ranges[0].abs() + ranges[1]).flatten(2) @ variance.mT
+            self._charge(position, weighted.weight, _twice(total), terms)
+            square = variance * weighted.weight.copies
+            moments = None if self.variation is None else self.variation.moments.get(source)
             if moments is not None:
                 self._swing(weighted.weight, squared(deviation)[None], moments, terms, 2)
-            folded = self.variation.known[weighted.inputs[0]].flatten(2) @ deviation[0].mT
-            self.near = self._fold(self.near, weighted.weight, _twice(folded), terms)
+        fresh, near = square, None if self.variation is None else self.variation.known[source]
+        if self.shared is not None:
+            late = self.shared.late
+            shared, first = self.shared.units(weighted, place, ranges, near)
+            square, fresh = square + shared, fresh + first
+            self.near = self._fold(self.near, self.shared.late - late, terms)
+        if isinstance(square, Tensor):
+            self.folded = self._fold(self.folded, _twice(_rows(square, ranges[1])), terms)
+        if near is not None and isinstance(fresh, Tensor):
+            self.near = self._fold(self.near, _twice(_rows(fresh, near)), terms)
 
-    def rows_of(self, weighted: Linear, near: Tensor) -> None:
-        """The same for the rows I over a dense layer between -near and near."""
-        deviation = self.deviations.param(weighted.weight).spread
+    def _unit_biases(self, position: int, node: Shift) -> None:
+        deviation = self.deviations.param(node.bias).spread
         if deviation is not None:
-            square, folded = _row_sums(deviation, near, near)
-            add(self.squares, weighted.weight, square, deviation.shape[-1])
-            self.folded = self._fold(self.folded, weighted.weight, folded, deviation.shape[-1])
+            flat = squared(filled(aligned(deviation, node), node).flatten(2))
+            self._charge(position, node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
+        if self.shared is not None:
+            size = self.zero.shape[2] // 2
+            eye = torch.eye(size, dtype=self.zero.dtype, device=self.zero.device)
+            rows = torch.cat([eye, -eye]).reshape(1, 1, 2 * size, *node.shape)
+            self.shared.shift(node, rows, len(node.shape))
+
+    def rows_of(self, weighted: Linear, place: int, near: Tensor) -> None:
+        """The same for the rows I over a dense layer between -near and near."""
+        deviation, terms = self.deviations.param(weighted.weight).spread, weighted.weight.shape[-1]
+        square: Tensor | float = 0.0
+        if deviation is not None:
+            variance = squared(deviation[0])
+            add(self.squares, weighted.weight, squared(near).flatten(2) @ variance.mT, terms)
+            square = variance * weighted.weight.copies
+        if self.shared is not None:
+            shared, _ = self.shared.units(weighted, place, (torch.zeros_like(near), near), None, 1)
+            square = square + shared
+        if isinstance(square, Tensor):
+            self.folded = self._fold(self.folded, _rows(square, near), terms)
 
     def _swing(self, param: Param, variance: Tensor, moments: Moments, terms: int, repeat: int = 1) -> None:
         """From the s_j^2 of each row (K or 1, M or 1, R, *shape)."""
@@ -220,14 +284,14 @@ class Noise:
         if param.copies == 1:  # entries that are one variable could cancel
             self.least = self.least + (square * (1 - gamma(4 * terms + 64)) - TINY).clamp(min=0)
 
-    def _fold(self, total: Tensor, param: Param, folded: Tensor, terms: int) -> Tensor:
-        up = math.sqrt(param.copies) * (1 + gamma(4 * terms + 16))
-        return (total + folded * up) * (1 + 2 * UNIT) + TINY
+    def _fold(self, total: Tensor, folded: Tensor, terms: int) -> Tensor:
+        return (total + folded * (1 + gamma(4 * terms + 16))) * (1 + 2 * UNIT) + TINY
 
 
-def _row_sums(deviation: Tensor, reach: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of a dense layer: sum of sigma^2 reach^2, and of sigma radius."""
-    return squared(reach.flatten(2)) @ squared(deviation[0]).mT, radius.flatten(2) @ deviation[0].mT
+def _rows(square: Tensor, radius: Tensor) -> Tensor:
+    """Of each row of a dense layer sum_j s_ij radius_j (K, M, out), from s_ij^2 (.., out, *input)."""
+    flat = torch.sqrt(square.reshape(-1, radius[0, 0].numel()))
+    return radius.flatten(2) @ flat.mT
 
 
 def _twice(rows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.differences import Differences
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.plan import Deviations, Plan, own_noise_is_independent, sources_enter_once
+from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import Law, Smooth, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
@@ -47,12 +48,13 @@ class Run:
     deviations: WeightBoxes
     box: Interval
     plan: Plan
+    correlation: Correlation | None = None
     ranges: Ranges = field(default_factory=Ranges)
 
     def __post_init__(self) -> None:
         """`variation` is None where only bound 1 applies; `smooth` holds the lines of bound 4."""
         once = sources_enter_once(self.network, self.deviations)
-        self.variation = Variation(self.means, self.deviations) if once else None
+        self.variation = Variation(self.means, self.deviations, self.correlation) if once else None
         self.smooth: dict[int, Smooth] = {}
         self._middles: dict[int, Interval] = {}
         self._laws: dict[int, Law] = {}
@@ -90,7 +92,7 @@ class Run:
             ranges = Ranges(ranges.values, ranges.magnitudes, {**ranges.lines, **lines})
             far = {position: (found.below, found.above) for position, found in self.smooth.items()}
         walk = Walk(self.network, self.means, ranges, {}, zero, zero)
-        return walk, Noise(self.deviations, self.variation, zero, detailed, own, far)
+        return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
         form = linear.finish(walk, last, self.box.lower.shape[-1], noise.rules())
@@ -219,7 +221,7 @@ class Run:
             return None
         walk, noise = self._start(zero, smooth, own)
         source = self.ranges.values[weighted.inputs[0]]
-        noise.units(position, node, weighted, source)
+        noise.units(position, node, position if weighted is node else node.inputs[0], weighted, source)
         if self._is_input(weighted.inputs[0]):
             tail = noise.tail(self._layer(node, weighted, source))
             if not noise.own:
@@ -257,7 +259,9 @@ class Run:
             case Reshape() | Transpose():
                 return self._is_input(node.inputs[0])
             case Shift():
-                return self.deviations.param(node.bias).spread is None and self._is_input(node.inputs[0])
+                shared = self.correlation is not None and self.correlation.of(node.bias)
+                known = self.deviations.param(node.bias).spread is None and not shared
+                return known and self._is_input(node.inputs[0])
             case _:
                 return False
 

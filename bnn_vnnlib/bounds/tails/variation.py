@@ -7,6 +7,7 @@ latter except with probability Phi(-z) (bound 1 of `tail`). Biases drop out; act
 slope at most. What the ranges allow is never exceeded.
 
 On the way, the law of z_i(x0) given the weights of earlier nodes: Gaussian, with a variance between known bounds.
+What weights share (`shared`) is part of Delta, but not of that law, which is the one given the groups as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
@@ -87,6 +89,7 @@ class Variation:
 
     means: WeightBoxes
     deviations: WeightBoxes
+    correlation: Correlation | None = None
     known: dict[int, Tensor] = field(default_factory=dict)
     open: dict[int, Open] = field(default_factory=dict)
     fixed: dict[int, Tensor] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class Variation:
             case Product():
                 self.known[position] = self._capped(self._of_product(node, values), values[position])
             case Linear() | Conv() | Scale():
-                self.open[position] = self._mapped(node, values[node.inputs[0]])
+                self.open[position] = self._mapped(position, node, values[node.inputs[0]])
             case _:
                 self._moved(position, node)
 
@@ -148,15 +151,28 @@ class Variation:
         near = values[x].magnitude * self.known[y] + values[y].magnitude * self.known[x]
         return near * (1 + 4 * UNIT) + TINY
 
-    def _mapped(self, node: Linear | Conv | Scale, value: Interval) -> Open:
+    def _mapped(self, position: int, node: Linear | Conv | Scale, value: Interval) -> Open:
         (source,) = node.inputs
         box, near, g = self.means.param(node.weight), self.known[source], gamma(4 * maps.fan(node) + 16)
         mean = maps.apply(node, box.center.abs(), near)
         if box.slack is not None:
             mean = mean + maps.apply(node, box.slack, near)
         deviation, zero = self.deviations.param(node.weight).spread, torch.zeros_like(mean)
-        if deviation is None:
+        reach = [] if self.correlation is None else self.correlation.reach(position, node, near)
+        shared = sum((part**2 for part in reach), zero) * (1 + 2.0**-45)
+        spreads = [] if self.correlation is None else self.correlation.deviations(node.weight)
+        if deviation is not None:
+            spreads.append(deviation)
+        if not spreads:
             return Open(mean * (1 + g) + TINY, zero, zero, zero)
+        every = (
+            spreads[0]
+            if len(spreads) == 1
+            else torch.sqrt(torch.stack([squared(s) for s in spreads]).sum(0)) * (1 + 8 * UNIT)
+        )
+        mean = (mean + FOLD * maps.apply(node, every, near)) * (1 + g) + TINY
+        if deviation is None:
+            return Open(mean, torch.sqrt(shared + TINY) * (1 + 4 * UNIT), zero, zero)
         copies, variance = node.weight.copies, squared(deviation)
         center, radius = self.at_center(source, value)
         least = zero
@@ -166,9 +182,8 @@ class Variation:
         square, most = maps.apply(node, variance, torch.cat([squared(near), squared(center.abs() + radius)], 1)).chunk(
             2, 1
         )
-        mean = mean + FOLD * maps.apply(node, deviation, near)
-        spread = torch.sqrt(square * ((1 + g) * copies) + TINY) * (1 + 4 * UNIT)
-        return Open(mean * (1 + g) + TINY, spread, least, most * ((1 + g) * copies) + TINY)
+        spread = torch.sqrt(square * ((1 + g) * copies) + shared + TINY) * (1 + 4 * UNIT)
+        return Open(mean, spread, least, most * ((1 + g) * copies) + TINY)
 
     def _moved(self, position: int, node: Node) -> None:
         """Sums, maxima and moves of elements; a sum of bounds is a bound, and |max x - max y| <= max |x - y|.

@@ -11,6 +11,7 @@ from bnn_vnnlib.robustness.decision.decide import DecisionOutcome as DecisionOut
 from bnn_vnnlib.robustness.decision.decide import decide as decide
 from bnn_vnnlib.robustness.decision.decide import violates as violates
 from bnn_vnnlib.robustness.decision.median import Medians as Medians
+from bnn_vnnlib.robustness.decision.parts import PartsExpectation as PartsExpectation
 from bnn_vnnlib.robustness.decision.portfolio import Expectation as Expectation
 from bnn_vnnlib.robustness.decision.portfolio import expectation as expectation
 from bnn_vnnlib.robustness.decision.portfolio import medians as medians

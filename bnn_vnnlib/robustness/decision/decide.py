@@ -15,6 +15,7 @@ from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.decision.median import Medians
 from bnn_vnnlib.robustness.decision.method import Aimed, Method
+from bnn_vnnlib.robustness.decision.parts import PartsExpectation
 from bnn_vnnlib.robustness.decision.portfolio import Expectation
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import refuted_by
@@ -24,7 +25,7 @@ PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
 
 
-Decision = Expectation | Medians
+Decision = Expectation | Medians | PartsExpectation
 """The portfolio of a rule."""
 
 

@@ -1,0 +1,242 @@
+"""Queries of models with correlated posteriors and mixtures: bounds against sampled weights, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import bnn_vnnlib
+from bnn_vnnlib import verify_batch
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.errors import InputError, UnsupportedError
+from bnn_vnnlib.model import (
+    Component,
+    GaussianDiagonal,
+    GaussianFull,
+    GaussianKron,
+    GaussianLowRank,
+    KronLayer,
+    Mixture,
+    Model,
+    Posterior,
+    evaluate,
+    from_covariance,
+    sample,
+)
+from bnn_vnnlib.robustness import probabilistic
+from bnn_vnnlib.robustness.components import components_of, weighted_sum
+from bnn_vnnlib.robustness.outputs import OutputBounds
+from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.robustness.tails import TailBounds
+from support.networks import dense_network
+from support.tails import tensor
+
+NETWORK = dense_network([2, 5, 3], seed=4)
+NAMES = list(NETWORK.tensors)
+
+
+def full(size: float, last: bool = False) -> GaussianFull:
+    rng = np.random.default_rng(1)
+    shapes = {name: NETWORK.tensors[name].shape for name in (NAMES[2:] if last else NAMES)}
+    n = sum(int(np.prod(shape)) for shape in shapes.values())
+    root = size * rng.normal(size=(n, n // 2)) / np.sqrt(n // 2)
+    return from_covariance(root @ root.T, shapes)
+
+
+def low_rank(size: float) -> GaussianLowRank:
+    rng = np.random.default_rng(2)
+    factors = {n: size * rng.normal(size=(3, *t.shape)) / 2 for n, t in NETWORK.tensors.items()}
+    return GaussianLowRank(factors, {n: np.full(t.shape, (0.3 * size) ** 2) for n, t in NETWORK.tensors.items()})
+
+
+def kron(size: float) -> GaussianKron:
+    rng = np.random.default_rng(3)
+    layers = []
+    for weight, bias in ((NAMES[0], NAMES[1]), (NAMES[2], NAMES[3])):
+        p, q = NETWORK.tensors[weight].shape
+        left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (p, q + 1))
+        layers.append(KronLayer(weight, left, right, size**2 * rng.uniform(0, 1, (p, q + 1)), bias))
+    return GaussianKron(tuple(layers))
+
+
+def diagonal(size: float) -> GaussianDiagonal:
+    return GaussianDiagonal({n: np.full(t.shape, size**2) for n, t in NETWORK.tensors.items()})
+
+
+def mixture(*parts: Any, moved: float = 0.1) -> Mixture:
+    rng = np.random.default_rng(4)
+    means = [{n: t + moved * rng.normal(size=t.shape) for n, t in NETWORK.tensors.items()} for _ in parts]
+    weights = np.arange(1.0, len(parts) + 1)
+    components = tuple(Component(mean, part) for mean, part in zip(means, parts, strict=True))
+    return Mixture(components, weights / weights.sum())
+
+
+def model(posterior: Posterior, likelihood: Any = "categorical") -> Model:
+    return Model(NETWORK, posterior, likelihood, None, b"")
+
+
+FAMILIES = {
+    "full": full, "last": lambda size: full(size, True), "lowrank": low_rank, "kron": kron,
+    "mixture": lambda size: mixture(diagonal(size), low_rank(size)),
+    "diagonals": lambda size: mixture(diagonal(size), diagonal(size / 2), moved=0.3),
+}  # fmt: skip
+
+CENTERS = np.random.default_rng(5).uniform(-1, 1, (3, 2))
+LABELS = evaluate.evaluate(NETWORK, tensor(CENTERS)).argmax(-1).numpy()
+SAMPLED = 4000
+
+
+@pytest.fixture(autouse=True)
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without refinement, which goes on as long as it may."""
+    monkeypatch.setattr(probabilistic, "refine", lambda found, *_: found)
+
+
+def sampled(posterior: Posterior, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Per box the share of sampled networks that misclassify one of many points, and mean softmax (N, P, m) there."""
+    drawn = sample(NETWORK, posterior, SAMPLED, torch.Generator().manual_seed(0))
+    moves = np.random.default_rng(6).uniform(-eps, eps, (60, 2))
+    moves[:4] = eps * np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    points = (CENTERS[:, None] + moves).reshape(-1, 2)
+    y = evaluate.evaluate(NETWORK, tensor(points), drawn).reshape(SAMPLED, len(CENTERS), -1, 3)
+    wrong = (y.argmax(-1) != tensor(LABELS)[:, None]).any(-1).double().mean(0).numpy()
+    return wrong, torch.softmax(y, -1).mean(0).numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", [0.03, 0.2])
+def test_p_safe_and_the_decision_hold_against_sampled_weights(family: str, size: float) -> None:
+    posterior, eps = FAMILIES[family](size), 0.02
+    wrong, expected = sampled(posterior, eps)
+    found = verify_batch(model(posterior), CENTERS - eps, CENTERS + eps, LABELS, query="probabilistic")
+    for failed, lower, upper in zip(wrong, found.lower, found.upper, strict=True):
+        assert 0 <= lower <= upper <= 1
+        assert stats.binom.sf(round(failed * SAMPLED) - 1, SAMPLED, 1 - lower) > 1e-7
+    if size < 0.1:
+        assert (found.lower > 0.9).sum() >= 2
+    if size > 0.1:
+        return
+    again = verify_batch(model(posterior), CENTERS - eps, CENTERS + eps, LABELS, query="decision")
+    spread = 6 / np.sqrt(SAMPLED)
+    assert (again.lower - spread <= expected.min(1)).all()
+    assert (expected.max(1) <= again.upper + spread).all()
+    if family != "diagonals":
+        assert ((again.upper - again.lower).min(1) < 0.6).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_upper_bounds_at_wrong_labels(family: str) -> None:
+    """Everything is unsafe: the upper bound sees it, at any point of the box, and not more than there is."""
+    posterior = FAMILIES[family](0.05)
+    labels = (LABELS + 1) % 3
+    found = verify_batch(model(posterior), CENTERS - 0.02, CENTERS + 0.02, labels, query="probabilistic")
+    drawn = sample(NETWORK, posterior, SAMPLED, torch.Generator().manual_seed(1))
+    assert (found.upper < 0.9).any()
+    box = verify_batch(model(posterior), CENTERS, CENTERS, labels, query="probabilistic")
+    y = evaluate.evaluate(NETWORK, tensor(CENTERS), drawn)
+    safe = (y.argmax(-1) == tensor(labels)).double().mean(0).numpy()
+    for share, lower, upper in zip(safe, box.lower, box.upper, strict=True):
+        assert stats.binom.sf(round(share * SAMPLED) - 1, SAMPLED, upper) > 1e-7
+        assert stats.binom.cdf(round(share * SAMPLED), SAMPLED, lower) > 1e-7
+
+
+def test_a_mixture_of_equal_components_is_the_component() -> None:
+    single = verify_batch(model(diagonal(0.1)), CENTERS - 0.02, CENTERS + 0.02, LABELS, query="probabilistic")
+    twice = mixture(diagonal(0.1), diagonal(0.1), moved=0.0)
+    both = verify_batch(model(twice), CENTERS - 0.02, CENTERS + 0.02, LABELS, query="probabilistic")
+    np.testing.assert_allclose(both.lower, single.lower, rtol=1e-12)
+    np.testing.assert_allclose(both.upper, single.upper, rtol=1e-12)
+
+
+def test_a_mixture_of_points_is_its_samples() -> None:
+    """Without variance the bounds are sums of probabilities; the worst component does not count for all."""
+    points = mixture(*[diagonal(0.0)] * 4, moved=0.8)
+    found = verify_batch(model(points), CENTERS, CENTERS, LABELS, query="probabilistic")
+    expected = np.zeros(3)
+    for share, part in zip(points.probabilities, points.components, strict=True):
+        params = {name: tensor(mean) for name, mean in part.means.items()}
+        right = evaluate.evaluate(NETWORK, tensor(CENTERS), params).argmax(-1).numpy() == LABELS
+        expected += share * right
+    assert 0 < expected.min() < 1
+    np.testing.assert_allclose(found.lower, expected, atol=1e-12)
+    np.testing.assert_allclose(found.upper, expected, atol=1e-12)
+    assert (found.lower <= expected).all()
+    assert (expected <= found.upper).all()
+
+
+def test_weighted_sums_are_rounded_down() -> None:
+    from fractions import Fraction
+
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.ones(5))
+    values = rng.normal(size=(5, 200)) * 10.0 ** rng.integers(-9, 9, (5, 200))
+    found = weighted_sum(tensor(shares), tensor(values)).numpy()
+    for column in range(200):
+        exact = sum(Fraction(p) * Fraction(v) for p, v in zip(shares.tolist(), values[:, column].tolist(), strict=True))
+        assert Fraction(found[column]) <= exact
+    ones = weighted_sum(tensor(shares), torch.ones(5, 2, dtype=torch.float64))
+    assert (ones == 1).all()
+    assert (weighted_sum(tensor([0.5, 0.5]), tensor([[-np.inf], [1.0]])) == -np.inf).all()
+
+
+def test_components_without_probability_are_left_out() -> None:
+    part = mixture(diagonal(0.1), low_rank(0.1))
+    none = Mixture(part.components, np.array([0.0, 1.0]))
+    found = components_of(OutputBounds(Engine(NETWORK), "identity"), none)
+    assert [one.share for one in found] == [1.0]
+    np.testing.assert_array_equal(found[0].network.tensors[NAMES[0]], part.components[1].means[NAMES[0]])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "boxes": ({"boxes": "sampled"}, "boxes of weights need independent weights"),
+    "margin": ({"margin": 2.0}, "boxes of weights need independent weights"),
+    "interval": ({"method": "interval"}, "use method auto or tails"),
+    "linear": ({"method": "linear"}, "use method auto or tails"),
+    "medians": ({"query": "decision", "rule": "median", "likelihood": "gaussian"}, "median does not serve"),
+    "regression": ({"query": "decision", "likelihood": "gaussian"}, "categorical likelihood only"),
+    "bernoulli": ({"query": "decision", "likelihood": "bernoulli"}, "categorical likelihood only"),
+    "tails for decisions": ({"query": "decision", "method": "tails"}, "method tails"),
+}
+
+
+@pytest.mark.parametrize("family", ["full", "lowrank", "kron", "mixture"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_nothing_serves_is_refused_by_name(family: str, name: str) -> None:
+    options, message = REFUSED[name]
+    posterior = FAMILIES[family](0.1)
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        verify_batch(model(posterior), CENTERS, CENTERS, LABELS, **{"query": "probabilistic", **options})
+    if name != "tails for decisions":
+        assert bnn_vnnlib.model.families.family_of(posterior) in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["full", "lowrank", "kron"])
+@pytest.mark.parametrize("search", [torch.float64, torch.float32])
+def test_tuning_descends_through_the_groups(family: str, search: torch.dtype) -> None:
+    posterior = FAMILIES[family](0.08)
+    problem = from_labels(tensor(CENTERS - 0.02), tensor(CENTERS + 0.02), torch.as_tensor(LABELS), 3)
+    tails = TailBounds(NETWORK, posterior, torch.device("cpu"), Deadline(), search)
+    before = tails.item_failures(problem)
+    after = tails.improved(problem, before, 12, 0.0)
+    assert (after <= before).all()
+    assert (after < before).any()
+
+
+def test_deterministic_asks_about_the_mean() -> None:
+    found = verify_batch(model(full(0.1)), CENTERS, CENTERS, LABELS, query="deterministic")
+    assert (found.lower == 1).all()
+
+
+def test_a_question_that_tails_do_not_serve_is_refused() -> None:
+    from dataclasses import replace
+
+    ended = replace(NETWORK, softmax_axis=1)
+    rows = [(np.array([[1.0, 0.0, 0.0]]), np.array([0.3]), np.array([False]))]
+    asked = Model(ended, full(0.1), "categorical", None, b"")
+    with pytest.raises(InputError, match="bounded by tails, which do not serve this question"):
+        verify_batch(asked, CENTERS, CENTERS, properties=[rows], query="probabilistic")
