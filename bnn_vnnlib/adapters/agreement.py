@@ -12,7 +12,7 @@ evidence, no proof.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +26,9 @@ from bnn_vnnlib.model.network import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DRAWS = 1000
+"""How often an adapter lets the library draw, unless it is told otherwise."""
 
 LEVEL = 1e-4
 """Probability at most that `check_predictive` refuses a posterior that is right (normal approximation)."""
@@ -155,11 +158,17 @@ def _arrays(model: Model, x: ArrayLike, outputs: ArrayLike) -> tuple[Floats, Flo
     n, m = model.network.signature.input_size, model.network.signature.output_size
     if not len(inputs) or inputs.size != len(inputs) * n:
         raise OptionError(f"x has shape {inputs.shape}, expected (N, {n}) or (N, ...) of that size")
-    if theirs.ndim < 2 or theirs.shape[1] != len(inputs) or theirs.size != len(theirs) * len(inputs) * m:
+    draws = len(theirs) if theirs.ndim else 0
+    if theirs.size != draws * len(inputs) * m or not _in_order(theirs.shape, len(inputs)):
         raise OptionError(f"the outputs have shape {theirs.shape}, expected (draws, {len(inputs)}, {m})")
     if not np.isfinite(theirs).all():
         raise OptionError("the library's outputs hold NaN or infinite entries")
     return inputs.reshape(len(inputs), n), theirs.reshape(len(theirs), len(inputs), m)
+
+
+def _in_order(shape: tuple[int, ...], count: int) -> bool:
+    """Whether the inputs are the second axis, axes of length 1 aside: Pyro puts such axes where plates could be."""
+    return count == 1 or next((length for length in shape[1:] if length != 1), 1) == count
 
 
 def array(values: ArrayLike) -> Floats:
@@ -167,6 +176,11 @@ def array(values: ArrayLike) -> Floats:
     detached = values.detach().cpu() if hasattr(values, "detach") else values
     found: Floats = np.asarray(detached).astype(np.float64)
     return found
+
+
+def drawn_outputs(forward: Callable[[], ArrayLike], draws: int) -> Floats:
+    """Outputs (draws, N, ...) of a network that draws its weights whenever it is called."""
+    return np.stack([array(forward()) for _ in range(draws)])
 
 
 def _drawn(model: Model, inputs: Floats, count: int, seed: int) -> Iterator[Tensor]:

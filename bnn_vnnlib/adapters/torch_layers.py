@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import check_predictive
+from bnn_vnnlib.adapters.agreement import DRAWS, check_predictive, drawn_outputs
 from bnn_vnnlib.adapters.export import evaluating, exported, first, refuse_other
 from bnn_vnnlib.adapters.layouts import Drawn, Layout, drawn_layers, mean_layer
 from bnn_vnnlib.errors import OptionError, PosteriorError
@@ -17,8 +15,6 @@ from bnn_vnnlib.model import from_standard_deviations
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-DRAWS = 1000
 
 
 def from_torch(
@@ -77,11 +73,6 @@ def from_torch(
             return adapted.noted("not compared with the library's own outputs, as asked for")
         outputs = drawn_outputs(lambda: first(module(x)), draws)
     return adapted.checked(check_predictive(adapted.model, outputs, x, seed=seed + 1))
-
-
-def drawn_outputs(forward: Callable[[], Tensor], draws: int) -> np.ndarray:
-    """Outputs (draws, N, ...) of a network that draws its weights whenever it is called."""
-    return np.stack([forward().detach().cpu().numpy() for _ in range(draws)])
 
 
 def _of_means(module: nn.Module, layers: list[Drawn]) -> nn.Module:
