@@ -10,11 +10,12 @@ MINUTES ?= 30
 SEED ?= 0
 NETS ?= 1500
 
-.PHONY: help demo test fuzz fuzz-inputs lint reference wheel clean
+.PHONY: help demo test test-libraries fuzz fuzz-inputs lint reference wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
 	@echo "make test   run all tests"
+	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
 	@echo "make lint   ruff and mypy"
@@ -27,6 +28,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+test-libraries: $(VENV)-libraries/.installed $(VENV)-libraries-tensorflow/.installed
+	$(VENV)-libraries/bin/python -m pytest tests/adapters
+	$(VENV)-libraries-tensorflow/bin/python -m pytest tests/adapters/test_libraries_docs.py
 
 fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --nets $(NETS) --folder fuzz-runs \
@@ -49,7 +54,13 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build fuzz-runs
+	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow dist build fuzz-runs
+
+# One environment for each extra: TensorFlow does not fit beside the others.
+$(VENV)-%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --editable '.[dev,$*]'
+	@touch $@
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
