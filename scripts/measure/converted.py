@@ -2,12 +2,16 @@
 
     python scripts/measure/converted.py FOLDER --likelihood gaussian --timeout 8 [--relative-sd 1e-3 --relative-sd 1e-6]
 
+    python scripts/measure/converted.py FOLDER --across 1_1 --across 2_9
+
 FOLDER is a benchmark (instances.csv and its files; instances whose files are missing are left out). For each instance:
-the deterministic verdict, then the bounds on P_safe. As the deviations vanish, P_safe tends to 1 or 0.
+the deterministic verdict, then the bounds on P_safe. As the deviations vanish, P_safe tends to 1 or 0. With --across,
+the instances are all pairs of a network whose name holds one of these texts and a property in FOLDER.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -32,12 +36,15 @@ def main(
     likelihood: str = "gaussian",
     timeout: float = 8,
     relative_sd: Annotated[list[float] | None, typer.Option()] = None,
+    across: Annotated[list[str] | None, typer.Option()] = None,
 ) -> None:
     """Print a line for each instance."""
     torch.set_num_threads(1)
     console = Console(width=200)
     chosen: Likelihood = checked_likelihood(likelihood) or "gaussian"
     with tempfile.TemporaryDirectory() as name:
+        if across:
+            folder = crossed(folder, across, Path(name) / "pairs")
         targets = {}
         for sd in relative_sd or [1e-3, 1e-5, 1e-7]:
             targets[sd] = Path(name) / f"{sd:g}"
@@ -57,6 +64,18 @@ def main(
                 bounds = "-" if result.p_safe is None else interval(result.p_safe)
                 cells.append(f"{sd:g}: {result.verdict.value} {bounds} {time.monotonic() - start:.1f} s")
             console.print(" | ".join(cells), markup=False, highlight=False)
+
+
+def crossed(source: Path, texts: list[str], target: Path) -> Path:
+    """A benchmark of all pairs of some networks and all properties of another one."""
+    target.mkdir()
+    networks = sorted(path for path in source.glob("*.onnx") if any(text in path.name for text in texts))
+    properties = sorted(source.glob("*.vnnlib"), key=lambda path: (len(path.name), path.name))
+    for path in (*networks, *properties):
+        shutil.copy(path, target)
+    lines = [f"{network.name},{prop.name},116" for network in networks for prop in properties]
+    (target / "instances.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return target
 
 
 if __name__ == "__main__":
