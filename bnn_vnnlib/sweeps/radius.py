@@ -185,8 +185,8 @@ def radii(
     model = source.model
     how.settled(model)
     inputs.fit(model)
-    labels = None if own or delta is not None else inputs.labels
-    target = make_target(model, len(inputs), labels, None if own or delta is None else inputs.y, delta)
+    labels, center = (None, None) if own else (inputs.labels, inputs.y)
+    target = make_target(model, len(inputs), labels, center, delta)
     job = RadiusJob(source, inputs, target, search, how, chunk)
     folder = None if out is None else Folder(Path(out))
     parts = carry_out(job, folder, Workers(workers, threads), watch)
