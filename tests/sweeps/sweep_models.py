@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,12 @@ def call(*arguments: object, code: int = 0) -> str:
     assert "Traceback" not in outcome.stderr
     assert outcome.stdout == ""
     return " ".join(outcome.stderr.split())
+
+
+def documented(columns: Iterable[str]) -> bool:
+    """Whether docs/sweeps.md names every column."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    return all(f"`{name}`" in text for name in columns)
 
 
 def boxes(count: int, inputs: int, classes: int, seed: int = 0, radius: float = 0.05) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.sweeps import Reading, Source, make_inputs, uncertainty
 from bnn_vnnlib.sweeps.arrays import read_columns
 from robustness.robustness_builders import model, random_samples
-from sweeps.sweep_models import call, write_net
+from sweeps.sweep_models import call, documented, write_net
 
 RADII = (0.0, 0.05, 0.3)
 SHARE = np.stack(np.meshgrid(*[np.linspace(-1, 1, 15)] * 2), -1).reshape(-1, 2)
@@ -158,6 +158,7 @@ def test_the_command(tmp_path):
     assert "written to" in alone
     one, two = (tmp_path / name / "uncertainty.parquet" for name in ("out", "alone"))
     assert one.read_bytes() == two.read_bytes()
+    assert documented(read_columns(one)[0])
     assert set(read_columns(one)[0]["uncertain"]) <= {"yes", "no", "unknown"}
     assert (tmp_path / "out" / "summary.csv").read_text().startswith("radius,inputs,uncertain,not_uncertain,decided,")
     assert "tau: 0.5 there, 0.6 now" in call(*arguments, "--tau", "0.6", "--out", tmp_path / "out", code=2)

@@ -10,7 +10,7 @@ from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.sweeps import Bounding, Radii, Source, make_inputs, radii
 from bnn_vnnlib.sweeps.arrays import read_columns
 from robustness.robustness_builders import model, random_samples
-from sweeps.sweep_models import call, write_net
+from sweeps.sweep_models import call, documented, write_net
 
 SEARCH = Radii(largest=1.0, tolerance=0.01)
 SLOPE, SPREAD, DELTA = 2.0, 0.3, 0.5
@@ -135,6 +135,7 @@ def test_the_command(tmp_path):
     assert "5 inputs in" in said
     columns, _ = read_columns(tmp_path / "out" / "radii.parquet")
     assert columns["label"].tolist() == [0, 1, 2, 3, 0]
+    assert documented(set(columns))
     own = call(*arguments, "--predicted", "--out", tmp_path / "own")
     assert "written to" in own
     assert (read_columns(tmp_path / "own" / "radii.parquet")[0]["robust_radius"] > 0).all()

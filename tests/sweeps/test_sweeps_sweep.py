@@ -17,7 +17,7 @@ import pytest
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
-from sweeps.sweep_models import boxes, call, write_net
+from sweeps.sweep_models import boxes, call, documented, write_net
 
 pytest.importorskip("pyarrow")
 
@@ -205,7 +205,8 @@ def test_the_command(nets, tmp_path):
         np.savez(tmp_path / f"{number}.npz", **boxes(6, 3, 4, seed=number))
     one, two = nets / "one.onnx", nets / "two.onnx"
     out = tmp_path / "out"
-    said = call("sweep", one, tmp_path / "0.npz", two, tmp_path / "1.npz", "--out", out, "--query", "decision", "--workers", "1")
+    tables = (one, tmp_path / "0.npz", two, tmp_path / "1.npz")
+    said = call("sweep", *tables, "--out", out, "--query", "decision", "--workers", "1")
     assert "12 boxes in" in said
     assert "written to" in said
     columns, _ = read_columns(out / "bounds.parquet")
@@ -221,6 +222,7 @@ def test_the_command(nets, tmp_path):
         "verdict",
     }
     assert set(columns) == names
+    assert documented(names)
     with (out / "summary.csv").open() as stream:
         lines = list(csv.DictReader(stream))
     assert {line["network"] for line in lines} == {"one.onnx", "two.onnx", "all"}
