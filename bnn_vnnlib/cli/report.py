@@ -49,6 +49,6 @@ def _told(written: Report) -> list[str]:
     counts = ", ".join(f"{count} {verdict.value}" for verdict, count in written.verdicts.most_common())
     lines = [f"{written.verdicts.total()} instances: {counts}"]
     if written.conflicts:
-        lines.append(f"{written.conflicts} pairs of results exclude each other: see the top of the page")
+        lines.append(f"results that exclude each other: {written.conflicts} pairs, at the top of the page")
     size = written.page.stat().st_size / 2**20
     return [*lines, f"wrote {written.page} ({size:.1f} MiB) and {len(written.tables)} tables beside it"]

@@ -144,8 +144,13 @@ def _centre(row: Row, witness: Floats | None) -> Floats | None:
 
 
 def _unchanged(path: Path, digest: str) -> bool:
-    packed = path.with_name(f"{path.name}.gz") if path.name else path
-    return bool(digest) and digest in {sha256(place) for place in (path, packed) if place.is_file()}
+    if not (digest and path.name):
+        return False
+    try:
+        there = [place for place in (path, path.with_name(f"{path.name}.gz")) if place.is_file()]
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+    return digest in map(sha256, there)
 
 
 def _model_shape(path: str, digest: str) -> Shape | None:

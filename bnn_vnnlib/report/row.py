@@ -111,7 +111,7 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
         prop=fields.needed("run", "property"),
         verdict=fields.word(Verdict, fields.needed("verdict")),
         query=None if (query := fields.text("query")) is None else fields.word(Query, query),
-        seconds=fields.number("run", "run_time") or 0.0,
+        seconds=fields.seconds("run", "run_time"),
         tau_safe=fields.number("tau_safe"),
         tau_unsafe=fields.number("tau_unsafe"),
         rule=fields.text("rule"),
@@ -171,7 +171,18 @@ class _Fields:
 
     def number(self, *keys: str) -> float | None:
         found = self._at(keys)
-        return None if found is None else self._number(found, keys)
+        if found is None:
+            return None
+        number = self._number(found, keys)
+        if math.isinf(number):
+            raise self._damaged(f"{'.'.join(keys)} is infinite")
+        return number
+
+    def seconds(self, *keys: str) -> float:
+        found = self.number(*keys)
+        if found is None or found < 0:
+            raise self._damaged(f"{'.'.join(keys)} is missing or negative")
+        return found
 
     def numbers(self, *keys: str) -> Vector | None:
         found = self._at(keys)
@@ -203,7 +214,8 @@ class _Fields:
         lower, upper = self.numbers(key, "lower"), self.numbers(key, "upper")
         if lower is None or upper is None:
             return None
-        if len(lower) != len(upper) or any(low > high for low, high in zip(lower, upper, strict=True)):
+        pairs = list(zip(lower, upper, strict=False))
+        if len(lower) != len(upper) or any(low > high or low == math.inf or high == -math.inf for low, high in pairs):
             raise self._damaged(f"{key} has bounds that are no intervals")
         return lower, upper
 

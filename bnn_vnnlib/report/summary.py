@@ -112,11 +112,17 @@ def problems(rows: Sequence[Row]) -> list[Problem]:
     groups: dict[tuple[str, Verdict, str], list[str]] = defaultdict(list)
     for row in rows:
         if row.verdict in (Verdict.ERROR, Verdict.TIMEOUT):
-            reason = row.reason or ("the time limit came before a verdict; the bounds so far are valid"
-                                    if row.verdict is Verdict.TIMEOUT else "no reason is recorded")  # fmt: skip
-            groups[row.run, row.verdict, reason].append(" ".join(row.names))
+            groups[row.run, row.verdict, row.reason or _unsaid(row)].append(" ".join(row.names))
     order = sorted(groups, key=lambda group: (group[1] is not Verdict.ERROR, -len(groups[group])))
     return [Problem(*group, tuple(groups[group][:_SHOWN]), len(groups[group])) for group in order]
+
+
+def _unsaid(row: Row) -> str:
+    """The reason of a row that records none."""
+    if row.verdict is Verdict.ERROR:
+        return "no reason is recorded"
+    bounded = row.p_safe is not None or row.decision is not None
+    return "the time limit came before a verdict" + ("; the bounds so far are valid" if bounded else "")
 
 
 def guarantees(rows: Sequence[Row]) -> list[tuple[str, str, Guarantee, int]]:

@@ -85,7 +85,7 @@ def test_conflicts_are_shown_and_told(tmp_path):
     other = write_run(tmp_path / "other", (A, plain("unsat")), files=files)
     result = CliRunner().invoke(app, ["report", str(one), "--against", str(other)])
     assert result.exit_code == 0
-    assert "1 pairs of results exclude each other" in result.stderr
+    assert "results that exclude each other: 1 pairs" in result.stderr
     assert "Results that exclude each other" in own_text(one / "report.html")
     assert (one / "report_tables/conflicts.csv").is_file()
     write_report(one)

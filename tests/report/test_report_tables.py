@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,11 @@ def test_errors_come_first_and_alike_ones_together():
         (Verdict.ERROR, "a reason", 2), (Verdict.ERROR, "another", 1),
         (Verdict.TIMEOUT, "the time limit came before a verdict; the bounds so far are valid", 1),
     ]  # fmt: skip
+
+
+def test_a_timeout_without_bounds_claims_none():
+    (one,) = problems([replace(ROWS[0], verdict=Verdict.TIMEOUT, p_safe=None)])
+    assert one.reason == "the time limit came before a verdict"
 
 
 def test_settings_show_all_values_that_occur():
