@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 
@@ -137,3 +139,16 @@ def test_a_folder_for_tables_that_is_a_file(folder):
     (folder / "report_tables").write_text("")
     with pytest.raises(InputError, match="the folder for the tables cannot be made"):
         write_report(folder)
+
+
+def test_a_folder_that_is_refused_costs_no_heavy_import(tmp_path):
+    """What is wrong with the folder is said before torch is loaded; a page needs none of it either."""
+    folder = write_run(tmp_path / "out", (A, safe("unsat", 0.97, 1.0)))
+    program = (
+        "import sys; from typer.testing import CliRunner; from bnn_vnnlib.cli import app\n"
+        f"code = CliRunner().invoke(app, ['report', {str(folder)!r}]).exit_code\n"
+        "heavy = {'torch', 'onnxruntime', 'scipy.stats'} & set(sys.modules)\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

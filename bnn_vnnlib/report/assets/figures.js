@@ -109,7 +109,7 @@ function drawCactus() {
     rows.sort((a, b) => number("seconds", a) - number("seconds", b));
     return {
       name: hover([name]),
-      mode: rows.length > FEW ? "lines" : "lines+markers",
+      mode: visible.length > FEW ? "lines" : "lines+markers",
       x: rows.map((_, place) => place + 1),
       y: rows.map((row) => least(number("seconds", row))),
       text: rows.map((row) => hover(lines(row))),
