@@ -44,10 +44,3 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with (tmp_path / "results" / "table.csv").open() as stream:
         rows = [(row["result"], row["checked"]) for row in csv.DictReader(stream)]
     assert rows == [("unsat", ""), ("sat", "valid")]
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_every_page_that_is_linked_is_there(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,63 @@
+"""The pages: links lead somewhere, every page is reached, examples run, commands and options exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bnn_vnnlib.capabilities import CAPABILITIES
+from bnn_vnnlib.cli.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
+
+
+def links(page: Path) -> list[Path]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_leads_somewhere(page):
+    assert [target for target in links(page) if not target.exists()] == []
+
+
+def test_every_page_is_reached_from_the_readme():
+    found: set[Path] = set()
+    pending = [ROOT / "README.md"]
+    while pending:
+        page = pending.pop()
+        if page not in found and page.suffix == ".md":
+            found.add(page)
+            pending.extend(links(page))
+    assert [page.relative_to(DOCS).as_posix() for page in PAGES if page not in found] == []
+
+
+@pytest.mark.parametrize("name", ["organisers", "verifier-authors"])
+def test_commands_and_options_exist(name):
+    text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    reference = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+    commands = {function.__name__.replace("_", "-") for function in COMMANDS}
+    assert set(re.findall(r"(?:`|^ *)bnn-vnnlib ([a-z][a-z-]+)", text, re.MULTILINE)) <= commands
+    known = set(re.findall(r"--[a-z][a-z-]*", reference)) | {"--timeout"}
+    assert set(re.findall(r"--[a-z][a-z-]*", text)) <= known
+
+
+def test_organisers_are_told_of_every_capability():
+    text = (DOCS / "organisers.md").read_text(encoding="utf-8")
+    assert [name for name in CAPABILITIES if f"--{name}`" not in text] == []
+
+
+def test_the_examples_for_authors_run(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "verifier-authors.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/verifier-authors.md", "exec"), names)
+    assert len(blocks) == 3
+    assert "bnn.posterior" in capsys.readouterr().out
+    assert names["found"].lower[0] > 0.999  # the instance of the README
