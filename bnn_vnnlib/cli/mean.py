@@ -20,7 +20,7 @@ def mean(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
-        from bnn_vnnlib.model import WeightSamples
+        from bnn_vnnlib.model import Mixture, WeightSamples
         from bnn_vnnlib.posteriors.parts import read_parts
         from bnn_vnnlib.posteriors.plain import write_mean
 
@@ -29,4 +29,6 @@ def mean(
         notes = list(parts.notes)
         if isinstance(parts.posterior, WeightSamples):
             notes.append("the mean of weight samples is not the predictive mean, and may mean little: see merge")
+        if isinstance(parts.posterior, Mixture):
+            notes.append("the mean of a mixture is none of its components, and may mean little: see merge")
         show_notes(console, (*notes, f"wrote {written}"))

@@ -126,6 +126,23 @@ def names_of(posterior: Posterior | None) -> tuple[str, ...]:
             return tuple(entries_of(posterior))
 
 
+def tensors_of(posterior: Posterior) -> dict[str, Floats]:
+    """Every number of a posterior, by names that say where it belongs."""
+    match posterior:
+        case Mixture(components=components, probabilities=weights):
+            found = {"probabilities": np.asarray(weights)}
+            for index, part in enumerate(components):
+                found |= {f"{index} mean {name}": mean for name, mean in part.means.items()}
+                found |= {f"{index} {key}": value for key, value in tensors_of(part.posterior).items()}
+            return found
+        case _:
+            found = {} if not isinstance(posterior, WeightSamples) else {"probabilities": posterior.probabilities}
+            for name, entry in entries_of(posterior).items():
+                joint = "" if entry.bias is None else f" with {entry.bias} {entry.bias_axis}"
+                found |= {f"{name} {what}{joint}": value for what, value in entry.tensors.items()}
+            return found
+
+
 def tensor_names(posterior: Posterior) -> set[str]:
     """The names under which `attach` stores the tensors of a posterior."""
     if isinstance(posterior, Mixture):

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, SoundnessError
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, model_from_proto, replay, sample
+from bnn_vnnlib.model.families import family_of
 from bnn_vnnlib.model.network import Floats, Likelihood
 from bnn_vnnlib.posteriors.blocks import End, merged_blocks
 from bnn_vnnlib.posteriors.copies import merged_copies
@@ -68,13 +69,15 @@ def _samples(parts: Parts, draws: int | None, seed: int) -> tuple[WeightSamples,
             raise OptionError("the posterior is made of samples, all of which are merged: leave --n out")
         return posterior, ()
     if draws is None:
-        raise OptionError("the posterior is Gaussian: say how many networks to draw (--n); the result is an estimate")
+        message = f"the posterior is of family {family_of(posterior)}: say how many networks to draw (--n)"
+        raise OptionError(f"{message}; the result is an estimate")
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     weights = sample(parts.model.network, posterior, draws, generator)
     tensors = {name: values.numpy() for name, values in weights.items()}
-    note = f"{draws} networks were drawn from a Gaussian posterior: the merged network is an estimate of the predictive"
+    family = family_of(posterior)
+    note = f"{draws} networks were drawn from a {family} posterior: the merged network is an estimate of the predictive"
     return WeightSamples(tensors, np.full(draws, 1 / draws)), (note,)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from bnn_vnnlib.model import Model, WeightSamples
+from bnn_vnnlib.model import Mixture, Model, WeightSamples
 from bnn_vnnlib.model.manifest import KEY
 from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.model.recovery import is_stochastic
@@ -64,6 +64,10 @@ def missing(model: Model, proto: ModelProto) -> tuple[str, ...]:
             found.append(f"uncertainty of the weights {', '.join(certain)}, which are deterministic")
     if isinstance(model.posterior, WeightSamples):
         found.append("a meaningful mean: deterministic asks about the mean of the samples, which is no member of them")
+    if isinstance(model.posterior, Mixture):
+        found.append(
+            "a meaningful mean: deterministic asks about the weighted mean, which is no component of the mixture"
+        )
     if model.posterior is not None and model.likelihood is None:
         found.append("the likelihood: decision needs --likelihood")
     return tuple(found)

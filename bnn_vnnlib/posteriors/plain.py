@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples, sample
+from bnn_vnnlib.model.families import family_of
 from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.posteriors.parts import Parts, with_values
 from bnn_vnnlib.vnncomp import write_text
@@ -40,7 +41,8 @@ def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[Mode
         raise PosteriorError("the model carries no posterior, so there is nothing to draw from", path=parts.model.path)
     if count is None:
         if not isinstance(posterior, WeightSamples):
-            raise OptionError("a Gaussian posterior has no samples of its own: say how many to draw (--n)")
+            family = family_of(posterior)
+            raise OptionError(f"a posterior of family {family} has no samples of its own: say how many to draw (--n)")
         for index, probability in enumerate(posterior.probabilities):
             yield (
                 with_values(parts.plain, {name: values[index] for name, values in posterior.samples.items()}),

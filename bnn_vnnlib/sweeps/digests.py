@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +20,12 @@ def digest(values: NDArray) -> str:
 
 def model_digest(model: Model) -> str:
     """Hash of a network and its posterior."""
+    from bnn_vnnlib.model.families import family_of, tensors_of
+
     parts = [hashlib.sha256(model.onnx_bytes).hexdigest()]
     tensors = dict(model.network.tensors)
     if model.posterior is not None:
-        for name, value in vars(model.posterior).items():
-            tensors |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {
-                name: value
-            }  # fmt: skip
+        parts.append(family_of(model.posterior))
+        tensors |= {f"posterior.{name}": value for name, value in tensors_of(model.posterior).items()}
     parts += [f"{name}:{digest(np.asarray(value))}" for name, value in sorted(tensors.items())]
     return hashlib.sha256("\n".join([*parts, str(model.likelihood)]).encode()).hexdigest()[:16]
