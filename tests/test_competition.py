@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import subprocess
 import sys
@@ -16,6 +17,11 @@ PROPERTY = """
 (declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)
 (assert (>= X_0 0.0)) (assert (<= X_0 1.0)) (assert (>= X_1 0.0)) (assert (<= X_1 1.0))
 (assert (>= Y_0 {bound}))
+"""
+NEW = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X float32 [1,2]) (declare-output Y float32 [1,2]))
+(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= X[0,1] 0.0) (<= X[0,1] 1.0)))
+(assert (>= Y[0,0] 0.5))
 """
 
 
@@ -37,20 +43,28 @@ def test_our_scripts_under_the_loop(tmp_path, identity_model):
     for name, bound in {"holds": 1.5, "fails": 0.5}.items():
         (tmp_path / f"{name}.vnnlib").write_text(PROPERTY.format(bound=bound))
     (tmp_path / "broken.vnnlib").write_text("(declare-const X_0 Real")
+    # Stored packed, named unpacked; VNN-LIB 2.0.
+    (tmp_path / "packed.onnx.gz").write_bytes(gzip.compress(identity_model.read_bytes()))
+    (tmp_path / "new.vnnlib.gz").write_bytes(gzip.compress(NEW.encode()))
     lines = ["net.onnx,holds.vnnlib,100.0", "\"[('f', 'net.onnx')]\",fails.vnnlib,100", "net.onnx,broken.vnnlib,100",
-             "net.onnx,nowhere.vnnlib,100", "nowhere.onnx,holds.vnnlib,100"]  # fmt: skip
+             "net.onnx,nowhere.vnnlib,100", "nowhere.onnx,holds.vnnlib,100", "packed.onnx,new.vnnlib,100",
+             "net.onnx,holds.vnnlib,0.1", "\"[('f', 'net.onnx'), ('g', 'net.onnx')]\",holds.vnnlib,100"]  # fmt: skip
     (tmp_path / "instances.csv").write_text("\n".join(lines))  # the last line without its end
     out = tmp_path / "out"
     rows = loop(tmp_path / "instances.csv", out, BNN_VNNLIB=str(tool))
-    assert [row[4] for row in rows] == ["unsat", "sat", "error", "prepare_failed", "prepare_failed"]
+    assert [row[4] for row in rows] == [
+        "unsat", "sat", "error", "prepare_failed", "prepare_failed", "sat", "timeout", "prepare_failed",
+    ]  # fmt: skip
+    assert (out / "6.txt").read_text().startswith("sat\nX float32 [1,2]\n")
+    assert "several networks are not supported" in (out / "8.log").read_text()
     assert rows[1][1] == "[('f', 'net.onnx')]"
     assert all(len(row) == 6 and float(row[3]) > 0 for row in rows)
     assert (out / "2.txt").read_text().startswith("sat\n((X_0 ")
     assert "no such file: nowhere.vnnlib" in (out / "4.log").read_text()
 
 
-@pytest.mark.parametrize("script", ["sleep 600", "echo unsat >$5; exec sleep 600"])
-def test_a_tool_that_overstays_is_killed(tmp_path, script):
+@pytest.mark.parametrize("script", ["sleep 600", "echo unsat >$5; exec sleep 600", "(sleep 3; echo >$5.alive) & wait"])
+def test_a_tool_that_overstays_is_killed_with_all_it_started(tmp_path, script):
     folder = tmp_path / "scripts"
     folder.mkdir()
     (folder / "prepare_instance.sh").write_text("exit 0\n")
@@ -61,3 +75,6 @@ def test_a_tool_that_overstays_is_killed(tmp_path, script):
     assert time.monotonic() - begun < 60
     assert row[4] == "run_instance_timeout"
     assert float(row[5]) >= 1.0
+    if "alive" in script:
+        time.sleep(max(0.0, begun + 5 - time.monotonic()))
+        assert not (tmp_path / "out" / "1.txt.alive").exists()
