@@ -41,8 +41,17 @@ class InputError(BnnVnnlibError, ValueError):
         self.path = None if path is None else Path(path)
         self.line = line
         self.column = column
-        self.node = None if node is None else _shown(node, _LONGEST_NAME)
+        self.node = node
         super().__init__(self.message)
+
+    @property
+    def node(self) -> str | None:
+        """As a terminal can show it, also where it is only known to whom the error passes."""
+        return self._node
+
+    @node.setter
+    def node(self, name: str | None) -> None:
+        self._node = None if name is None else _shown(name, _LONGEST_NAME)
 
     def __str__(self) -> str:
         place = [str(part) for part in (self.path, self.line, self.column) if part is not None]

@@ -152,6 +152,7 @@ PROTOS: dict[str, tuple[ModelProto, str]] = {
     "custom_operator": (model(node("Relu", "x", domain="com.evil")), "com.evil::Relu"),
     "escape_codes": (model(node("\x1b[31mRelu\n", "x")), "\\x1b[31mRelu"),
     "long_name": (model(node("R" * 100_000, "x")), "RRR"),
+    "long_type_of_a_node_that_is_named_late": (model(node("Re\0lu" * 10_000, "nowhere")), "the_re\\x00lu"),
     "unknown_attribute": (model(node("Relu", "x", evil=1)), "'evil' does not exist"),
     "no_operands": (model(node("Gemm", "")), "Gemm"),
     "loop": (model(subgraph("Loop")), "Loop"),
