@@ -174,13 +174,19 @@ def _with_kl(forward: Any, layer: Any, x: Tensor, return_kl: bool = True) -> Ten
 
 def _drawn(name: str, layer: nn.Module, layout: Layout) -> Drawn | None:
     """Means and deviations of a layer; None if it has nothing at the layout's places."""
+    import torch
+
     means: dict[str, Tensor] = {}
     deviations: dict[str, Floats] = {}
     for role, target in _roles(layer, layout):
         mean, scale = _at(layer, layout.mean.format(role)), _at(layer, layout.scale.format(role))
         if mean is None or (role == "bias" and getattr(layer, "bias", None) is False):
             continue
+        if mean.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise UnsupportedError(f"{target} is of type {mean.dtype}; convert the module with .float()", node=name)
         means[target] = mean
+        if getattr(layer, "_samplers", {role: True}).get(role) is None:
+            continue  # fastbnns: no sampler, the mean counts
         if scale is not None:
             if scale.shape != mean.shape:
                 message = f"{layout.scale.format(role)} has shape {tuple(scale.shape)}, expected {tuple(mean.shape)}"

@@ -55,7 +55,7 @@ def test_the_result_is_verified(x):
     result = adapted(nn.Sequential(DrawnLinear(4, 5, -6.0), nn.ReLU(), DrawnLinear(5, 2, -6.0)), x)
     declared = "".join(f"(declare-const {v} Real)" for v in ("X_0", "X_1", "X_2", "X_3", "Y_0", "Y_1"))
     box = "".join(f"(assert (<= X_{i} 0.01))(assert (>= X_{i} 0.0))" for i in range(4))
-    safe = verify(result.model, parse_property(f"{declared}{box}(assert (>= Y_0 100))"), timeout=10)
+    safe = verify(result.model, parse_property(f"{declared}{box}(assert (>= Y_0 100))"), timeout=120)
     assert safe.verdict.value == "unsat"
     assert safe.p_safe.lower > 0.99
 
@@ -148,6 +148,7 @@ def odd_scale() -> nn.Module:
         (frozen(), PosteriorError, "node 0: is frozen"),
         (without_scale(), PosteriorError, "has weight_mu but no weight_rho"),
         (odd_scale(), PosteriorError, r"weight_rho has shape \(1,\), expected \(3, 4\)"),
+        (DrawnLinear(4, 3).bfloat16(), UnsupportedError, "weight is of type torch.bfloat16"),
         (nn.Linear(4, 3), PosteriorError, "no layer of the module draws"),
         (nn.Sequential(DrawnLinear(4, 2), DrawnRecurrent()), UnsupportedError, "DrawnRecurrent are not known"),
         (nn.Sequential(DrawnLinear(4, 2), Noisy()), UnsupportedError, "still draws random numbers"),
