@@ -25,7 +25,7 @@ from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refute import violated_cases
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, point_box
 from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_layers
+from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_stack
 from bnn_vnnlib.setting import Setting
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     if isinstance(posterior, GaussianDiagonal):
         if setting.choices.boxes == "sampled":
             return float(found.point_mass[0])
-        layers = wide_layers(bounds, posterior, part) if bool(found.by_wide[1, 0]) else None
-        if layers is not None:
-            return float(WideBounds(layers, Deadline()).unsafe(part, lower, upper).max())
+        stack = wide_stack(bounds, posterior, part) if bool(found.by_wide[1, 0]) else None
+        if stack is not None:
+            return float(WideBounds(stack, Deadline()).unsafe(part, lower, upper).max())
         if bool(found.by_tails[1, 0]):
             tails = TailBounds(network, posterior, setting.device, Deadline())
             return float(tails.unsafe(part, lower, upper).max())

@@ -33,7 +33,7 @@ from bnn_vnnlib.robustness.refine_tails import Tuning
 from bnn_vnnlib.robustness.refine_wide import Wide
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, nothing_known
 from bnn_vnnlib.robustness.tails import TailBounds, by_tails, tails_apply
-from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_layers
+from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_stack
 
 Means = Literal["both", "boxes", "tails"]
 """How a Gaussian posterior is bounded."""
@@ -128,11 +128,11 @@ class _Gaussian:
         problem, tails, boxes = self._problem, self._tails, self._boxes
         stages: list[Stage] = []
         wanted = tails is not None and self._means == "both"
-        layers = None
+        stack = None
         if wanted and isinstance(self._posterior, GaussianDiagonal):
-            layers = wide_layers(self._bounds, self._posterior, problem)
-        if layers is not None:
-            stages.append(Wide(WideBounds(layers, self._deadline), problem, points, usable))
+            stack = wide_stack(self._bounds, self._posterior, problem)
+        if stack is not None:
+            stages.append(Wide(WideBounds(stack, self._deadline), problem, points, usable))
         stages.append(
             MorePoints(
                 self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline

@@ -27,10 +27,10 @@ class Wide:
     """
 
     def __init__(self, wide: WideBounds, problem: Problem, points: Tensor, usable: Tensor) -> None:
-        self._wide, self._problem, self._points, self._usable = wide, problem, points, usable
+        self._wide, self._problem, self._points = wide, problem, points
         self._failures = torch.ones(len(problem), dtype=torch.float64, device=points.device)
         self._mass = torch.zeros_like(self._failures)
-        self._safe, self._unsafe = (torch.zeros_like(usable) for _ in range(2))
+        self._safe, self._unsafe = ~wide.serves(problem), ~usable
 
     def due(self, turn: int) -> bool:
         """At the first turns, and then rarely: it is soon done."""
@@ -54,7 +54,7 @@ class Wide:
     def _upper(self, index: Tensor) -> None:
         part = self._problem.items(index)
         mass = self._wide.unsafe(part, *point_box(part, self._points[index]))
-        self._mass[index] = torch.where(self._usable[index], mass, 0.0)
+        self._mass[index] = mass
 
     def _bounds(self) -> SafetyBounds:
         found = nothing_known(self._problem, self._points)

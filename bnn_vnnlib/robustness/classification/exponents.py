@@ -109,6 +109,13 @@ class Exponents:
         )  # fmt: skip
         return self._back(len(self.stack.layers) - 2, row, ranges)
 
+    def squares(self, ranges: Ranges, weights: Tensor) -> Lines:
+        """Lines below -log E[exp(sum_j weights_j h_j^2) 1_G], h the last hidden layer's outputs, weights (P, R, H)
+        exact."""
+        zero = torch.zeros_like(weights)
+        row = self._row(zero[..., 0], zero, zero, weights + 2 * UNIT * weights.abs() + TINY)
+        return self._back(len(self.stack.layers) - 2, row, ranges)
+
     def _claimed(self, place: int, ranges: Ranges) -> Rectangle:
         """Four sides of every neuron of a layer, each missed with probability exp(-level) at most."""
         layer, guess = self.stack.layers[place], ranges.typical[place]

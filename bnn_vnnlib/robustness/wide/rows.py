@@ -1,4 +1,4 @@
-"""Bounds on P_safe from the failure probabilities of `one_layer`, as `robustness.tails` has them from tails.
+"""Bounds on P_safe from the failure probabilities of `one_layer` and `moments`, as `robustness.tails` has from tails.
 
 Lower: 1 - sum over items and cases of the least failure probability among the rows of the case. Upper: at one point the
 rows of one case all have to hold, so that the failures of their negations add up.
@@ -13,57 +13,83 @@ from torch import Tensor
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
-from bnn_vnnlib.robustness.classification.layers import OneLayer, one_layer
+from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.tails import lower_of, tails_apply
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.robustness.wide import moments, one_layer
+from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
+from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 
 LARGEST = 1024
 """Neurons, and inputs, at most: matrices of that size are decomposed for every row."""
 
 
 class WideBounds:
-    """Bounds for one network and posterior."""
+    """Bounds for one network and posterior: over boxes if it has one hidden layer, else at points."""
 
-    def __init__(self, layers: OneLayer, deadline: Deadline) -> None:
-        self._layers, self._deadline = layers, deadline
+    def __init__(self, stack: Stack, deadline: Deadline) -> None:
+        self._stack, self._deadline = stack, deadline
+        self._shallow = OneLayer(*stack.layers) if len(stack.layers) == 2 else None
+
+    def serves(self, problem: Problem) -> Tensor:
+        """(N,): items that a lower bound can be had for."""
+        if self._shallow is not None:
+            return torch.ones(len(problem), dtype=torch.bool, device=problem.lower.device)
+        return (problem.lower == problem.upper).all(-1)
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
         return lower_of(problem, self.item_failures(problem))
 
     def item_failures(self, problem: Problem) -> Tensor:
-        """(N,) upper bounds on P_w(some x of the item violates some case), at most 1."""
-        rows = problem.rows
-        found = self._failures(problem, problem.lower, problem.upper, rows.outputs, rows.inputs, rows.bound)
-        return _added(torch.where(problem.exists, problem.least(found), 0.0).sum(-1), problem)
+        """(N,) upper bounds on P_w(some x of the item violates some case), at most 1; 1 where not served."""
+        found = torch.ones(len(problem), dtype=torch.float64, device=problem.lower.device)
+        index = torch.nonzero(self.serves(problem))[:, 0]
+        if len(index) == 0:
+            return found
+        part = problem.items(index)
+        ways = self._failures(
+            part, part.lower, part.upper, part.rows.outputs, part.rows.inputs, part.rows.bound
+        )  # fmt: skip
+        for delta, values in ways:
+            total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
+            found[index] = torch.minimum(found[index], _added(total, part))
+        return found
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
         """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
         rows = problem.rows
         inputs = None if rows.inputs is None else -rows.inputs
-        found = self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound)
-        spent = _added(torch.where(problem.exists, problem.total(found), torch.inf).amin(-1), problem)
-        return torch.nextafter(1.0 - spent, spent.new_tensor(-torch.inf)).clamp(0.0, 1.0)
+        found = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
+        for delta, values in self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound):
+            total = torch.where(problem.exists, problem.total(values), torch.inf).amin(-1) + delta
+            held = torch.nextafter(1.0 - _added(total, problem), total.new_tensor(-torch.inf))
+            found = torch.maximum(found, held.clamp(0.0, 1.0))
+        return found
 
     def _failures(
         self, problem: Problem, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, bound: Tensor
-    ) -> Tensor:
-        """(N, R): upper bounds on P_w(outputs . f(x) + inputs . x <= bound for some x), at most 1."""
+    ) -> list[tuple[float, Tensor]]:
+        """Pairs: delta once an item, and (N, R) bounds on P_w(outputs . f(x) + inputs . x <= bound for some x)."""
         count, height = len(problem), outputs.shape[1]
-        bound = bound.expand(count, height)
+        bound, outputs = bound.expand(count, height), outputs.expand(count, height, -1)
         if inputs is not None:
             bound = torch.nextafter(bound - over_box(inputs, lower, upper)[0], bound.new_tensor(torch.inf))
         real = (problem.rows.case < problem.cases).expand(count, height) & torch.isfinite(bound)
+        if self._shallow is None:
+            points = RowsAtPoints(lower, upper, outputs, torch.where(real, bound, 0.0))
+            ways = moments.failures(self._stack, points, self._deadline)
+            return [(delta, torch.where(real, values, 1.0)) for delta, values in ways]
         item, row = torch.nonzero(real, as_tuple=True)
         question = RowsAtBoxes(
-            _numbers(lower), _numbers(upper), _numbers(outputs.expand(count, height, -1)[item, row]),
-            _numbers(bound[item, row]), item.cpu().numpy(),
+            _numbers(lower), _numbers(upper), _numbers(outputs[item, row]), _numbers(bound[item, row]),
+            item.cpu().numpy(),
         )  # fmt: skip
         found = torch.ones_like(bound, dtype=torch.float64)
-        found[item, row] = torch.as_tensor(failures(self._layers, question, self._deadline), device=found.device)
-        return found
+        values = one_layer.failures(self._shallow, question, self._deadline)
+        found[item, row] = torch.as_tensor(values, device=found.device)
+        return [(0.0, found)]
 
 
 def _numbers(values: Tensor) -> np.ndarray:
@@ -76,12 +102,13 @@ def _added(total: Tensor, problem: Problem) -> Tensor:
     return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
 
 
-def wide_layers(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> OneLayer | None:
-    """The network as one hidden ReLU layer with independent Gaussian weights everywhere, if that is what it is."""
+def wide_stack(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> Stack | None:
+    """The network as dense layers with ReLU and independent Gaussian weights, if that is what it is."""
     if not tails_apply(bounds, posterior, problem):
         return None
-    found = one_layer(bounds.engine.network, posterior, problem.lower.device)
-    if found is None or max(found.first.mean.shape) > LARGEST:
+    found = stack(bounds.engine.network, posterior, problem.lower.device)
+    if found is None or found.kind != "relu" or any(max(layer.mean.shape) > LARGEST for layer in found.layers):
         return None
-    last = (found.last.variance > 0) | (found.last.mean == 0)
-    return found if bool(last.all()) and bool((found.first.variance > 0).any(-1).all()) else None
+    last = found.layers[-1]
+    random = bool(((last.variance > 0) | (last.mean == 0)).all())
+    return found if random and bool((found.layers[0].variance > 0).any(-1).all()) else None
