@@ -11,8 +11,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.tails.groups import Dense, Kron, Use, largest
+from bnn_vnnlib.bounds.tails.run import Run
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model import evaluate, from_covariance, from_factor, nodes, sample
 from bnn_vnnlib.model.network import Gaussian, GaussianFull, GaussianKron, GaussianLowRank, KronLayer, Network
@@ -180,6 +182,104 @@ def test_weights_of_two_layers_against_quadrature(correlated: float, own: float,
             assert exact <= found * 1.05, (low, quantile)
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("own", [0.0, 0.01])
+def test_a_group_in_two_layers_shifts_the_mean(own: float, thorough: bool) -> None:
+    """sum_j v_j relu(w_j) with w_j = 1 + s z_j, v_j = 1 - s z_j is n - s^2 chi^2_n: E v relu(w) is not E v E relu(w).
+
+    A group that is taken for a fresh one at its second layer, or folded at its first only, understates this.
+    """
+    n, sd = 100, 0.12
+    network = chain(np.ones((n, 1)), np.ones((1, n)))
+    root = sd * np.eye(n)
+    posterior = GaussianLowRank(
+        {"w0": root.reshape(n, n, 1), "w1": -root.reshape(n, 1, n)},
+        {"w0": np.full((n, 1), own**2), "w1": np.full((1, n), own**2)},
+    )
+    one = np.ones(1)
+    for quantile in (0.01, 0.5):
+        t = n - sd**2 * stats.chi2.isf(quantile, n)
+        found = failures(network, posterior, (one, one), np.ones((1, 1)), np.array([t]), 1e-3, thorough).item()
+        assert found >= quantile * (0.98 if own == 0 else 0.5)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("kind", ["full", "kron"])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_weight_and_bias_of_a_hidden_layer_together(sign: float, kind: str, thorough: bool) -> None:
+    """+-relu(w + b) with w and b moved by one latent: both ends of its range are as far away as that makes them."""
+    builder = Builder()
+    hidden = builder.shift(builder.linear(builder.input(1, 1), np.array([[0.3]])), np.array([0.2]))
+    builder.linear(builder.activation(hidden, "relu"), np.array([[sign]]))
+    network = builder.network()
+    posterior: Gaussian = GaussianFull({"w0": np.full((1, 1, 1), 0.2), "w1": np.full((1, 1), 0.2)})
+    if kind == "kron":
+        posterior = GaussianKron((KronLayer("w0", np.ones((1, 1)), np.ones((2, 1)), np.full((1, 1), 0.04), "w1"),))
+    for level in (0.7, 1.3) if sign < 0 else (0.45, 0.1):
+        exact = float(stats.norm.sf((level - 0.5) / 0.4) if sign < 0 else stats.norm.cdf((level - 0.5) / 0.4))
+        one = np.ones(1)
+        found = failures(
+            network, posterior, (one, one), np.ones((1, 1)), np.array([sign * level]), 1e-3, thorough
+        ).item()
+        assert exact <= found
+        assert found <= 4 * exact + 0.2
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_what_a_box_costs_is_folded(thorough: bool) -> None:
+    """min over [-1, 1]^n of w.x is -sum |w_j|, far below its value at the centre."""
+    n = 60
+    builder = Builder()
+    builder.linear(builder.input(1, n), np.zeros((1, n)))
+    posterior = GaussianFull({"w0": np.eye(n).reshape(n, 1, n)})
+    sums = np.abs(np.random.default_rng(0).normal(size=(20_000, n))).sum(1)
+    for quantile in (0.02, 0.2):
+        t = -np.quantile(sums, 1 - quantile)
+        found = failures(
+            builder.network(), posterior, (-np.ones(n), np.ones(n)), np.ones((1, 1)), np.array([t]), 0.0, thorough
+        )
+        assert quantile * 0.9 <= found.item() <= 0.1 + 1.2 * quantile
+
+
+def test_above_the_mean_the_least_variance_counts() -> None:
+    """v h with v ~ N(0, 1) of a group and h = relu(w), w ~ N(1, .3^2) of its own: P(v h <= t) = E Phi(t / h)."""
+    network = chain(np.ones((1, 1)), np.zeros((1, 1)))
+    zero, variance = np.zeros((1, 1)), np.full((1, 1), 0.09)
+    factors = {"w0": np.zeros((1, 1, 1)), "w1": np.ones((1, 1, 1))}
+    posterior = GaussianLowRank(factors, {"w0": variance, "w1": zero})
+    w = np.linspace(-1.5, 3.5, 20_001)
+    mass = stats.norm.pdf(w, 1.0, 0.3) * (w[1] - w[0])
+    one = np.ones(1)
+    for t in (0.5, 1.0, 2.0):
+        exact = float((mass * np.where(w > 0, stats.norm.cdf(t / np.maximum(w, 1e-9)), 1.0)).sum())
+        found = failures(network, posterior, (one, one), np.ones((1, 1)), np.array([t]), 1e-4).item()
+        assert exact <= found + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_how_far_a_layer_varies_over_the_box(seed: int) -> None:
+    """|z(x) - z(x0)| <= rho' but for a share of the budget, for all x: sum_j |w_ij| r_j of sampled weights."""
+    rng = np.random.default_rng(seed)
+    network = dense_network([3, 4, 2], seed=seed)
+    posterior = full(network, rng, 0.5)
+    radius, budget = np.array([0.3, 0.2, 0.1]), 0.05
+    shared = correlation(network, posterior)
+    engine = TailEngine(network, correlation=shared)
+    center = tensor(rng.normal(size=3)).reshape(1, 1, 3)
+    made = Run(
+        network, weight_sets.mean_weights(network), weight_sets.centred(network, independent(posterior)),
+        Interval(center - tensor(radius), center + tensor(radius)), engine._plan(tensor([[budget]]), False), shared,
+    )  # fmt: skip
+    assert made.variation is not None
+    near = made.variation.known[2].reshape(-1).numpy()  # behind the first layer and its bias
+    weight = next(iter(network.tensors))
+    drawn = sample(network, posterior, 20_000, torch.Generator().manual_seed(0))[weight].numpy()
+    found = (np.abs(drawn) @ radius > near).mean(0)
+    share = budget / engine.events
+    assert (found <= share + 6 * math.sqrt(share / 20_000)).all()
+    assert (np.quantile(np.abs(drawn) @ radius, 0.9, axis=0) <= near).all()
+
+
 def attacked(network: Network, params: dict[str, Tensor], box: tuple[Array, Array], rng: np.random.Generator) -> Tensor:
     """Outputs (S, P, m) of sampled networks at corners and random points of the box."""
     low, high = box
@@ -192,9 +292,8 @@ SAMPLED = 4000
 
 
 @pytest.mark.parametrize("family", [*MAKERS, "kron apart", "last layer"])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("thorough", [False, True])
-def test_sampled_weights_do_not_fail_more_often(family: str, seed: int, thorough: bool) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_sampled_weights_do_not_fail_more_often(family: str, seed: int) -> None:
     """Networks of two and three layers with strongly correlated weights, near the threshold where bounds say much."""
     rng = np.random.default_rng(seed)
     network = dense_network([2, 4, 3, 2] if seed % 2 else [2, 5, 2], seed=seed)
@@ -210,7 +309,7 @@ def test_sampled_weights_do_not_fail_more_often(family: str, seed: int, thorough
     least = (attacked(network, drawn, box, rng) @ tensor(rows).T).amin(1).numpy()  # (S, R)
     for quantile in (0.0, 0.001, 0.01, 0.1, 0.4):
         t = np.quantile(least, quantile, axis=0)
-        found = failures(network, posterior, box, rows, t, thorough=thorough)
+        found = failures(network, posterior, box, rows, t, thorough=True)
         failed = (least <= t).sum(0)
         for count, bound in zip(failed, found, strict=True):
             assert stats.binom.sf(count - 1, SAMPLED, min(bound, 1.0)) > 1e-7
