@@ -53,6 +53,7 @@ def test_thresholds_that_leave_room_for_both():
     unsat, sat = safe("unsat", 0.95, 1.0), safe("sat", 0.0, 0.95)
     assert found(unsat, sat) == ["one is sat, the other unsat"]
     assert found(sat, unsat, tau_safe=0.5) == []
+    assert found(sat, unsat, tau_safe=0.9) == ["one is sat, the other unsat"]
 
 
 def test_bounds_that_exclude_each_other():

@@ -57,9 +57,21 @@ def test_input_and_witness_of_an_image(files):
     assert pictures(rows, None, 0) == {}
 
 
+def test_of_several_boxes_the_one_that_holds_the_witness(files):
+    lines = [f"(declare-const X_{i} Real)" for i in range(4)] + ["(declare-const Y_0 Real)"]
+    boxes = [" ".join(f"(>= X_{i} {low}) (<= X_{i} {low + 0.5})" for i in range(4)) for low in (0.0, 2.0)]
+    cases = " ".join(f"(and {box} (>= Y_0 1.0))" for box in boxes)
+    paths(files)["property"].write_text("\n".join([*lines, f"(assert (or {cases}))"]))
+    rows = [with_files(row(safe(verdict, 0.0, 0.1)), files) for verdict in ("sat", "unknown")]
+    found = pictures(rows, None, 10)
+    np.testing.assert_array_equal(found[0].centre, [0.25] * 4)
+    assert list(found) == [0]  # without a witness nobody knows which
+
+
 def test_files_that_changed_are_not_shown(files):
     one = with_files(row(safe("sat", 0.0, 0.1)), files)
-    paths(files)["property"].write_text("; another\n")
+    path = paths(files)["property"]
+    path.write_text(path.read_text().replace("0.5", "0.75"))
     assert pictures([one], None, 10)[0].centre is None
     paths(files)["model"].write_bytes(b"")
     assert pictures([one], None, 10) == {}

@@ -40,9 +40,11 @@ def test_infinite_bounds_are_numbers_again(tmp_path):
     assert row.gap == math.inf
 
 
-def test_what_is_not_finished_is_left_out(tmp_path):
+@pytest.mark.parametrize("missing", ["record", "results file"])
+def test_what_is_not_finished_is_left_out(tmp_path, missing):
     folder = write_run(tmp_path / "out", (A, plain("unsat")), (B, plain("unsat")))
-    record_of(folder).with_suffix("").unlink()
+    record = record_of(folder)
+    (record if missing == "record" else record.with_suffix("")).unlink()
     assert [row.names for row in read_source(folder).rows] == [B]
 
 

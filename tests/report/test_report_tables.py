@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bnn_vnnlib.report.columns import page_data
 from bnn_vnnlib.report.source import Run
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
 from bnn_vnnlib.report.tables import Table, latex, markdown
@@ -35,6 +37,17 @@ def test_bounds_are_rounded_outward():
     assert first[6:8] == ("0.999999", "1")
     assert second[6:8] == ("0", "1e-09")
     assert last[8:10] == ("-1.23457", "2.34568")
+
+
+def test_the_page_rounds_outward_too():
+    data = page_data(ROWS, range(5), {})
+    assert data["bounds"]["p_safe"][:2] == [[0.999999, 1.0], [0.0, 1e-9]]
+    assert data["bounds"]["decision"][4] == [[-1.23457], [2.34568]]
+    assert data["numbers"]["gap"] == [1e-07, 1e-9, None, None, 3.58025]
+    between = page_data([row(safe("unknown", 0.12345678, 0.87654321))], [0], {})
+    assert between["bounds"]["p_safe"] == [[0.123456, 0.876544]]
+    unbounded = page_data([row(decision("unknown", [-math.inf], [0.5]))], [0], {})
+    assert (unbounded["bounds"]["decision"], unbounded["numbers"]["gap"]) == ([[["-Infinity"], [0.5]]], [None])
 
 
 def test_errors_come_first_and_alike_ones_together():
