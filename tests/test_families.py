@@ -23,7 +23,7 @@ from bnn_vnnlib.benchmarks import existing
 from bnn_vnnlib.vnnlib import match
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-FAMILIES = ("hcas", "concrete", "powerplant")
+FAMILIES = ("hcas", "concrete", "powerplant", "mnist", "traffic_signs")
 DIGITS = ("splits", "networks", "properties", "training", "catalogue", "folder")
 OURS = ("sources", "natural", "chains", "family", "questions", "regression")
 PACKAGE = {"README.md", "generate.py", "instances.csv", "onnx", "vnnlib"}
