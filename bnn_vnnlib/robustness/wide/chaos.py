@@ -20,7 +20,10 @@ On G, F_j . h = sqrt(2 theta) M_j . a, so that under the law of g + h some |y_j|
 y_j = sqrt(2 theta) (sqrt(2 theta) b_j + z |F_j|) with probability at most e = 2 H Phi(-z). Hence on G
 e^{theta Q} (1 - e) <= E_g[e^{g . h}; all |y_j| <= y_j], and with B = 2 theta F' diag(u) F < I
     E[e^{theta Q}; G] <= det(I - B)^{-1/2} / (1 - e).
-Rounding: a symmetric eigenvalue is off by at most SOLVED times the trace.
+Rounding: a symmetric eigenvalue is off by at most SOLVED times the trace. An error of F moves the root of each
+eigenvalue by at most its Frobenius norm (Weyl). Where gbar_i misses sum_j E A_j nu_ji by b_i, (x + b)^2 <= (1 + t)
+x^2 + (1 + 1/t) b^2 with
+t = LEANING.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ REACHES = (3.0, 3.5, 4.0, 5.0)
 SPENT = 1e-6
 """P(not G), paid for each row."""
 
+LEANING = 1e-6
+"""t."""
+
 LARGEST = 0.99
 """Largest eigenvalue of B that is served."""
 
@@ -53,12 +59,17 @@ LEAST = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Chaos:
-    """Q of A rows: factor F (A, H, n), norm |F_j|, full v, bound b_j (A, H)."""
+    """Q of A rows: factor F (A, H, n), error of |F_j|, norm |F_j|, full v, bound b_j (A, H).
+
+    off : (A,) sum_i c_i (1 + 1/t) b_i^2
+    """
 
     weights: Weights
     lines: Lines
     factor: Floats
+    error: Floats
     norm: Floats
+    off: Floats
     full: Floats
     bound: Floats
 
@@ -70,9 +81,9 @@ class Chaos:
             near = np.maximum(root * (root * self.bound + reach * self.norm), LEAST) * UP
             local = np.minimum(_local(self.weights, self.lines, near), self.full)
             lost = min(self.norm.shape[1] * 2 * float(special.ndtr(-reach)) * UP, 0.999)
-            moment = _minus_half_log_det(_eigenvalues(self.factor, local), 2 * theta)
+            moment = _minus_half_log_det(_eigenvalues(self.factor, self.error, local), 2 * theta)
             found = np.minimum(found, moment - np.log1p(-lost))
-        return found + 1e-9
+        return found + theta * self.off + 1e-9
 
 
 def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
@@ -80,20 +91,23 @@ def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
     e1, e2, _, _ = halves(weights)
     ends = np.stack([np.zeros_like(e1), weights.mean, e1 + e2 / 2, e2 / 2])
     full = (weights.dev**2 + np.ptp(ends, axis=0) ** 2 / 4) * (1 + 1e-9) + 1e-9 * weights.mean**2
-    # errors of nu, of gbar and of the products: a relative 1e-6 covers them
-    factor = np.sqrt(lines.coefficient)[:, None] * layer.nu * (1 + 1e-6)
-    norm = np.sqrt((factor**2).sum(2)) + 1e-30
+    root = np.sqrt(lines.coefficient * (1 + LEANING))[:, None] * (1 + 1e-9)
+    factor, error = root * layer.nu, np.sqrt(((root * layer.nu_error) ** 2).sum(2)) * UP
+    norm = np.sqrt((factor**2).sum(2)) * UP + error + 1e-30
     products = np.abs(factor @ factor.mT) + SOLVED * norm[:, :, None] * norm[:, None]
+    products = products + norm[:, :, None] * error[:, None] + error[:, :, None] * norm[:, None]
+    missed = np.einsum("ah,ahi->ai", 1e-9 * (np.abs(weights.mean) + weights.dev), np.abs(layer.nu) + layer.nu_error)
+    off = (lines.coefficient * missed**2).sum(1) * (2 + 1 / LEANING)
     exponent = np.log(2 * norm.shape[1] / SPENT)
     rate = np.sqrt(2 * exponent / (((products**2) @ lines.variance[..., None])[..., 0] + 1e-100))
     near = np.maximum((rate[..., None] * products).max(1), LEAST) * UP
     local = np.minimum(_local(weights, lines, near), full)
     size = (products**2 @ local[..., None])[..., 0]
     bound = (rate * size / 2 + exponent / rate) * UP
-    return Chaos(weights, lines, factor, norm, full, bound)
+    return Chaos(weights, lines, factor, error, norm, off, full, bound)
 
 
-def _eigenvalues(factor: Floats, proxy: Floats) -> Floats:
+def _eigenvalues(factor: Floats, error: Floats, proxy: Floats) -> Floats:
     """(A, n or H): of F' diag(proxy) F, from above."""
     scaled = np.sqrt(proxy)[..., None] * factor
     transposed = scaled.mT
@@ -101,6 +115,7 @@ def _eigenvalues(factor: Floats, proxy: Floats) -> Floats:
     good = np.asarray(np.isfinite(matrix).all((1, 2)))
     values = np.linalg.eigvalsh(np.where(good[:, None, None], matrix, 0.0))
     values = np.maximum(values, 0.0) + SOLVED * np.trace(matrix, axis1=1, axis2=2)[:, None]
+    values = (np.sqrt(values) + np.sqrt((proxy * error**2).sum(1))[:, None] * UP) ** 2
     return np.where(good[:, None], values, np.inf)
 
 

@@ -73,7 +73,7 @@ def _series(terms: Terms, period: Floats) -> tuple[Floats, Complexes, Floats, Ca
         n = np.arange(2 * BLOCK * block + 1, 2 * BLOCK * (block + 1), 2)
         w = n * np.pi / period[:, None]
         each = law.at(w)
-        error = (errors(terms, w[:, -1]) + law.error(w[:, -1])[:, None])[..., None]
+        error = (errors(terms, w[:, -1]) + law.error(w[:, -1]))[..., None]
         each = each / np.maximum(np.abs(each), 1.0)  # the true value lies in the disc, no farther than before
         size = np.minimum(np.abs(each) + error, 1.0)
         product = each.prod(1) * _bias(terms, w)

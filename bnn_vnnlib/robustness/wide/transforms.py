@@ -138,11 +138,14 @@ def _pieces(layer: Neurons) -> tuple[tuple[Floats, Floats, Floats], Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The laws of A rows' terms on lattices: masses (A, H, C) at start (A, H) + step (A,) times 0, 1, .."""
+    """The laws of A rows' terms on lattices: masses (A, H, C) at start (A, H) + step (A,) times 0, 1, .. ;
+    size (A, H): the total of the absolute weights behind them.
+    """
 
     masses: Floats
     start: Floats
     step: Floats
+    size: Floats
 
     def at(self, waves: Floats) -> Complexes:
         """(A, H, W): E e^{i w X_j} at waves (A, W)."""
@@ -150,8 +153,8 @@ class Spread:
         return (self.masses @ np.exp(1j * angle)) * np.exp(1j * waves[:, None] * self.start[..., None])
 
     def error(self, wave: Floats) -> Floats:
-        """(A,): of one X_j at waves up to (A,): the interpolation's, for weights of total at most 1.2."""
-        return 0.0049 * 1.2 * (wave * self.step) ** 6
+        """(A, H): what interpolation costs at waves up to (A,)."""
+        return 0.0049 * self.size * ((wave * self.step) ** 6)[:, None]
 
 
 def spread(terms: Terms) -> Spread:
@@ -167,7 +170,8 @@ def spread(terms: Terms) -> Spread:
     masses = np.stack(
         [_interpolated(v, w, x, h, cells) for v, w, x, h in zip(values, weights, start, step, strict=True)]
     )
-    return Spread(masses, start - 2 * step[:, None], step)
+    size = np.stack([np.abs(weight).sum(1) for weight in weights]) * UP
+    return Spread(masses, start - 2 * step[:, None], step, size)
 
 
 def _points(terms: Terms, row: int) -> tuple[Floats, Floats]:
