@@ -82,7 +82,8 @@ RECIPES = (
         "$NEURALSAT/bin/python $NEURALSAT_MAIN --net {onnx} --spec {vnnlib} --device cpu --timeout {timeout} "
         "--result_file {results} --export_cex --verbosity 0",
         note="pip install neuralsat (0.2.17) into the virtual environment $NEURALSAT; $NEURALSAT_MAIN is the main.py "
-        "that this puts into site-packages/src; run",
+        "that this puts into site-packages/src; run. Without a full licence of Gurobi large networks need a "
+        "--setting_file that sets use_mip_verify and use_mip_tightening to false",
     ),
     Tool(
         "nnenum",
