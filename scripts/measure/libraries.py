@@ -24,6 +24,7 @@ from typing import Any
 
 from bnn_vnnlib import verify
 from bnn_vnnlib.adapters import Adapted
+from bnn_vnnlib.display import interval
 from bnn_vnnlib.errors import BnnVnnlibError
 from bnn_vnnlib.model.families import family_of
 
@@ -114,7 +115,7 @@ def verdict(row: Row) -> str:
         result = verify(row.adapted.model, row.property, timeout=20)
     except BnnVnnlibError as error:
         return f"refused: {error}"
-    bounds = "-" if result.p_safe is None else f"[{result.p_safe.lower:.4f}, {result.p_safe.upper:.4f}]"
+    bounds = "-" if result.p_safe is None else interval(result.p_safe)
     return f"{result.verdict.value} {bounds}"
 
 
