@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 
 FORMAT = 1
@@ -96,6 +97,23 @@ def unfinished(
 def to_text(values: Mapping[str, Any]) -> str:
     """Strict JSON: a number that JSON cannot hold is an error here, not a token that readers choke on."""
     return json.dumps(values, indent=2, allow_nan=False) + "\n"
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object from a file that anybody may have changed.
+
+    Raises
+    ------
+    InputError : unreadable, not JSON, nested too deep, not an object; ends with the remedy
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8, endless numbers
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise InputError(f"cannot be read as JSON ({reason}); {remedy}", path=path) from None
+    if not isinstance(values, dict):
+        raise InputError(f"holds {type(values).__name__}, expected a JSON object; {remedy}", path=path)
+    return values
 
 
 def plain(value: Any) -> Any:

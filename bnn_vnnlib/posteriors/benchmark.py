@@ -17,6 +17,7 @@ from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.posteriors.convert import Recipe, convert
+from bnn_vnnlib.sidecar import read_object
 from bnn_vnnlib.vnncomp import write_text
 
 RECORD = "conversion.json"
@@ -147,10 +148,10 @@ class _Record:
     def read(cls, path: Path, how: dict[str, Any]) -> _Record:
         """The record of an earlier run if it did the same, else an empty one."""
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = read_object(path, "")
             same = stored["how"] == how
             return cls(path, how, dict(stored["networks"]) if same else {})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (InputError, KeyError, TypeError):
             return cls(path, how, {})
 
     def holds(self, cell: str, file: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.runs.compare import OURS
-from bnn_vnnlib.sidecar import sidecar_path
+from bnn_vnnlib.sidecar import read_object, sidecar_path
 
 Names = tuple[str, str, str]
 _COMPARISON = ("contradictions.csv", "agreement.csv", "solved.csv")
@@ -135,9 +134,7 @@ def _answers(lines: tuple[tuple[str, ...], ...]) -> tuple[dict[tuple[str, Names]
 
 def _read_run(label: str, folder: Path, base: Path) -> Run:
     settings = folder / "run.json"
-    values = _json(settings, "delete it, or run again") if settings.is_file() else {}
-    if not isinstance(values, Mapping):
-        raise InputError("expected a JSON object with the run's settings", path=settings)
+    values = read_object(settings, "delete it, or run again") if settings.is_file() else {}
     return Run(label, values, tuple(_rows(label, folder, base)))
 
 
@@ -148,7 +145,7 @@ def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
         if not path.is_file():
             continue
         again = "delete it to have its instance run again"
-        row = read_row(label, path.relative_to(base).as_posix(), _json(path, again), path)
+        row = read_row(label, path.relative_to(base).as_posix(), read_object(path, again), path)
         said = _first_word(results)
         if said != row.verdict:
             raise InputError(f"the results file says {said!r} and its record {row.verdict.value!r}; {again}",
@@ -162,14 +159,6 @@ def _first_word(path: Path) -> str:
             return (stream.readline(100).split(maxsplit=1) or [""])[0]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read ({error})", path=path) from None
-
-
-def _json(path: Path, remedy: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else error
-        raise InputError(f"cannot be read as JSON ({reason}); {remedy}", path=path) from None
 
 
 def _table(path: Path) -> tuple[tuple[str, ...], ...]:

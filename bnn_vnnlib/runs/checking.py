@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,7 +15,7 @@ from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.result import Query, Result, Verdict
-from bnn_vnnlib.sidecar import sha256, sidecar_path
+from bnn_vnnlib.sidecar import read_object, sha256, sidecar_path
 from bnn_vnnlib.signature import Variable
 from bnn_vnnlib.vnncomp import ResultsFile
 
@@ -136,13 +135,7 @@ def read_record(results: Path) -> dict[str, Any] | None:
     path = sidecar_path(results)
     if not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"not a JSON record: {error}", path=path) from None
-    if not isinstance(values, dict):
-        raise InputError("not a JSON record: expected an object", path=path)
-    return values
+    return read_object(path, "run the instance again, or remove the record")
 
 
 def other_files(results: Path, files: Mapping[str, Path]) -> list[str]:

@@ -11,7 +11,6 @@ Every file is written in one step, the results file last: an instance is finishe
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any, Literal, Protocol
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.task import Outcome
-from bnn_vnnlib.sidecar import sidecar_path, to_text
+from bnn_vnnlib.sidecar import read_object, sidecar_path, to_text
 from bnn_vnnlib.vnncomp import write_text
 
 Again = Literal["never", "failed", "unknown", "all"]
@@ -74,7 +73,7 @@ class Store:
         """
         path = self.folder / "run.json"
         if path.exists() and again == "never":
-            earlier = _read_json(path)
+            earlier = read_object(path, "delete it to run everything again")
             differing = sorted(key for key in {*settings, *earlier} if settings.get(key) != earlier.get(key))
             if differing:
                 pairs = ", ".join(f"{key}: {earlier.get(key)} there, {settings.get(key)} now" for key in differing)
@@ -109,7 +108,7 @@ class Store:
         record = sidecar_path(results)
         if not (results.is_file() and record.is_file()):
             return None
-        return Entry(results, _read_json(record))
+        return Entry(results, read_object(record, "delete it to have its instance run again"))
 
     def entries(self, places: Iterable[str]) -> Iterator[Entry]:
         """The finished ones among these."""
@@ -130,14 +129,6 @@ class Store:
             results.with_suffix(".log").unlink(missing_ok=True)
         write_text(results, outcome.results)
         return Entry(results, record)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot be read ({error}); delete it to have its instance run again", path=path) from None
-    return values
 
 
 def _stem(cell: str, folder: str) -> str:

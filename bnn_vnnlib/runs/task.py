@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.worker import FLEET, Died, Overdue
-from bnn_vnnlib.sidecar import plain, sidecar_path, unfinished
+from bnn_vnnlib.sidecar import plain, read_object, sidecar_path, unfinished
 from bnn_vnnlib.vnncomp import read_result
 
 GRACE = 10.0
@@ -171,8 +170,8 @@ def _read(task: Task, attempt: _Attempt, taken: float) -> Outcome | None:
     """What the process wrote, if it is all there."""
     try:
         verdict = read_result(attempt.results).verdict
-        record = json.loads(sidecar_path(attempt.results).read_text(encoding="utf-8"))
-    except (InputError, OSError, json.JSONDecodeError):
+        record = read_object(sidecar_path(attempt.results), "")
+    except (InputError, OSError):
         return None
     log = _tail(attempt.log) if verdict is Verdict.ERROR else ""
     return Outcome(attempt.results.read_text(encoding="utf-8"), record, attempt.prepare_time, taken, log)

@@ -11,14 +11,13 @@ process was killed is computed again, nothing is lost, and nothing is there twic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.sidecar import plain, to_text
+from bnn_vnnlib.sidecar import plain, read_object, to_text
 from bnn_vnnlib.sweeps.arrays import Arrays, parquet, read_columns, write_columns
 from bnn_vnnlib.vnncomp import write_text
 
@@ -57,7 +56,7 @@ class Folder:
         place = self.path / "settings.json"
         settings = plain(settings)
         if place.exists():
-            self._compare(_read_json(place), settings)
+            self._compare(read_object(place, "take another folder"), settings)
         elif self.path.exists() and any(self.path.iterdir()):
             raise OptionError("the folder is not empty, and holds no job; take another folder", path=self.path)
         try:
@@ -100,11 +99,3 @@ def _difference(key: str, there: Any, now: Any) -> str:
     if kind in ("array", "network"):
         return f"{kind} {name}: {'not there before' if there is None else 'gone' if now is None else 'changed'}"
     return f"{key}: {there} there, {now} now"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot be read ({error}); take another folder", path=path) from None
-    return values

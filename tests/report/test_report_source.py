@@ -141,7 +141,7 @@ def test_an_unfinished_comparison_has_runs_alone(comparison):
         (lambda path: change(path, verdict="sat"), "the results file says 'unsat' and its record 'sat'"),
         (lambda path: path.with_suffix("").write_text(""), "the results file says ''"),
         (lambda path: (path.parents[2] / "run.json").write_text("no"), "run.json: cannot be read as JSON"),
-        (lambda path: (path.parents[2] / "run.json").write_text("[]"), "expected a JSON object with the run"),
+        (lambda path: (path.parents[2] / "run.json").write_text("[]"), "expected a JSON object"),
     ],
 )  # fmt: skip
 def test_damage_is_named_with_its_file(tmp_path, spoil, says):

@@ -199,7 +199,7 @@ def test_a_record_of_other_files_is_told(write, identity_model, tmp_path):
 def test_a_damaged_record_is_refused(write, identity_model):
     write("r.txt.json", "[")
     _, remarks = check(identity_model, write("p.vnnlib", OLD), write("r.txt", "sat\n((X_0 0.75) (X_1 0.25))\n"), code=2)
-    assert "not a JSON record" in remarks
+    assert "cannot be read as JSON" in remarks
 
 
 def test_the_record_says_what_was_asked(write, bayesian, tmp_path):

@@ -407,3 +407,12 @@ def test_a_process_that_starts_while_the_run_ends_is_not_left_behind(tmp_path, m
         fleet.close()
         with pytest.raises(worker.Died, match="the run was ended"):
             started.result(60)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, "9" * 5000, '"text"', '{"query": '], ids=["deep", "long", "text", "cut"]
+)
+def test_a_damaged_settings_file_is_one_message(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match="delete it to run everything again"):
+        Store(tmp_path).open({}, "never")
