@@ -85,7 +85,21 @@ def first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 def plain(module: nn.Module, x: Tensor) -> ModelProto:
     """A deterministic module in evaluation mode as ONNX; the module itself is left as it is."""
-    return exported(deepcopy(module).cpu().eval(), x.cpu())
+    return exported(copied(module, {}), x.cpu())
+
+
+def copied(module: nn.Module, twins: dict[int, nn.Module]) -> nn.Module:
+    """A copy on the CPU, in evaluation mode, with `twins` in place of the parts of these ids.
+
+    Raises
+    ------
+    ModelError : the module keeps what cannot be copied, such as its last output with the graph of its gradients
+    """
+    try:
+        copy: nn.Module = deepcopy(module, dict(twins))
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"the module cannot be copied ({error}); let it keep no outputs of its last run") from error
+    return copy.cpu().eval()
 
 
 @contextmanager

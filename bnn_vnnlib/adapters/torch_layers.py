@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, check_predictive, drawn_outputs
-from bnn_vnnlib.adapters.export import evaluating, exported, first, refuse_other
+from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_other
 from bnn_vnnlib.adapters.layouts import Drawn, Layout, drawn_layers, mean_layer
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import from_standard_deviations
@@ -78,9 +77,7 @@ def from_torch(
 def _of_means(module: nn.Module, layers: list[Drawn]) -> nn.Module:
     """A copy in which the layers that draw are replaced by layers of their means."""
     # a copy of a drawing layer would fail: some keep their last draw, which is part of a graph of gradients
-    memo = {id(drawn.layer): mean_layer(drawn) for drawn in layers}
-    copy: nn.Module = deepcopy(module, memo)
-    return copy.cpu().eval()
+    return copied(module, {id(drawn.layer): mean_layer(drawn) for drawn in layers})
 
 
 def _ranks(module: nn.Module, layers: list[Drawn], x: Tensor) -> dict[str, int]:

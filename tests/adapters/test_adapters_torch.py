@@ -116,6 +116,16 @@ class Idle(nn.Module):
         return self.used(x)
 
 
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = DrawnLinear(4, 3)
+        self.last = self.layer(torch.zeros(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
 def tied() -> nn.Module:
     net = nn.Sequential(DrawnLinear(4, 4), DrawnLinear(4, 4))
     net[1].weight_mu = net[0].weight_mu
@@ -144,6 +154,7 @@ def odd_scale() -> nn.Module:
     ("net", "error", "says"),
     [
         (Twice(), PosteriorError, "layer: runs more than once"),
+        (Keeps(), ModelError, "cannot be copied"),
         (tied(), PosteriorError, "node 1: shares a parameter with 0"),
         (frozen(), PosteriorError, "node 0: is frozen"),
         (without_scale(), PosteriorError, "has weight_mu but no weight_rho"),
