@@ -1,6 +1,6 @@
 """P_safe of wide posteriors: the bounds of `robustness.wide` for points of a digits file, beside sampled networks.
 
-    python scripts/measure/wide.py FILE.npz [--points 0,1,2] [--eps 0,0.01] [--scale 1] [--sampled 20000]
+    python scripts/measure/wide.py FILE.npz [--points 0,1,2] [--eps 0,0.01] [--scale 1] [--sampled 100000]
 
 FILE holds mean_k, std_k (W1, b1, W2, b2, ..; y = act(x W + b)) and X. Boxes are x +- eps cut at [0, 1]; the class is
 that of the mean network. Printed: the lower bound, and at eps 0 the estimate and the sum over rows of sampled networks.
@@ -38,20 +38,17 @@ def network(file: Path, scale: float) -> tuple[Stack, np.ndarray]:
 
 
 def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[float, float]:
-    """Estimates at x: the share of sampled networks that keep the class, and 1 - the sum over rows of failures."""
+    """Estimates at x: the share of sampled networks that keep the class, and 1 - the sum over rows of failures.
+
+    Given its inputs, the outputs of a layer are independent Gaussians, which are drawn instead of weights.
+    """
     generator = torch.Generator().manual_seed(0)
     h = x.expand(count, -1)
     for place, layer in enumerate(stack.layers):
         noise = torch.sqrt(h**2 @ layer.variance.T + layer.bias_variance)
-        if place + 1 == len(stack.layers):  # the rows share the noise of one last layer
-            weights = layer.mean + torch.sqrt(layer.variance) * torch.randn(
-                count, *layer.mean.shape, generator=generator, dtype=torch.float64
-            )
-            shift = torch.sqrt(layer.bias_variance) * torch.randn(count, len(layer.bias), generator=generator).double()
-            h = torch.einsum("soi,si->so", weights, h) + layer.bias + shift
-        else:
-            draw = torch.randn(noise.shape, generator=generator, dtype=torch.float64)
-            h = torch.relu(h @ layer.mean.T + layer.bias + noise * draw)
+        draw = torch.randn(noise.shape, generator=generator, dtype=torch.float64)
+        h = h @ layer.mean.T + layer.bias + noise * draw
+        h = torch.relu(h) if place + 1 < len(stack.layers) else h
     others = torch.arange(h.shape[1]) != label
     kept = h[:, [label]] > h[:, others]
     return float(kept.all(1).double().mean()), 1 - float((~kept).double().mean(0).sum())
@@ -73,7 +70,7 @@ def main(
     points: Annotated[str, typer.Option()] = "0,1,2,3,4",
     eps: Annotated[str, typer.Option()] = "0,0.01",
     scale: Annotated[float, typer.Option()] = 1.0,
-    draws: Annotated[int, typer.Option("--sampled")] = 4000,
+    draws: Annotated[int, typer.Option("--sampled")] = 100_000,
 ) -> None:
     """Print one line a point and radius."""
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal, Model
 from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
 from bnn_vnnlib.robustness.tails import TailBounds
 from bnn_vnnlib.robustness.wide import transforms
-from bnn_vnnlib.robustness.wide.chaos import chaos
+from bnn_vnnlib.robustness.wide.chaos import _local, chaos
 from bnn_vnnlib.robustness.wide.gaussian import log_half_line, mean_abs
 from bnn_vnnlib.robustness.wide.inversion import below
 from bnn_vnnlib.robustness.wide.lines import Lines, Weights, _ramp_mean, lines
@@ -184,6 +184,22 @@ def test_moments_of_squares(seed: int) -> None:
         truth, bound = np.exp(theta * q).mean(), float(square.log_moment(theta)[0])
         assert np.log(truth) <= bound + 0.01
         assert bound < np.log(truth) + 0.1 + 3 * times
+
+
+def test_generating_functions_of_single_terms() -> None:
+    """u_j: no smaller than what E e^{y a_j} needs for any |y| <= y_j, and not far from the variance for small y_j."""
+    net, question = of(1, 12, 0.7, 0.1)
+    layer, weights, found = parts(net, question)
+    rng = np.random.default_rng(0)
+    z = layer.m + layer.s * rng.standard_normal((60_000, 12))
+    d = weights.mean + weights.dev * rng.standard_normal(z.shape)
+    a = d * np.where(d > 0, z > 0, np.clip((z + layer.ramp) / (2 * layer.ramp), 0, 1))
+    for near in (0.1, 0.7):
+        u = _local(weights, found, np.full_like(found.up, near))
+        for y in (-near, near / 2, near):
+            centred = y * (a - a.mean(0))
+            assert (np.log(np.exp(centred).mean(0)) * 2 / y**2 <= u[0] * 1.03 + 0.01).all()
+    assert (_local(weights, found, np.full_like(found.up, 0.1))[0] <= a.var(0) * 1.5 + 0.1).all()
 
 
 def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPatch) -> None:
