@@ -12,7 +12,9 @@ process was killed is computed again, nothing is lost, and nothing is there twic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,6 @@ class Folder:
             (self.path / "parts").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"the folder cannot be made: {error.strerror}", path=self.path) from None
-        for unfinished in (self.path / "parts").glob(".*.part"):
-            unfinished.unlink(missing_ok=True)
         if not place.exists():
             write_text(place, to_text(settings))
 
@@ -73,6 +73,11 @@ class Folder:
         if differing:
             pairs = ", ".join(_difference(key, earlier.get(key), settings.get(key)) for key in differing)
             raise OptionError(f"the folder holds a job with other settings ({pairs}); take another one", path=self.path)
+
+    def clear(self) -> None:
+        """Remove what a killed process left half written."""
+        for unfinished in self.path.glob("**/.*.part"):
+            unfinished.unlink(missing_ok=True)
 
     def has(self, chunk: int) -> bool:
         """Whether the chunk is finished."""
@@ -86,8 +91,36 @@ class Folder:
         """The finished ones among the first `chunks`."""
         for chunk in range(chunks):
             if self.has(chunk):
-                columns, note = read_columns(self._part(chunk))
-                yield Part(columns, Cost(**note))
+                yield self._read(self._part(chunk))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the system lets go of the lock when this one ends, however it ends.
+
+        Raises
+        ------
+        OptionError : another process is at work in the folder
+        """
+        try:
+            fcntl = import_module("fcntl")
+        except ImportError:  # not a POSIX system: two jobs at once only do the same work twice
+            yield
+            return
+        with (self.path / "settings.json").open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OptionError("another process is at work in this folder", path=self.path) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+    def _read(self, path: Path) -> Part:
+        try:
+            columns, note = read_columns(path)
+        except InputError as error:
+            raise InputError(f"{error.message}; delete it to have its chunk computed again", path=path) from None
+        return Part(columns, Cost(**note))
 
     def _part(self, chunk: int) -> Path:
         return self.path / "parts" / f"{chunk:06d}.parquet"

@@ -115,8 +115,15 @@ def carry_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | 
     OptionError : the folder holds another job
     InputError : a worker process was ended from outside
     """
-    if folder is not None:
-        folder.open(job.settings)
+    if folder is None:
+        return _carried_out(job, None, workers, watch)
+    folder.open(job.settings)
+    with folder.locked():
+        folder.clear()
+        return _carried_out(job, folder, workers, watch)
+
+
+def _carried_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | None) -> list[Part]:
     todo = [chunk for chunk in range(len(job)) if folder is None or not folder.has(chunk)]
     total, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))
     done = kept = total - left

@@ -65,41 +65,45 @@ class Spent:
 
 def summarise(columns: Arrays, tau_safe: float, tau_unsafe: float) -> Summary:
     """Counts by network and group, by network, by group, and over all; a level with one member is left out."""
-    network = columns["network"]
-    group = columns.get("group", columns.get("label"))
-    group = np.full(len(network), ALL) if group is None else group.astype(str)
-    states = _states(columns, tau_safe, tau_unsafe)
-    lower, upper = _one_number(columns)
-    lines = []
-    for name in _levels(network):
-        for member in _levels(group):
-            chosen = np.ones(len(network), bool)
-            chosen &= True if name == ALL else network == name
-            chosen &= True if member == ALL else group == member
-            if chosen.any():
-                lines.append(
-                    _counts(name, member, {k: v[chosen] for k, v in states.items()}, lower[chosen], upper[chosen])
-                )
-    return tuple(lines)
+    names, network = np.unique(columns["network"], return_inverse=True)
+    group = columns.get("group", columns.get("label", np.zeros(len(network), np.int64)))
+    groups, member = np.unique(group, return_inverse=True)
+    place = network * len(groups) + member
+    sums = {
+        name: np.bincount(place, values, len(names) * len(groups)).reshape(len(names), len(groups))
+        for name, values in _states(columns, tau_safe, tau_unsafe).items()
+    }
+    lines = (
+        _counts(name, of_group, {kind: float(values[i, j].sum()) for kind, values in sums.items()})
+        for name, i in _levels(names)
+        for of_group, j in _levels(groups)
+    )
+    return tuple(line for line in lines if line.rows + line.skipped)
 
 
-def _levels(names: NDArray) -> Iterator[str]:
-    distinct = [str(name) for name in np.unique(names)]
-    yield from distinct if len(distinct) > 1 else ()
-    yield ALL
+def _levels(names: NDArray) -> Iterator[tuple[str, slice]]:
+    """Every name if there are several, then all of them."""
+    if len(names) > 1:
+        yield from ((str(name), slice(i, i + 1)) for i, name in enumerate(names))
+    yield ALL, slice(None)
 
 
-def _states(columns: Arrays, tau_safe: float, tau_unsafe: float) -> dict[str, NDArray[np.bool_]]:
+def _states(columns: Arrays, tau_safe: float, tau_unsafe: float) -> dict[str, NDArray]:
+    """What is added up, by row."""
     count = len(columns["row"])
-    skipped = np.zeros(count, bool) if "label" not in columns else columns["label"] == -1
+    skipped = columns["label"] == -1 if "label" in columns else np.zeros(count, bool)
+    safe = unsafe = between = np.zeros(count, bool)
     if "p_safe_lower" in columns:
         lower, upper = columns["p_safe_lower"], columns["p_safe_upper"]
         safe, unsafe = lower >= tau_safe, upper < tau_unsafe
-        between = (lower >= tau_unsafe) & (upper < tau_safe)
-    else:
-        verdict = columns.get("verdict", np.full(count, "unknown"))
-        safe, unsafe, between = verdict == "unsat", verdict == "sat", np.zeros(count, bool)
-    return {"skipped": skipped, "safe": safe, "unsafe": unsafe, "between": between}
+        between = ~safe & ~unsafe & (lower >= tau_unsafe) & (upper < tau_safe)
+    elif "verdict" in columns:
+        safe, unsafe = columns["verdict"] == "unsat", columns["verdict"] == "sat"
+    low, high = (np.where(skipped, 0.0, side) for side in _one_number(columns))
+    return {
+        "rows": ~skipped, "skipped": skipped, "safe": safe, "unsafe": unsafe, "between": between, "lower": low,
+        "upper": high,
+    }  # fmt: skip
 
 
 def _one_number(columns: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -115,16 +119,10 @@ def _one_number(columns: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float6
     return lower[rows, label], upper[rows, label]
 
 
-def _counts(
-    name: str, member: str, states: dict[str, NDArray[np.bool_]], lower: NDArray[np.float64], upper: NDArray[np.float64]
-) -> Counts:
-    kept = ~states["skipped"]
-    rows, safe, unsafe = int(kept.sum()), int((kept & states["safe"]).sum()), int((kept & states["unsafe"]).sum())
-    means = (float(side[kept].mean()) if kept.any() else float("nan") for side in (lower, upper))
-    return Counts(
-        name, member, rows, int(states["skipped"].sum()), safe, unsafe, rows - safe - unsafe,
-        int((kept & states["between"] & ~states["safe"] & ~states["unsafe"]).sum()), *means,
-    )  # fmt: skip
+def _counts(network: str, group: str, sums: dict[str, float]) -> Counts:
+    rows, skipped, safe, unsafe, between = (int(sums[n]) for n in ("rows", "skipped", "safe", "unsafe", "between"))
+    lower, upper = (sums[side] / rows if rows else float("nan") for side in ("lower", "upper"))
+    return Counts(network, group, rows, skipped, safe, unsafe, rows - safe - unsafe, between, lower, upper)
 
 
 def write_summary(path: Path, lines: Iterable[object]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
+from bnn_vnnlib.sweeps.folder import Folder
 from sweeps.sweep_models import boxes, call, documented, write_net
 
 pytest.importorskip("pyarrow")
@@ -159,6 +160,21 @@ def test_a_finished_sweep_is_not_computed_again(nets, tmp_path, monkeypatch):
     for name, values in first.columns.items():
         np.testing.assert_array_equal(values, again.columns[name])
     assert again.spent == first.spent
+
+
+def test_two_processes_in_one_folder_and_a_damaged_part(nets, tmp_path):
+    pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(6, 3, 4)))]
+    first = sweep(pair, out=tmp_path / "out", chunk=3)
+    if sys.platform != "win32":
+        with Folder(tmp_path / "out").locked(), pytest.raises(OptionError, match="another process is at work"):
+            sweep(pair, out=tmp_path / "out", chunk=3)
+    part = tmp_path / "out" / "parts" / "000001.parquet"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"000001\.parquet: .* delete it to have its chunk computed again"):
+        sweep(pair, out=tmp_path / "out", chunk=3)
+    part.unlink()
+    again = sweep(pair, out=tmp_path / "out", chunk=3)
+    np.testing.assert_array_equal(first.columns["p_safe_lower"], again.columns["p_safe_lower"])
 
 
 def children(pid: int) -> list[int]:
