@@ -108,7 +108,7 @@ class SweepJob:
         blocks = [block for number, pair in enumerate(pairs) for block in _blocks(number, pair)]
         self.setting, self._networks, widest = self._checked(blocks)
         self.query = self.setting.query
-        # About a minute and less than a gigabyte; the same whenever the same is asked.
+        # About a minute and a gigabyte; the same whenever the same is asked.
         share = MEMORY // (DEARER if self.query is Query.DECISION else 1)
         self._chunk = chunk or max(1, share // widest)
         self._chunks = [
