@@ -128,6 +128,21 @@ def test_the_lines_hold_for_every_network_and_every_x() -> None:
             assert (scaled >= least - 1e-9)[inside].all()
 
 
+def test_what_is_left_of_the_first_layer_does_not_know_the_centre() -> None:
+    """E = V - nu - zeta kappa: mean 0, uncorrelated with zeta, variances at most those of V."""
+    net, question = of(2, 6, 0.8, 0.3)
+    layer, _, _ = parts(net, question)
+    count = 40_000
+    v, b = sampled(net.first, count, np.random.default_rng(0))
+    x0, variance = (question.lower[0] + question.upper[0]) / 2, net.first.variance.numpy()
+    zeta = v @ x0 + b
+    noise = v - layer.nu[0] - zeta[..., None] * (variance * x0 / layer.s[0][:, None] ** 2)
+    size = np.sqrt(variance / count)
+    assert (np.abs(noise.mean(0)) < 5 * size).all()
+    assert (np.abs((((zeta - layer.m[0]) / layer.s[0])[..., None] * noise).mean(0)) < 6 * size).all()
+    assert (noise.var(0) < variance * (1 + 6 / np.sqrt(count))).all()
+
+
 @pytest.mark.parametrize("q", [0.3, 1.0, 7.0])
 def test_mean_of_an_absolute_value(q: float) -> None:
     g = np.linspace(-4, 4, 17)
