@@ -19,6 +19,7 @@ from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import Gaussian, Mixture, Network
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
+from bnn_vnnlib.robustness.refine import Goal
 from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, last_of_each, nothing_known, point_box
 from bnn_vnnlib.robustness.tails import TailBounds, tails_apply
 
@@ -54,28 +55,47 @@ def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[C
 
 
 def by_components(
-    bounds: OutputBounds, posterior: Mixture, problem: Problem, deadline: Deadline,
-    solve: Callable[[Component, Deadline], SafetyBounds],
+    bounds: OutputBounds, posterior: Mixture, problem: Problem, deadline: Deadline, goal: Goal,
+    solve: Callable[[Component, Deadline, bool], SafetyBounds],
 ) -> SafetyBounds:  # fmt: skip
     """Bounds on P_safe of every instance; the time that is left is shared evenly among what is to come.
 
     Parameters
     ----------
-    solve : bounds of one component
+    solve : bounds of one component, refined or from one pass: first all have their pass, then what is open is refined
+    goal : where the bounds of all components together decide nothing, they are refined
     """
     parts = components_of(bounds, posterior)
-    found = []
-    for index, part in enumerate(parts):
-        try:
-            found.append(solve(part, deadline.share(len(parts) - index)))
-        except OutOfTime:
-            found.append(nothing_known(problem, (problem.inner_lower + problem.inner_upper) / 2))
+    found = [_tried(part, deadline, False, problem, solve) for part in parts]
+    if bool(torch.stack(goal.missing(_together(parts, problem, found))).any()):
+        for index, part in enumerate(parts):
+            if not deadline.passed:
+                again = _tried(part, deadline.share(len(parts) - index), True, problem, solve)
+                found[index] = found[index].better(again)
+    return _together(parts, problem, found, points=True)
+
+
+def _tried(
+    part: Component, deadline: Deadline, refined: bool, problem: Problem,
+    solve: Callable[[Component, Deadline, bool], SafetyBounds],
+) -> SafetyBounds:  # fmt: skip
+    try:
+        return solve(part, deadline, refined)
+    except OutOfTime:
+        return nothing_known(problem, (problem.inner_lower + problem.inner_upper) / 2)
+
+
+def _together(
+    parts: list[Component], problem: Problem, found: list[SafetyBounds], points: bool = False
+) -> SafetyBounds:
+    """The weighted sums; the common point only if it is asked for."""
     shares = found[0].lower.new_tensor([part.share for part in parts])
     lower, upper = (torch.stack([getattr(one, side) for one in found]) for side in ("lower", "upper"))
-    best, mass = _common_point(parts, problem, found)
+    best, mass = _common_point(parts, problem, found) if points else (found[0].point, found[0].point_mass)
     return replace(
         nothing_known(problem, problem.lower),
-        lower=weighted_sum(shares, lower), upper=-weighted_sum(shares, -upper), point=best, point_mass=mass,
+        lower=weighted_sum(shares, lower).clamp(0, 1), upper=(-weighted_sum(shares, -upper)).clamp(0, 1),
+        point=best, point_mass=mass,
         by_tails=torch.stack([one.by_tails for one in found]).all(0),
         by_wide=torch.stack([one.by_wide for one in found]).any(0),
     )  # fmt: skip
@@ -109,14 +129,14 @@ def _common_point(parts: list[Component], problem: Problem, found: list[SafetyBo
 
     It is for the witness; the bounds do not rest on it.
     """
-    points, mass = found[0].point, torch.zeros_like(found[0].lower)
+    points, mass = found[0].point, torch.full_like(found[0].lower, -1.0)
     for one in found:
         if not bool((one.upper < 1).any()):
             continue
         x = one.point[problem.instance]
         inside = ((problem.inner_lower <= x) & (x <= problem.inner_upper)).all(-1) & feasible(problem, x)
         index = torch.nonzero(inside)[:, 0]
-        held = torch.zeros(len(problem), dtype=torch.float64, device=x.device)
+        held = torch.full((len(problem),), -1.0, dtype=torch.float64, device=x.device)  # where x is not in T
         part = problem.items(index)
         if len(index):
             held[index] = violation_mass(parts, part, *point_box(part, x[index]), Deadline())
@@ -124,4 +144,4 @@ def _common_point(parts: list[Component], problem: Problem, found: list[SafetyBo
         better = held[best] > mass
         points = torch.where(better[:, None], one.point, points)
         mass = torch.where(better, held[best], mass)
-    return points, mass
+    return points, mass.clamp(min=0.0)

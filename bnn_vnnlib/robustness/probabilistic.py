@@ -66,14 +66,15 @@ def safety_bounds(
         return by_samples(bounds, posterior, problem, settings)
     if isinstance(posterior, Mixture):
 
-        def solve(part: Component, until: Deadline) -> SafetyBounds:
+        def solve(part: Component, until: Deadline, refined: bool) -> SafetyBounds:
             own = replace(part.bounds, engine=replace(part.bounds.engine, deadline=until))
             return safety_bounds(
-                own, part.posterior, problem, replace(settings, deadline=until), until, goal, means=means, boxes=boxes,
+                own, part.posterior, problem, replace(settings, deadline=until), until,
+                goal if refined else Goal(0.0, 0.0), means=means, boxes=boxes,
                 number=number, margin=margin,
             )  # fmt: skip
 
-        return by_components(bounds, posterior, problem, deadline, solve)
+        return by_components(bounds, posterior, problem, deadline, goal, solve)
     if boxes == "sampled" and isinstance(posterior, GaussianDiagonal):
         width = 2.5 if margin is None else margin
         return by_scattered_boxes(bounds, posterior, problem, settings, number=number, margin=width)

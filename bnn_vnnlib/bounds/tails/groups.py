@@ -125,9 +125,9 @@ class Dense:
         b = maps.adjoint(node, root, a.reshape(1, -1, *a.shape[3:]), shape).flatten(2).movedim(0, 1)  # (rows, k, input)
         deviation = torch.sqrt((b**2).sum(1) + max(torch.finfo(b.dtype).tiny, SMALL**2)) * (1 + gamma(len(root) + 8))
         unit = b / deviation[:, None]
-        lam = largest(
-            unit @ unit.mT if unit.shape[1] <= unit.shape[2] else unit.mT @ unit, unit.shape[1] + unit.shape[2]
-        )
+        fewer = unit.shape[1] <= unit.shape[2]  # latents than inputs: the same eigenvalues but for zeros
+        gram = unit @ unit.mT if fewer else unit.mT @ unit
+        lam = largest(gram, unit.shape[1] + unit.shape[2], not fewer)
         b = b.reshape(*lead, *b.shape[1:])
         found = [(b @ h.flatten(2)[:, :, None, :, None])[..., 0] for h in centers]
         return deviation.reshape(*lead, -1), lam.reshape(lead), *found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds import linear, maps
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, sum_to
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
@@ -145,9 +145,9 @@ class Noise:
     ) -> None:  # fmt: skip
         """Charge the groups, and the folded part of all noise: s_j^2 is a sum of variances."""
         square: Tensor | float = 0.0
-        terms = 1
+        terms = math.prod(shape) + math.prod(node.shape) + maps.fan(node)
         if uses is not None:
-            square, terms = uses.plain * node.weight.copies, uses.terms
+            square = uses.plain * node.weight.copies
         fresh, ranges = square, center_radius(h)
         near = None if self.variation is None else self.variation.known[source]
         if self.shared is not None:
