@@ -235,9 +235,11 @@ def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPat
 
 
 def test_characteristic_functions_are_those_of_the_terms() -> None:
-    """Against samples of zeta, D and the level."""
-    net, question = of(2, 6, 0.8, 0.2)
-    found = terms_of(net, question)
+    """Against samples of zeta, D and the level; rho is made large enough to be seen."""
+    near, last, _ = parts(*of(2, 6, 0.8, 0.2))
+    near = replace(near, rho=np.full_like(near.rho, 0.3))
+    drawn = lines(near, last)
+    found = terms(near, last, drawn, 1.0 / drawn.scale)
     layer, weights, rng, count = found.layer, found.weights, np.random.default_rng(0), 100_000
     z = layer.m + layer.s * rng.standard_normal((count, 6))
     d = weights.mean + weights.dev * rng.standard_normal(z.shape)
