@@ -98,7 +98,8 @@ def _floats(name: str, tensors: dict[str, TensorProto]) -> NDArray[np.float64]:
     array = array_of(tensors[name])
     if array.dtype.kind != "f":
         raise PosteriorError(f"is of type {array.dtype}, expected floats", node=name)
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN stays one NaN among others, which the posterior refuses
+        return array.astype(np.float64)
 
 
 def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> None:

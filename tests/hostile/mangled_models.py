@@ -158,6 +158,8 @@ PROTOS: dict[str, tuple[ModelProto, str]] = {
     "loop": (model(subgraph("Loop")), "Loop"),
     "branch": (model(subgraph("If")), "If"),
     "random": (model(node("RandomNormalLike", "x")), "stochastic export"),
+    "random_without_shape": (model(node("RandomNormal", "", "w"), node("MatMul", "x w")), "cannot be evaluated"),
+    "signalling_nan": (by_name("variance", np.full((2, 2), 0x7FA00000, np.uint32).view(np.float32)), "variance"),
     "nan_weight": (weight([[1, np.nan], [0, 1]]), "NaN or infinite"),
     "infinite_weight": (weight([[1, np.inf], [0, 1]]), "NaN or infinite"),
     "negative_dims": (weight(EYE, [-2, -2]), "W"),

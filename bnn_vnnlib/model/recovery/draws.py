@@ -54,7 +54,10 @@ class Draws:
         self.shapes: dict[str, tuple[int, ...]] = {}
         program = _program(flow, nodes, self.names, needed, double)
         program.graph.input.extend(helper.make_value_info(name, TypeProto()) for name in self._feeds)
-        self._session = ReferenceEvaluator(program, new_ops=self._operators())
+        try:
+            self._session = ReferenceEvaluator(program, new_ops=self._operators())
+        except Exception as error:
+            raise self._not_evaluated(error) from error
         self._first = self._run(None)  # also finds the shapes of the noise
 
     @property
@@ -81,8 +84,11 @@ class Draws:
         try:
             return [np.asarray(value) for value in self._session.run(None, self._feeds)]
         except Exception as error:  # the evaluator lets whatever happens inside it through
-            message = f"the graph in front of the weights cannot be evaluated: {error}"
-            raise NotRecoverable("not evaluated", message, node=self.names[0]) from error
+            raise self._not_evaluated(error) from error
+
+    def _not_evaluated(self, error: Exception) -> NotRecoverable:
+        message = f"the graph in front of the weights cannot be evaluated: {error}"
+        return NotRecoverable("not evaluated", message, node=self.names[0])
 
     def _drawn(self, node: NodeProto, shape: tuple[int, ...], element: Any) -> NDArray[Any]:
         name = node.output[0]
