@@ -8,6 +8,7 @@ the upper bounds being free to differ. Likewise E_w g(w, x) = sum_i p_i E_i g(w,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,7 +73,7 @@ def by_components(
             if not deadline.passed:
                 again = _tried(part, deadline.share(len(parts) - index), True, problem, solve)
                 found[index] = found[index].better(again)
-    return _together(parts, problem, found, points=True)
+    return _together(parts, problem, found, deadline)
 
 
 def _tried(
@@ -86,12 +87,12 @@ def _tried(
 
 
 def _together(
-    parts: list[Component], problem: Problem, found: list[SafetyBounds], points: bool = False
+    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline | None = None
 ) -> SafetyBounds:
-    """The weighted sums; the common point only if it is asked for."""
+    """The weighted sums; the common point only if time is given for it."""
     shares = found[0].lower.new_tensor([part.share for part in parts])
     lower, upper = (torch.stack([getattr(one, side) for one in found]) for side in ("lower", "upper"))
-    best, mass = _common_point(parts, problem, found) if points else (found[0].point, found[0].point_mass)
+    best, mass = _common_point(parts, problem, found, deadline) if deadline else (found[0].point, found[0].point_mass)
     return replace(
         nothing_known(problem, problem.lower),
         lower=weighted_sum(shares, lower).clamp(0, 1), upper=(-weighted_sum(shares, -upper)).clamp(0, 1),
@@ -124,7 +125,9 @@ def violation_mass(
     return (total - 4 * (len(parts) + 4) * UNIT).clamp(0, 1)
 
 
-def _common_point(parts: list[Component], problem: Problem, found: list[SafetyBounds]) -> tuple[Tensor, Tensor]:
+def _common_point(
+    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline
+) -> tuple[Tensor, Tensor]:
     """For each instance, of the components' points the one at which the most mass violates, and that mass.
 
     It is for the witness; the bounds do not rest on it.
@@ -139,7 +142,9 @@ def _common_point(parts: list[Component], problem: Problem, found: list[SafetyBo
         held = torch.full((len(problem),), -1.0, dtype=torch.float64, device=x.device)  # where x is not in T
         part = problem.items(index)
         if len(index):
-            held[index] = violation_mass(parts, part, *point_box(part, x[index]), Deadline())
+            held[index] = 0.0
+            with suppress(OutOfTime):  # the point will do: whoever shows it bounds its mass again
+                held[index] = violation_mass(parts, part, *point_box(part, x[index]), deadline)
         best = last_of_each(problem, torch.argsort(held, stable=True))
         better = held[best] > mass
         points = torch.where(better[:, None], one.point, points)
