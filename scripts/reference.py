@@ -56,7 +56,7 @@ def files() -> str:
     lines = [
         MADE, "# Files: the JSON record and the tables", "",
         "The words are defined in [semantics.md](../semantics.md). The columns of sweeps, radii and uncertainty are in",
-        "docs/sweeps.md.", "",
+        "[sweeps.md](../sweeps.md).", "",
         "## RESULTS_FILE.json", "",
         f'The record of one instance, strict JSON, format {FORMAT}. "Infinity" and "-Infinity" are strings, an absent',
         "value is null. A dot leads into an object; `[i]` says that the value is a list.", "",
