@@ -9,6 +9,8 @@ export OMP_NUM_THREADS ?= 1
 MINUTES ?= 30
 SEED ?= 0
 NETS ?= 1500
+# Where the studies write; DATA=folder says where they read.
+OUT ?= study-results
 
 .PHONY: help demo test test-libraries fuzz fuzz-inputs lint reference wheel clean
 
@@ -20,6 +22,7 @@ help:
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make reference  docs/reference from the code"
+	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
 
@@ -48,6 +51,11 @@ lint: $(STAMP)
 
 reference: $(STAMP)
 	$(BIN)/python scripts/reference.py
+
+study-%: $(STAMP)
+	$(if $(DATA),,$(error say where the data are: make $@ DATA=folder, see docs/studies/README.md))
+	$(BIN)/python -m pip install --quiet --editable '.[studies]'
+	$(BIN)/python scripts/study.py $* --data $(DATA) --out $(OUT) $(if $(LIMIT),--limit $(LIMIT))
 
 wheel: $(STAMP)
 	rm -rf dist

@@ -1,0 +1,102 @@
+"""Collision avoidance: bounds on the expected probability of the advisory, by inference method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.model import Model
+from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
+from bnn_vnnlib.sweeps.arrays import Arrays
+from studies import published as paper
+from studies import tables
+from studies.figures import SERIES, panels, save
+from studies.hcas import ADVISORIES, cubes, place_of
+from studies.places import Places, hcas_grid, hcas_labels, own
+from studies.tables import Row
+from studies.watching import watched
+
+
+def pair(places: Places, place: str, ours: bool) -> dict[str, Model]:
+    """The networks of one advisory and time: by variational inference, and by Hamiltonian Monte Carlo."""
+    if ours:
+        found = {name: model for name, model in own("hcas").items() if place in name}
+        if not found:
+            raise InputError(f"benchmarks/hcas has no network of {place}")
+        return found
+    kinds = {"VI": f"hcas_rob_{place}", "HMC": f"hcas_hmc_{place}"}
+    return {kind: places.published(name, "categorical") for kind, name in kinds.items() if places.has(f"{name}.npz")}
+
+
+def bounded(places: Places, place: str, name: str, model: Model) -> Arrays:
+    """Bounds on D of the label, the decision's verdict, and whether the grid point itself is classified correctly."""
+    grid, labels = hcas_grid(places), hcas_labels(places, *place_of(place))
+    rows = places.some(len(grid))
+    lower, upper = cubes(grid[rows])
+    how = Bounding(query="decision")
+    columns: dict[str, Arrays] = {}
+    for what, ends in (("box", (lower, upper)), ("point", (grid[rows], grid[rows]))):
+        table = make_table({"lower": ends[0], "upper": ends[1], "label": labels[rows]})
+        folder = places.out / "work" / f"decision-{what}-{len(rows)}" / f"{place}-{name}"
+        with watched(f"{place} {name} {what}") as watch:
+            columns[what] = sweep([Pair(Source(memory=model), table)], how, out=folder, watch=watch).columns
+    each, label = np.arange(len(rows)), labels[rows].clip(min=0)
+    return {
+        "label": labels[rows],
+        "lower": columns["box"]["decision_lower"][each, label],
+        "upper": columns["box"]["decision_upper"][each, label],
+        "robust": columns["box"]["verdict"] == "unsat",
+        "broken": columns["box"]["verdict"] == "sat",
+        "accurate": columns["point"]["verdict"] == "unsat",
+    }
+
+
+def summary(kind: str, found: Arrays) -> list[Row]:
+    """Means by property, and over all."""
+    rows: list[Row] = []
+    for label in (*range(len(ADVISORIES)), None):
+        of = found["label"] >= 0 if label is None else found["label"] == label
+        if not of.any():
+            continue
+        gap = (found["upper"] - found["lower"])[of]
+        rows.append({
+            "inference": kind, "property": "all" if label is None else f"phi_{label}", "boxes": int(of.sum()),
+            "mean D lower": float(found["lower"][of].mean()), "mean D upper": float(found["upper"][of].mean()),
+            "mean gap": float(gap.mean()), "largest gap": float(gap.max()),
+            "accurate %": 100 * float(found["accurate"][of].mean()),
+            "proved robust %": 100 * float(found["robust"][of].mean()),
+            "accurate, proved not robust %": 100 * float((found["accurate"] & found["broken"])[of].mean()),
+            "published mean gap": paper.HCAS_GAP.get(kind) if label is None else None,
+        })  # fmt: skip
+    return rows
+
+
+def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
+    """Mean lower bound by property, and the distribution of the gap."""
+    figure, (bars, hist) = panels(2)
+    width = 0.8 / len(found)
+    for k, (kind, columns) in enumerate(found.items()):
+        of = [columns["label"] == label for label in range(len(ADVISORIES))]
+        heights = [float(columns["lower"][o].mean()) if o.any() else np.nan for o in of]
+        bars.bar(np.arange(len(of)) + (k - (len(found) - 1) / 2) * width, heights, width, color=SERIES[k], label=kind)
+        kept = columns["label"] >= 0
+        gap = (columns["upper"] - columns["lower"])[kept]
+        hist.hist(gap, np.linspace(0, 1, 26).tolist(), histtype="step", color=SERIES[k], linewidth=1.5, label=kind,
+                  weights=np.full(len(gap), 100 / len(gap)))  # fmt: skip
+    bars.set_xticks(range(len(ADVISORIES)), [f"phi_{label}" for label in range(len(ADVISORIES))])
+    bars.set(xlabel="property", ylabel="mean lower bound on D", ylim=(0, 1))
+    bars.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False)
+    hist.set(xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log")
+    hist.legend(loc="upper right", frameon=False)
+    save(figure, out, name)
+
+
+def run(places: Places, place: str, ours: bool) -> str:
+    """Write the table and the figure."""
+    found = {kind: bounded(places, place, kind, model) for kind, model in pair(places, place, ours).items()}
+    name = f"decision_{'own_' if ours else ''}{place}"
+    draw(places.out, name, found)
+    rows = [row for kind, columns in found.items() for row in summary(kind, columns)]
+    return tables.write(places.out, name, rows, f"D on cubes of +-.025 (scaled inputs); {places.which}")

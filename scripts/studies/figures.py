@@ -1,0 +1,56 @@
+"""Figures that are readable in print: one size, one set of colours that black-and-white printing keeps apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bnn_vnnlib.errors import OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SAFE, UNSAFE, OPEN = "#1b6ca8", "#d1495b", "#d9d9d9"
+SERIES = ("#1b6ca8", "#e08e1b", "#2f7d4f", "#8a4f9e", "#d1495b", "#555555")
+MARKS = ("o", "s", "^", "D", "v", "P")
+WIDTH = 3.4
+"""Inches of a panel."""
+
+STYLE: Any = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8,
+    "ytick.labelsize": 8, "axes.grid": True, "grid.linewidth": 0.4, "grid.color": "#cccccc", "axes.axisbelow": True,
+    "lines.linewidth": 1.3, "lines.markersize": 4, "savefig.dpi": 200, "pdf.fonttype": 42,
+}  # fmt: skip
+
+
+def panels(columns: int = 1, rows: int = 1, width: float = WIDTH, height: float = 2.7) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, and its axes row by row.
+
+    Raises
+    ------
+    OptionError : matplotlib is not installed
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise OptionError("figures need matplotlib: pip install 'bnn-vnnlib[studies]'") from None
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update(STYLE)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(columns * width, rows * height), layout="constrained", squeeze=False
+    )
+    return figure, list(axes.ravel())
+
+
+def save(figure: Figure, out: Path, name: str) -> None:
+    """Write NAME.png and NAME.pdf."""
+    from matplotlib import pyplot as plt
+
+    out.mkdir(parents=True, exist_ok=True)
+    for suffix, extra in (("png", {}), ("pdf", {"metadata": {"CreationDate": None}})):
+        options: dict[str, Any] = extra
+        figure.savefig(out / f"{name}.{suffix}", **options)
+    plt.close(figure)

@@ -1,0 +1,154 @@
+"""Handwritten digits: bounds on the decision against the radius, and radii against the architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bnn_vnnlib.model import Model
+from bnn_vnnlib.sweeps import (
+    Bounding,
+    Inputs,
+    Radii,
+    RadiusResult,
+    Reading,
+    Source,
+    UncertaintyResult,
+    make_inputs,
+    radii,
+    uncertainty,
+)
+from studies import published as paper
+from studies import tables
+from studies.figures import MARKS, SERIES, panels, save
+from studies.places import Places, mnist, mnist_held_out, own
+from studies.tables import Row
+from studies.watching import watched
+
+EPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25)
+PUBLISHED = ("mnist_vogn_128x1_eps0.1", "mnist_vogn_32x1_eps0.1")
+SHAPES = ("32x1", "64x1", "128x1", "32x2", "64x2", "32x3")
+SEARCH = Radii(largest=0.5, tolerance=0.005)
+THRESHOLD = 0.7
+SHARE = 10
+"""The radii are searched for one in so many images of those that the bounds on the decision are asked for."""
+
+
+def images(places: Places, ours: bool, count: int | None = None) -> Inputs:
+    """The first test images; for our own networks the first that they were not trained on."""
+    x, y = mnist(places)
+    rows = mnist_held_out(places) if ours else np.arange(len(x))
+    rows = rows[: places.limit if count is None else count]
+    return make_inputs({"x": x[rows], "label": y[rows]}, clip=(0.0, 1.0))
+
+
+def networks(places: Places) -> dict[str, tuple[Model, bool]]:
+    """Networks by name, and whether they are our own."""
+    found = {name: (places.published(name, "categorical"), False) for name in PUBLISHED}
+    return found | {name: (model, True) for name, model in own("mnist").items()}
+
+
+def bounded(places: Places, name: str, model: Model, ours: bool) -> UncertaintyResult:
+    """Bounds on D of every class at every radius."""
+    inputs = images(places, ours)
+    folder = places.out / "work" / f"mnist-decision-{len(inputs)}" / name
+    with watched(name) as watch:
+        return uncertainty(Source(memory=model), inputs, EPS, Reading(quick=True), out=folder, watch=watch)
+
+
+def decisions(places: Places) -> str:
+    """D against eps: table and figure."""
+    found = {name: bounded(places, name, *what) for name, what in networks(places).items()}
+    rows: list[Row] = []
+    for name, result in found.items():
+        for reading in result.readings:
+            theirs = paper.MNIST_CODE.get(reading.radius) if "32x1" in name else None
+            rows.append({
+                "network": name, "eps": reading.radius, "images": reading.inputs, "mean D lower": reading.lower,
+                "mean D upper": reading.upper, "sd of D lower": reading.deviation,
+                "proved correct %": 100 * reading.correct,
+                "published code, D lower": None if theirs is None else theirs[0],
+                "published code, D upper": None if theirs is None else theirs[1],
+                "s an image": result.spent.seconds / reading.inputs,
+            })  # fmt: skip
+    draw_decisions(places.out, found)
+    return tables.write(places.out, "mnist_decision", rows, "Bounds on the expected probability of the label")
+
+
+def draw_decisions(out: Path, found: dict[str, UncertaintyResult]) -> None:
+    """Mean bounds with bands of one standard deviation over the images."""
+    figure, axes = panels(len(found), width=2.9)
+    for one, (name, result) in zip(axes, found.items(), strict=True):
+        radius = result.columns["radius"]
+        for column, colour, mark, word in (
+            ("label_lower", SERIES[0], "o", "lower bound"),
+            ("label_upper", SERIES[4], "s", "upper bound"),
+        ):
+            values = [result.columns[column][radius == eps] for eps in EPS]
+            mean, deviation = (np.array([f(v) for v in values]) for f in (np.mean, np.std))
+            low, high = (mean + sign * deviation for sign in (-1, 1))
+            one.fill_between(EPS, low.clip(0), high.clip(max=1), color=colour, alpha=0.18, linewidth=0)
+            one.plot(EPS, mean, color=colour, marker=mark, label=word)
+        one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-0.02, 1.02))
+    axes[0].set_ylabel("D of the label, mean and sd")
+    axes[0].legend(loc="lower left", frameon=False)
+    save(figure, out, "mnist_decision")
+
+
+def searched(places: Places, name: str, model: Model, inputs: Inputs) -> RadiusResult:
+    """Radii of P_safe."""
+    folder = places.out / "work" / f"mnist-radii-{len(inputs)}" / name
+    with watched(name) as watch:
+        return radii(
+            Source(memory=model), inputs, SEARCH, threshold=THRESHOLD, bounding=Bounding(query="probabilistic"),
+            out=folder, chunk=16, watch=watch,
+        )  # fmt: skip
+
+
+def architectures(places: Places) -> str:
+    """Radii against width and depth: table and figure."""
+    count = None if places.limit is None else max(1, places.limit // SHARE)
+    rows: list[Row] = []
+    for shape in SHAPES:
+        for trained in ("0.05", "0.1"):
+            name = f"mnist_vogn_{shape}_eps{trained}"
+            found = searched(places, name, places.published(name, "categorical"), images(places, False, count))
+            right, finite = found.robust >= 0, np.isfinite(found.unrobust)
+            width, depth = (int(part) for part in shape.split("x"))
+            theirs = paper.MNIST_CODE_RADII.get(shape)
+            rows.append({
+                "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
+                "correct": int(right.sum()), "mean MaxRR": tables.mean(found.robust[right]),
+                "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((~finite).sum()),
+                "published code MaxRR": None if theirs is None else theirs[0],
+                "published code MinUR": None if theirs is None else theirs[1],
+                "s an image": found.spent.seconds / len(right),
+            })  # fmt: skip
+    draw_architectures(places.out, rows)
+    return tables.write(places.out, "mnist_radii", rows, f"P_safe, threshold {THRESHOLD}; pixels in [0, 1]")
+
+
+def draw_architectures(out: Path, rows: list[Row]) -> None:
+    """Mean radii against width at depth 1, and against depth at width 32."""
+    figure, axes = panels(2)
+    for one, along, fixed, value in ((axes[0], "width", "depth", 1), (axes[1], "depth", "width", 32)):
+        for k, (trained, column) in enumerate((t, c) for t in (0.05, 0.1) for c in ("mean MaxRR", "mean MinUR")):
+            of = sorted(
+                (float(row[along] or 0), float(row[column] or 0))
+                for row in rows
+                if row[fixed] == value and row["trained at eps"] == trained
+            )
+            style = "-" if "MaxRR" in column else "--"
+            one.plot(
+                *zip(*of, strict=True),
+                style,
+                color=SERIES[k // 2],
+                marker=MARKS[k],
+                label=f"{column[5:]}, trained at {trained}",
+            )
+        one.set(xlabel=f"{along} ({fixed} {value})", ylabel="mean radius (pixels in [0, 1])")
+        one.set_xticks(sorted({float(row[along] or 0) for row in rows if row[fixed] == value}))
+        one.set_ylim(bottom=0)
+    axes[0].legend(frameon=False)
+    save(figure, out, "mnist_radii")

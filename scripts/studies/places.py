@@ -1,0 +1,119 @@
+"""Where a study reads and writes, and the data and networks that studies share.
+
+The data folder, or its subfolders `posteriors` and `sets`, holds the posteriors published with *Adversarial Robustness
+Certification for Bayesian Neural Networks* as .npz (scripts/npz_to_onnx.py says how), the HCAS grid and labels, and the
+test sets that benchmarks/families/sources.py describes. The project contains none of them; our own networks lie in
+benchmarks/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from npz_to_onnx import convert
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.model import Model, model_from_proto, read_model
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.model.network import Likelihood
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+UCI_FILES = {"concrete": "uci_concrete.npz", "powerplant": "uci_power-plant.npz"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """data : folder of public data; out : of tables and figures; limit : at most so many inputs, None: all."""
+
+    data: Path
+    out: Path
+    limit: int | None = None
+
+    def file(self, name: str) -> Path:
+        """A file of the data folder.
+
+        Raises
+        ------
+        InputError : it is not there; names the places
+        """
+        places = [self.data, self.data / "posteriors", self.data / "sets"]
+        for place in places:
+            if (place / name).is_file():
+                return place / name
+        looked = ", ".join(str(place) for place in places)
+        raise InputError(f"{name} is in none of {looked}; docs/studies says what the studies read", path=self.data)
+
+    def has(self, name: str) -> bool:
+        """Whether the data folder has the file."""
+        return any((place / name).is_file() for place in (self.data, self.data / "posteriors", self.data / "sets"))
+
+    def published(self, name: str, likelihood: Likelihood) -> Model:
+        """A published posterior."""
+        return model_from_proto(convert(self.file(f"{name}.npz"), likelihood))
+
+    def some(self, count: int) -> NDArray[np.int64]:
+        """Rows that are looked at: all of them, or as many as the limit says, drawn by a fixed seed, in their order."""
+        if self.limit is None or self.limit >= count:
+            return np.arange(count)
+        return np.sort(np.random.default_rng(0).choice(count, self.limit, replace=False))
+
+    @property
+    def which(self) -> str:
+        """For captions."""
+        return "all inputs" if self.limit is None else f"{self.limit} inputs drawn at random"
+
+
+def own_models(family: str) -> dict[str, Path]:
+    """Models of a family of benchmarks/ by name."""
+    paths = sorted((BENCHMARKS / family / "onnx").glob("*.onnx*"))
+    return {path.name.removesuffix(".gz").removesuffix(".onnx"): path for path in paths}
+
+
+def own(family: str) -> dict[str, Model]:
+    """The same, read."""
+    return {name: read_model(path) for name, path in own_models(family).items()}
+
+
+def hcas_grid(places: Places) -> Floats:
+    """(53792, 3) scaled inputs: distance, bearing, heading; the distance varies fastest."""
+    return np.load(places.file("hcas_X.npy")).astype(np.float64)
+
+
+def hcas_labels(places: Places, advisory: int, time: int) -> Labels:
+    """(53792,) published labels, -1 where there is none."""
+    return np.load(places.file(f"hcas_labels_pra{advisory}_tau{time:02d}.npy")).astype(np.int64)
+
+
+def regression(places: Places, name: str) -> tuple[Floats, Floats]:
+    """Test inputs (N, d) and targets (N,), standardised by the training part of split 1."""
+    with np.load(places.file(UCI_FILES[name])) as stored, np.load(places.file("uci_split1.npz")) as split:
+        rows = split[f"{name}_test"]
+        x = (stored["X"][rows] - split[f"{name}_x_mean"]) / split[f"{name}_x_std"]
+        y = (stored["y"][rows] - split[f"{name}_y_mean"]) / split[f"{name}_y_std"]
+    return x.astype(np.float64), y.astype(np.float64)
+
+
+def mnist(places: Places) -> tuple[Floats, Labels]:
+    """The 10,000 test images (N, 784) in [0, 1] in their order, and labels."""
+    with np.load(places.file("mnist_t10k.npz")) as stored:
+        return stored["x"].reshape(-1, 784) / 255.0, stored["y"].astype(np.int64)
+
+
+def mnist_held_out(places: Places) -> NDArray[np.int64]:
+    """Rows of `mnist` that our own networks were not trained on."""
+    with np.load(places.file("mnist_t10k.npz")) as stored:
+        return stored["test_idx"].astype(np.int64)
+
+
+def signs(places: Places) -> tuple[Floats, Labels]:
+    """Images (N, 28, 28, 3) in [0, 1] of two signs; 50 km/h is 0, road work is 1."""
+    with np.load(places.file("gtsrb_50kmh_roadwork_28.npz")) as stored:
+        return stored["x"] / 255.0, (stored["y"] == 25).astype(np.int64)

@@ -1,0 +1,88 @@
+"""Regression: how far every test input can move before the output is certified to stay, or to leave, its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bnn_vnnlib.model import Model
+from bnn_vnnlib.sweeps import Bounding, Radii, RadiusResult, Source, make_inputs, radii
+from studies import published as paper
+from studies import tables
+from studies.figures import SERIES, panels, save
+from studies.places import Places, own, regression
+from studies.tables import Row
+from studies.watching import watched
+
+THRESHOLD = 0.7
+SHARE = 0.25
+"""The output may move from its target by this share of the range of the test targets."""
+SEARCH = Radii(largest=1.0, tolerance=0.002)
+PUBLISHED = {name: f"uci_vogn32tanh_{name}1" for name in ("concrete", "powerplant")}
+
+
+def networks(places: Places, name: str) -> dict[str, Model]:
+    """The published network, and ours."""
+    found = {"published 32 tanh": places.published(PUBLISHED[name], "gaussian")}
+    return found | own(name)
+
+
+def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult:
+    """Radii around the test inputs; a radius of 1 is half of the test range of each feature."""
+    x, y = regression(places, name)
+    rows = places.some(len(x))
+    inputs = make_inputs({"x": x[rows], "y": y[rows], "scale": np.ptp(x, axis=0) / 2})
+    folder = places.out / "work" / f"regression-{len(rows)}" / f"{name}-{kind.replace(' ', '_')}"
+    with watched(f"{name} {kind}") as watch:
+        return radii(
+            Source(memory=model), inputs, SEARCH, threshold=THRESHOLD, delta=SHARE * float(np.ptp(y)),
+            bounding=Bounding(query="probabilistic"), out=folder, watch=watch,
+        )  # fmt: skip
+
+
+def row_of(name: str, kind: str, found: RadiusResult) -> Row:
+    """Means over the inputs that have the radius in question."""
+    some, finite = ~np.isnan(found.robust), np.isfinite(found.unrobust)
+    gap = (found.unrobust - found.robust)[some & finite]
+    theirs = paper.CODE_RADII[name] if kind.startswith("published") else paper.RADII[name]
+
+    return {
+        "set": name, "network": kind, "inputs": len(some), "wrong at radius 0": int((found.unrobust == 0).sum()),
+        "robust at radius 1": int((found.robust >= 1).sum()), "mean MaxRR": tables.mean(found.robust[some]),
+        "mean MinUR": tables.mean(found.unrobust[finite]), "mean gap": tables.mean(gap),
+        "largest gap": float(gap.max(initial=0.0)),
+        "without MinUR below 1": int((~finite).sum()), "published MaxRR": theirs[0], "published MinUR": theirs[1],
+        "s an input": found.spent.seconds / len(some),
+    }  # fmt: skip
+
+
+def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
+    """Both radii of every test input, inputs sorted by the robust one."""
+    kinds = max(len(results) for results in found.values())
+    figure, axes = panels(kinds, len(found), width=2.9, height=2.4)
+    for line, (name, results) in enumerate(found.items()):
+        for column, (kind, result) in enumerate(results.items()):
+            one = axes[line * kinds + column]
+            robust, unrobust = np.nan_to_num(result.robust), np.minimum(result.unrobust, SEARCH.largest)
+            order = np.lexsort([unrobust, robust])
+            place = np.arange(len(order))
+            one.fill_between(place, robust[order], unrobust[order], color="#dddddd", label="not decided")
+            one.plot(place, robust[order], color=SERIES[0], label="MaxRR")
+            one.plot(place, unrobust[order], color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
+            one.set(title=f"{name}: {kind}", xlabel="test inputs, sorted", ylim=(0, 1.03))
+            one.set_ylabel("radius (half ranges)" if column == 0 else "")
+    axes[0].legend(loc="upper left", frameon=False)
+    save(figure, out, "regression")
+
+
+def run(places: Places) -> str:
+    """Write the table and the figure."""
+    found = {
+        name: {kind: searched(places, name, kind, model) for kind, model in networks(places, name).items()}
+        for name in PUBLISHED
+    }
+    rows = [row_of(name, kind, result) for name, results in found.items() for kind, result in results.items()]
+    draw(places.out, found)
+    caption = f"|y - target| <= {SHARE} of the range of the test targets, threshold {THRESHOLD}; {places.which}"
+    return tables.write(places.out, "regression", rows, caption)
