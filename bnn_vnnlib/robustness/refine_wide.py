@@ -30,7 +30,8 @@ class Wide:
         self._wide, self._problem, self._points = wide, problem, points
         self._failures = torch.ones(len(problem), dtype=torch.float64, device=points.device)
         self._mass = torch.zeros_like(self._failures)
-        self._safe, self._unsafe = ~wide.serves(problem), ~usable
+        idle = ~wide.pays(problem)
+        self._safe, self._unsafe = idle | ~wide.serves(problem), idle | ~usable
 
     def due(self, turn: int) -> bool:
         """At the first turns, and then rarely: it is soon done."""

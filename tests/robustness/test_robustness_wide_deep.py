@@ -14,7 +14,9 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponents import Exponents
 from bnn_vnnlib.robustness.classification.layers import Stack
+from bnn_vnnlib.robustness.problem import from_labels
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints, failures, log_kappa
+from bnn_vnnlib.robustness.wide.rows import WideBounds
 from robustness.robustness_builders import model, rows
 from robustness.wide_builders import dense, sampled
 
@@ -125,3 +127,12 @@ def test_the_portfolio_takes_it(share: float, verdict: str) -> None:
     options: dict[str, Any] = {"query": "probabilistic", "tau_safe": 0.8, "tau_unsafe": 0.2}
     both = verify_batch(found, [x], [x], properties=[[rows(ROW, bound)]], timeout=60, **options)
     assert both.verdicts[0] == verdict
+
+
+@pytest.mark.parametrize("widths", [(3, 12, 2), (3, 12, 12, 2)])
+def test_it_is_tried_where_weights_move_a_row_as_much_as_inputs_do(widths: tuple[int, ...]) -> None:
+    x = torch.tensor(np.random.default_rng(0).normal(size=(5, 3)))
+    labels = torch.zeros(5, dtype=torch.int64)
+    for spread, radius, wanted in ((0.5, 0.05, True), (1e-4, 0.05, False), (1e-4, 0.0, True)):
+        wide = WideBounds(stack(0, spread, widths), Deadline())
+        assert wide.pays(from_labels(x - radius, x + radius, labels, 2)).tolist() == [wanted] * 5

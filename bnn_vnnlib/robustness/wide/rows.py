@@ -14,6 +14,7 @@ from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
+from bnn_vnnlib.robustness.classification.typical import typical
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.tails import lower_of, tails_apply
@@ -23,6 +24,9 @@ from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 
 LARGEST = 1024
 """Neurons, and inputs, at most: matrices of that size are decomposed for every row."""
+
+NARROW = 3.0
+"""Inputs that move a row by more than that many of its standard deviations: a narrow posterior."""
 
 
 class WideBounds:
@@ -37,6 +41,22 @@ class WideBounds:
         if self._shallow is not None:
             return torch.ones(len(problem), dtype=torch.bool, device=problem.lower.device)
         return (problem.lower == problem.upper).all(-1)
+
+    def pays(self, problem: Problem) -> Tensor:
+        """(N,): items whose most endangered row is moved by the weights about as much as by the inputs, or more. Else
+        tails lose little and splits of the inputs gain more. A guess at the centre, on which nothing rests.
+        """
+        rows, center = problem.rows, (problem.lower + problem.upper) / 2
+        layers = typical(self._stack, center)
+        outputs = rows.outputs.expand(len(problem), -1, -1)
+        spread = torch.sqrt((outputs**2 * (layers[-1].v + layers[-1].m_spread ** 2)[:, None]).sum(-1)) + 1e-300
+        gradient = outputs @ self._stack.layers[-1].mean
+        for layer, at in reversed(list(zip(self._stack.layers[:-1], layers[:-1], strict=True))):
+            gradient = (gradient * (at.m > 0)[:, None]) @ layer.mean
+        moved = (gradient.abs() @ ((problem.upper - problem.lower) / 2)[..., None])[..., 0]
+        spare = ((outputs * layers[-1].m[:, None]).sum(-1) - rows.bound - moved) / spread
+        worst = spare.masked_fill(rows.case >= problem.cases, torch.inf).argmin(-1, keepdim=True)
+        return (moved <= NARROW * spread).gather(-1, worst)[:, 0]
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
