@@ -1,29 +1,25 @@
-"""Upper bounds on E[e^{theta Q}; G], Q = sum_i c_i (gam_i - gbar_i)^2, gam_i - gbar_i = sum_j a_j nu_ji, a_j = A_j -
-E A_j.
+"""Upper bounds on E[e^{theta Q}; G] for a centred quadratic form Q of independent terms.
 
-With F_ji = sqrt(c_i) nu_ji, h = sqrt(2 theta) F' a (|h|^2 = 2 theta Q) and g standard Gaussian, e^{theta Q} = E_g
-e^{g . h}
-(Hubbard-Stratonovich), so that the a_j, which are independent, enter by their generating functions at y = sqrt(2
-theta) F g:
+Q = sum_i c_i (gam_i - gbar_i)^2, gam_i - gbar_i = sum_j a_j nu_ji, a_j = A_j - E A_j. With F_ji = sqrt(c_i) nu_ji,
+h = sqrt(2 theta) F' a (|h|^2 = 2 theta Q) and g standard Gaussian, e^{theta Q} = E_g e^{g . h} (Hubbard-Stratonovich),
+so that the a_j, which are independent, enter by their generating functions at y = sqrt(2 theta) F g:
 - for every y, E e^{y a_j} <= e^{y^2 v_j / 2}, v_j = d_j^2 + width_j^2 / 4: given zeta_j, A_j is a function of D_j with
-  slopes in [0, 1], and its mean lies in the hull of {0, mu, e1 + e2 / 2, e2 / 2}, of that width (e1, e2 = E D 1[D >
-  0], ..);
-- for |y| <= y_j, E e^{y a_j} <= e^{y^2 u_j / 2}, u_j = max over both signs of 2 (E e^{+-y_j a_j} - 1) / y_j^2: as E
-a_j = 0,
-  E e^{y a} - 1 = y^2 E a^2 f(y a) with f(x) = (e^x - 1 - x) / x^2 increasing. e^{y a D} is convex in a in [0, 1], so
+  slopes in [0, 1], and its mean lies in the hull of {0, mu, e1 + e2 / 2, e2 / 2}, of that width (e1, e2 are the means
+  of D on D > 0 and on D < 0);
+- for |y| <= y_j, E e^{y a_j} <= e^{y^2 u_j / 2}, u_j = max over both signs of 2 (E e^{+-y_j a_j} - 1) / y_j^2. As
+  E a_j = 0, E e^{y a} - 1 = y^2 E a^2 f(y a), f(x) = (e^x - 1 - x) / x^2 = int_0^1 (1 - t) e^{t x} dt. f is convex,
+  hence E a^2 f(y a) is convex in y and largest at an end of [-y_j, y_j]. And e^{y a D} is convex in a on [0, 1], so
   E e^{y A} <= (1 - E a+) P(D > 0) + E a+ E[e^{y D}; D > 0] + the same for D < 0.
-G is the event that |M_j . a| <= b_j for all j, M = F F'. By the second bound P(M_j . a > b_j) <= e^{-lam b_j + lam^2
-S_j / 2},
-S_j = sum_k M_jk^2 u_k, as long as lam |M_jk| <= y_k: b_j = lam S_j / 2 + log(2 H / SPENT) / lam makes P(not G) <=
-SPENT.
-On G, F_j . h = sqrt(2 theta) M_j . a, so that under the law of g + h some |y_j| exceeds
-y_j = sqrt(2 theta) (sqrt(2 theta) b_j + z |F_j|) with probability at most e = 2 H Phi(-z). Hence on G
-e^{theta Q} (1 - e) <= E_g[e^{g . h}; all |y_j| <= y_j], and with B = 2 theta F' diag(u) F < I
+G is the event that |M_j . a| <= b_j for all j, M = F F'. By the second bound, as long as lam |M_jk| <= y_k,
+    P(M_j . a > b_j) <= e^{-lam b_j + lam^2 S_j / 2},    S_j = sum_k M_jk^2 u_k,
+so that b_j = lam S_j / 2 + log(2 H / SPENT) / lam makes P(not G) <= SPENT. On G, F_j . h = sqrt(2 theta) M_j . a: under
+the law of g + h some |y_j| exceeds y_j = sqrt(2 theta) (sqrt(2 theta) b_j + z |F_j|) with probability at most
+e = 2 H Phi(-z). Hence e^{theta Q} (1 - e) <= E_g[e^{g . h}; all |y_j| <= y_j] on G, and with
+B = 2 theta F' diag(u) F < I
     E[e^{theta Q}; G] <= det(I - B)^{-1/2} / (1 - e).
 Rounding: a symmetric eigenvalue is off by at most SOLVED times the trace. An error of F moves the root of each
-eigenvalue by at most its Frobenius norm (Weyl). Where gbar_i misses sum_j E A_j nu_ji by b_i, (x + b)^2 <= (1 + t)
-x^2 + (1 + 1/t) b^2 with
-t = LEANING.
+eigenvalue by at most its Frobenius norm (Weyl). Where gbar_i misses sum_j E A_j nu_ji by b_i, use
+(x + b)^2 <= (1 + t) x^2 + (1 + 1/t) b^2 with t = LEANING.
 """
 
 from __future__ import annotations

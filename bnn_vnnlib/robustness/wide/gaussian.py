@@ -29,8 +29,8 @@ TERM = 1e-12
 """Absolute error allowed to one value of J at an imaginary argument."""
 
 PAID = 1e-12
-"""Relative amount by which short sums and products are rounded to the safe side: 2^12 units, for sums of up to about
-a thousand terms.
+"""Relative amount by which short sums and products are rounded to the safe side: 2^12 units, for sums of up to about a
+thousand terms.
 """
 
 UP, DOWN = 1 + PAID, 1 - PAID

@@ -5,10 +5,9 @@ Inversion: the square wave of period 2 P that is sign(y) on (-P, P) has the part
 (4 / pi) sum over odd n of sin(n pi y / P) / n. For y = Y + eta N - t the wave is -1 on all of (-P, 0), hence
     P(Y + eta N <= t) <= (1 - S) / 2 + P(Y + eta N <= t - P),
     S = (4 / pi) sum over odd n of Im(phi(w_n) e^{-i w_n t}) / n,   w_n = n pi / P,
-phi(w) = E e^{i w Y} e^{-eta^2 w^2 / 2}. What lies beyond t + P can only raise the right side. The sum of 1 / n over
-odd n in
-(N, 2 N] is at most (log 2) / 2, so that the rest of the series after N is at most the sum over d >= 0 of
-(log 2) / 2 times envelope(2^d w_N) e^{-(eta 2^d w_N)^2 / 2}.
+phi(w) = E e^{i w Y} e^{-eta^2 w^2 / 2}. What lies beyond t + P can only raise the right side. For even N the sum of
+1 / n over odd n in (N, 2 N] is at most (log 2) / 2, so that the rest of the series after N is at most the sum over
+d >= 0 of (log 2) / 2 times envelope(2^d w_N) e^{-(eta 2^d w_N)^2 / 2}.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ def _ramp_mean(m: Floats, s: Floats, ramp: Floats) -> Floats:
     """E clip((zeta + R~) / (2 R~), 0, 1) = (E relu(zeta + R~) - E relu(zeta - R~)) / (2 R~).
 
     The difference loses at most 1e-16 (2 R~ + 40 s) / R~ where |m| < R~ + 38 s; farther out the value is 0 or 1, and
-    for
-    R~ < 1e-5 s it differs from Phi(m / s) by less than R~^2 / s^2.
+    for R~ < 1e-5 s it differs from Phi(m / s) by less than R~^2 / s^2.
     """
     near = np.clip(m, -ramp - 38 * s, ramp + 38 * s)
     wide = (mean_relu(near + ramp, s) - mean_relu(near - ramp, s)) / (2 * ramp)

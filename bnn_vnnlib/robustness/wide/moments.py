@@ -11,8 +11,7 @@ kap falls: at the best u, d log kap / d eta = u - eta, and there phi(u) / Phi(-u
     P(s^2 < S, G) <= e^{rho (S - noise)} E[e^{-rho sum_j (a^2 sig^2)_j h_j^2} 1_G],
 which spends SPARE of delta once more for each row.
 log Phi(-u) + eta u is concave in u, so that its maximum is at most its value at u0 plus |slope at u0| times the
-distance to the
-maximum, which is below 1 where the slopes at u0 - 1 and u0 + 1 differ in sign.
+distance to the maximum, which is below 1 where the slopes at u0 - 1 and u0 + 1 differ in sign.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ NEWTON = 40
 
 @dataclass(frozen=True, eq=False)
 class RowsAtPoints:
-    """Is outputs . f(x) <= bound: boxes (P, n) of size nearly zero, one fixed x in each; rows (P, R, m), bound (P,
-    R)."""
+    """Is outputs . f(x) <= bound: boxes (P, n) of size nearly zero, one fixed x in each.
+
+    outputs (P, R, m), bound (P, R).
+    """
 
     lower: Tensor
     upper: Tensor

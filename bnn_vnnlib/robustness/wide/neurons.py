@@ -1,21 +1,19 @@
 """The hidden layer over a box, given its inputs zeta = V x0 + b at the centre.
 
-zeta_j ~ N(m_j, s_j^2). Regression of V_j on zeta_j: V_j = nu_j + zeta_j kappa_j + E_j with kappa_ji = sig_ji^2 x0_i
-/ s_j^2,
-nu_j = mu_j - m_j kappa_j and E_j Gaussian, independent of zeta_j, Cov E_j <= diag(sig_j^2). For x = x0 + delta, a
-common
-kap and t = kap . delta,  |t| <= rb = sum r_i |kap_i| < 1, the input of neuron j is
+zeta_j ~ N(m_j, s_j^2). Regression of V_j on zeta_j: V_j = nu_j + zeta_j kappa_j + E_j with kappa_ji = sig_ji^2 x0_i /
+s_j^2, nu_j = mu_j - m_j kappa_j and E_j Gaussian, independent of zeta_j, Cov E_j <= diag(sig_j^2). For x = x0 + delta,
+a common kap and t = kap . delta,  |t| <= rb = sum r_i |kap_i| < 1, the input of neuron j is
     zeta_j (1 + t) + nu_j . delta + zeta_j (kappa_j - kap) . delta + E_j . delta = (1 + t) (zeta_j + v_j),
-    v_j = (nu_j + E_j) . delta' + zeta_j (kappa_j - kap) . delta',    delta' = delta / (1 + t),  |delta'_i| <= r_i /
-    (1 - rb).
+    v_j = (nu_j + E_j) . delta' + zeta_j (kappa_j - kap) . delta',
+    delta' = delta / (1 + t),    |delta'_i| <= r'_i = r_i / (1 - rb).
 As relu is homogeneous, (margin)(x) = B + sum_j D_j relu((1 + t)(zeta_j + v_j)) is positive if and only if
 B / (1 + t) + sum_j D_j relu(zeta_j + v_j) is, and B / (1 + t) >= B - |B| rb / (1 - rb). What x - x0 has along the
 weights' own variance thus costs nothing but a little of B: it only scales the network.
 
 Range: |v_j| <= R'_j + rho_j |zeta_j|, R'_j = sum r'_i |nu_ji + E_ji|, rho_j = sum r'_i |kappa_ji - kap_i|, and by the
 Gaussian isoperimetric inequality and median <= mean of a convex function (Kwapien), for y >= 0,
-    P(R'_j > M_j + y sqrt(h_j)) <= Phi(-y),    M_j = sum r'_i e(nu_ji, sig_ji^2) >= E R'_j,    h_j = sum r'^2_i
-    sig_ji^2,
+    P(R'_j > M_j + y sqrt(h_j)) <= Phi(-y),
+    M_j = sum r'_i e(nu_ji, sig_ji^2) >= E R'_j,    h_j = sum r'^2_i sig_ji^2,
 as R'_j is a function of a standard Gaussian vector with Lipschitz constant sup over delta of the root of
 delta' Cov(E_j) delta <= h_j. So R'_j is dominated by a variable that takes the level M_j + y_l sqrt(h_j) with
 probability Phi(y_l) - Phi(y_{l-1}), independent of zeta_j and of the last layer, but for the event `BEYOND` of each
@@ -50,8 +48,8 @@ STEEPEST = 0.5
 class Neurons:
     """H neurons over P boxes of n inputs.
 
-    m, s : (P, H) mean and standard deviation of zeta; blur : (P,) bound on the total variation that their rounding
-    costs
+    m, s : (P, H) mean and standard deviation of zeta
+    blur : (P,) bound on the total variation that their rounding costs
     share : (P,) rb / (1 - rb); radius : (P, n) r'; rho : (P, H)
     nu : (P, H, n) with errors up to nu_error; variance : (H, n) of V; h : (P, H)
     levels : (P, H, L) ranges, those of zeta (kappa - kap) included where |zeta| is below the last one

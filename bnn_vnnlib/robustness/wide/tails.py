@@ -10,9 +10,9 @@ probabilities, on the event that all D_j lie within CUT deviations.
 Waves: given D > 0, the part of X on z > 0 is linear in z with slope D (1 - rho), and a density that rises and falls has
 |integral of e^{i c z} f| <= 2 sup f / |c|; likewise for D < 0 on z > R~, but for the last level. So for all w' >= w
     |E e^{i w' X}| <= 1 - P(D > 0) P(z > 0) - (1 - p) P(D < 0) P(z > R~)
-        + sum over cells of D > 0 of P(cell) min(P(z > 0), 2 phi(0) / (s w near (1 - rho))) + (1 - p) (the same for D
-        < 0),
-It falls with w.
+        + sum over cells of D > 0 of P(cell) min(P(z > 0), 2 phi(0) / (s w near (1 - rho)))
+        + (1 - p) (the same for D < 0),
+which falls with w.
 """
 
 from __future__ import annotations
