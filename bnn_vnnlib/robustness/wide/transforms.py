@@ -8,8 +8,8 @@ semi-axes H (r + 1/r) / 2, H (r - 1/r) / 2: a polynomial of degree 2 N - 1 is wi
 rule is exact for it, and its weights are positive with sum 2 H:   error <= 8 H M r^{-(2N-1)} / (r - 1). The double rule
 is off by at most the mean over zeta of the error in D, plus the rule over D of the error in zeta. In D = x + i y,
 |phi_d(D)| <= e^{y^2 / 2 d^2} / (d sqrt(2 pi)), |e^{-i w (l a D + k a^2 D^2)}| <= e^{w (|l y| + 2 k |x y|)},
-|e^{i w D p}| <= e^{w |y| p}, p <= (1 + rho) relu(zeta) + 2 reach.
-In zeta = x + i y, on the ramp |Im a| <= |y| / (2 R~), |a| <= 1 + |zeta - c| / (2 R~) and |Im p| <= |y| (3/2 + (reach - R~) / (2 R~) + 2 rho |a|);
+|e^{i w D p}| <= e^{w |y| p}, p <= (1 + rho) relu(zeta) + 2 reach. In zeta = x + i y, on the ramp
+|Im a| <= |y| / (2 R~), |a| <= 1 + |zeta - c| / (2 R~) and |Im p| <= |y| (3/2 + (reach - R~) / (2 R~) + 2 rho |a|);
 elsewhere a is constant and |Im p| <= (1 + rho) |y|.
 """
 
