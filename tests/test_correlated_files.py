@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from model.model_helpers import small_net
+from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from bnn_vnnlib import Verdict, read_model, read_property, verify
 from bnn_vnnlib.cli.commands import app
-from bnn_vnnlib.model import Mixture
+from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianFull, Mixture, attach
 from bnn_vnnlib.sweeps.digests import model_digest
 
 SHAPES = {"W1": (5, 4), "b1": (5,), "W2": (5, 3), "b2": (3,)}
@@ -122,3 +123,47 @@ def test_boxes_are_refused_with_one_message(attached: tuple[str, Path], options:
     assert "boxes of weights need independent weights" in " ".join(output.split())
     assert family in output
     assert "Traceback" not in output
+
+
+def test_a_mixture_whose_components_violate_at_inputs_of_their_own(tmp_path: Path) -> None:
+    """y = w x on [-1, 1], w near 1 or -1: every component violates y > -.5 for sure, at another end."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["X", "W"], ["Y"])], "net",
+        [helper.make_tensor_value_info("X", TensorProto.DOUBLE, [1, 1])],
+        [helper.make_tensor_value_info("Y", TensorProto.DOUBLE, [1, 1])],
+        [numpy_helper.from_array(np.zeros((1, 1)), "W")],
+    )  # fmt: skip
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    small = GaussianDiagonal({"W": np.full((1, 1), 1e-6)})
+    parts = tuple(Component({"W": np.array([[mean]])}, small) for mean in (1.0, -1.0))
+    model, prop, results = tmp_path / "mix.onnx", tmp_path / "p.vnnlib", tmp_path / "r.txt"
+    model.write_bytes(attach(net, Mixture(parts, np.array([0.5, 0.5])), likelihood="gaussian").SerializeToString())
+    prop.write_text(
+        "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 -1))(assert (<= X_0 1))(assert (<= Y_0 -0.5))"
+    )
+    limits = ["--tau-safe", "0.3", "--tau-unsafe", "0.3"]
+    said = CliRunner().invoke(
+        app, ["verify", str(prop), "--network", str(model), "--results-file", str(results), *limits]
+    )
+    assert said.stdout.startswith("sat")
+    checked = CliRunner().invoke(app, ["check-witness", str(model), str(prop), str(results)])
+    assert checked.exit_code == 0, checked.output
+    assert checked.stdout == "valid\n"
+
+
+@pytest.mark.parametrize("family", ["full", "mixture"])
+def test_a_plain_network_keeps_nothing_of_weights_that_no_node_reads(family: str, tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["X", "W"], ["Y"])], "net",
+        [helper.make_tensor_value_info("X", TensorProto.DOUBLE, [1, 1])],
+        [helper.make_tensor_value_info("Y", TensorProto.DOUBLE, [1, 1])],
+        [numpy_helper.from_array(np.ones((1, 1)), name) for name in ("W", "U")],
+    )  # fmt: skip
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    root = GaussianFull({name: np.ones((1, 1, 1)) for name in ("W", "U")})
+    means = {name: np.ones((1, 1)) for name in ("W", "U")}
+    posterior = root if family == "full" else Mixture((Component(means, root),) * 2, np.array([0.5, 0.5]))
+    model, plain = tmp_path / "m.onnx", tmp_path / "plain.onnx"
+    model.write_bytes(attach(net, posterior).SerializeToString())
+    assert CliRunner().invoke(app, ["mean", str(model), str(plain)]).exit_code == 0
+    assert read_model(plain).posterior is None

@@ -14,7 +14,7 @@ from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
 from bnn_vnnlib.model.families import tensor_names
 from bnn_vnnlib.model.files import read_proto
-from bnn_vnnlib.model.manifest import KEY
+from bnn_vnnlib.model.manifest import KEY, read_manifest
 from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.tensors import array_of, holders
@@ -82,6 +82,9 @@ def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelPr
     if posterior is None:
         return copy
     extra = tensor_names(posterior) | {PROBABILITIES}
+    manifest = read_manifest(proto)
+    if manifest is not None:  # also tensors of weights that no node reads, which the posterior leaves out
+        extra |= {entry[key] for entry in manifest.entries for key in entry if f"sha256_{key}" in entry}
     kept = [tensor for tensor in proto.graph.initializer if tensor.name not in extra]
     inputs = [info for info in proto.graph.input if info.name not in extra]
     entries = [entry for entry in proto.metadata_props if entry.key != KEY]

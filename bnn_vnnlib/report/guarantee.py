@@ -74,6 +74,8 @@ _HOW = {
     Query.PROBABILISTIC: {
         "weight samples": "Each weight sample is bounded by itself; the probabilities of those shown to be safe are "
         "added.",
+        "components of a mixture": "Each component is bounded by itself; the bounds are added with the components' "
+        "probabilities.",
         "tails": "Tails: the probability that a row of the property fails is bounded through the network, without "
         "boxes of weights.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
@@ -82,6 +84,7 @@ _HOW = {
     },
     Query.DECISION: {
         "weight samples": "D averages the weight samples, whose bounds are added with their probabilities.",
+        "components of a mixture": "D averages the components, whose bounds are added with their probabilities.",
         "closed forms": "D is bounded by closed forms, exponential moments or tails, as far as the network allows.",
         "boxes": "Boxes of weights: outputs are bounded over all networks of a box; what no box covers is bounded "
         "apart.",
@@ -142,6 +145,8 @@ def _probabilistic(row: Row, how: str) -> Guarantee:
         )
     if "weight samples" in (row.method or ""):
         witness = "Each violating sample may violate at an input of its own; X is one at which most of them do."
+    elif "components of a mixture" in (row.method or ""):
+        witness = "The components may violate at inputs of their own; X is one at which most of the probability does."
     else:
         witness = "X is an input at which that many violate; the bound there was made again before the verdict."
     return Guarantee(

@@ -19,7 +19,7 @@ from bnn_vnnlib.model.network import (
     KronLayer,
     Network,
 )
-from bnn_vnnlib.model.nodes import Linear, Node, Param
+from bnn_vnnlib.model.nodes import Linear, Node, Param, Shift
 
 Device = torch.device | str
 
@@ -116,8 +116,7 @@ def _structured(layer: KronLayer, network: Network, uses: Uses, device: Device) 
     _, node, param = uses[layer.weight][0]
     if not isinstance(node, Linear) or node.shape[node.axis] != np.prod(node.shape) or not (param.factor == 1).all():
         return None
-    bias = () if layer.bias is None else uses[layer.bias]
-    if any(not (p.factor == 1).all() or not np.array_equal(p.index.ravel(), np.arange(p.index.size)) for *_, p in bias):
+    if layer.bias is not None and not all(_added(use, network.tensors[layer.bias].size) for use in uses[layer.bias]):
         return None
     rows, columns = network.tensors[layer.weight].shape[0], network.tensors[layer.weight][0].size
     flat = np.arange(rows * columns).reshape(rows, columns)
@@ -132,6 +131,13 @@ def _structured(layer: KronLayer, network: Network, uses: Uses, device: Device) 
     if axis == 1:
         return Kron(layer.weight, left_, right_[:-1], spectrum_, layer.bias, left_, right_[-1:])
     return Kron(layer.weight, left_[:-1], right_, spectrum_, layer.bias, left_[-1:], right_)
+
+
+def _added(use: tuple[int, Node, Param], size: int) -> bool:
+    """Whether a bias of that size is added as a whole and as it is: `Kron` knows no other use of it."""
+    _, node, param = use
+    whole = np.array_equal(param.index.ravel(), np.arange(size))
+    return isinstance(node, Shift) and whole and bool((param.factor == 1).all())
 
 
 def _tensor(array: Floats, device: Device) -> Tensor:

@@ -110,9 +110,9 @@ def check_witness(
     if query is Query.DECISION:
         return _of_decision(at_x)
     check = _of_mass(at_x, question)
-    if check.judgement is Judgement.VALID or type(model.posterior).__name__ != "WeightSamples":
+    if check.judgement is Judgement.VALID or type(model.posterior).__name__ not in ("WeightSamples", "Mixture"):
         return check
-    return _of_samples(ask(property), check)
+    return _of_parts(ask(property), check)
 
 
 def question_of(
@@ -242,10 +242,11 @@ def _of_mass(at_x: Result, question: Question) -> Check:
     return Check(judgement, Query.PROBABILISTIC, (f"X is in T; {needed}",), facts)
 
 
-def _of_samples(again: Result, at_x: Check) -> Check:
-    """With weight samples a sat may rest on an input of its own for each sample, so X alone need not show it."""
+def _of_parts(again: Result, at_x: Check) -> Check:
+    """A sat may rest on an input of its own for each sample, or component of a mixture: X alone need not show it."""
     if again.verdict is Verdict.SAT:
         samples = again.details.get("violating_samples")
-        said = f"the verdict rests on an input for each violating sample; they were attacked again: samples {samples}"
+        part, which = ("component", "") if samples is None else ("violating sample", f": samples {samples}")
+        said = f"the verdict rests on an input for each {part}; they were attacked again{which}"
         return Check(Judgement.VALID, Query.PROBABILISTIC, (*at_x.reasons, said), at_x.facts)
     return replace(at_x, judgement=Judgement.UNCONFIRMED)

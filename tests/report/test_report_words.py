@@ -32,6 +32,12 @@ def test_samples_have_an_input_each():
     assert "Boxes" not in words.how
 
 
+def test_components_have_an_input_each():
+    words = guarantee(row(safe("sat", 0.0, 0.3, "linear, components of a mixture (gaussian_diag)")))
+    assert "at inputs of their own" in words.says
+    assert "Each component is bounded by itself" in words.how
+
+
 def test_the_decision_says_which():
     assert "expected softmax" in guarantee(row(decision("unsat", [0.0], [1.0]))).says
     assert "a median of each output" in guarantee(row(decision("sat", [0.0], [1.0], Rule.MEDIAN))).says

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from scipy import stats
 
 import bnn_vnnlib
@@ -24,8 +25,10 @@ from bnn_vnnlib.model import (
     Mixture,
     Model,
     Posterior,
+    attach,
     evaluate,
     from_covariance,
+    model_from_proto,
     sample,
 )
 from bnn_vnnlib.robustness import probabilistic
@@ -239,3 +242,35 @@ def test_a_question_that_tails_do_not_serve_is_refused() -> None:
     asked = Model(ended, full(0.1), "categorical", None, b"")
     with pytest.raises(InputError, match="bounded by tails, which do not serve this question"):
         verify_batch(asked, CENTERS, CENTERS, properties=[rows], query="probabilistic")
+
+
+@pytest.mark.parametrize("second", ["Mul", "MatMul", "part"])
+def test_a_bias_that_is_also_read_otherwise_shares_its_noise_with_that(second: str) -> None:
+    """Y = sum((X W + c) * c), or (X W + c) V + c[:1]: the rows of W are nearly fixed, c moves as one."""
+    last = {
+        "Mul": [("Mul", ["b", "c"], "d"), ("MatMul", ["d", "V"], "Y")],
+        "MatMul": [("MatMul", ["b", "c"], "Y")],
+        "part": [("MatMul", ["b", "V"], "d"), ("Slice", ["c", "from", "to"], "e"), ("Add", ["d", "e"], "Y")],
+    }[second]
+    nodes = [("MatMul", ["X", "W"], "a"), ("Add", ["a", "c"], "b"), *last]
+    tensors = {"W": np.eye(2), "c": np.ones(2), "V": np.ones((2, 1)), "from": np.array([0]), "to": np.array([1])}
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes], "net",
+        [helper.make_tensor_value_info("X", TensorProto.DOUBLE, [1, 2])],
+        [helper.make_tensor_value_info("Y", TensorProto.DOUBLE, [1] if second == "MatMul" else [1, 1])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    small, left = 1e-3, np.array([[1e-3, 0], [0, 1e-3], [100.0, 0]])
+    layer = KronLayer("W", left, np.eye(2) * small, np.ones((2, 2)), "c", 0)
+    net = model_from_proto(attach(proto, GaussianKron((layer,)), likelihood="gaussian"))
+    c = 1 + 100 * small * np.random.default_rng(0).normal(size=(200_000, 2))  # beside it the noise of W is nothing
+    y = (1 + c).sum(1) + c[:, 0] if second == "part" else ((1 + c) * c).sum(1)
+    one = np.ones((1, 2))
+    for share in (0.01, 0.9):
+        bound = np.quantile(y, share)
+        case = (np.array([[1.0]]), np.array([bound]), np.array([False]))
+        found = verify_batch(net, one, one, properties=[[case]], query="probabilistic", timeout=10)
+        error = 5 * np.sqrt(share * (1 - share) / len(y)) + 1e-4
+        assert found.lower[0] - error <= 1 - share <= found.upper[0] + error
+        assert found.lower[0] > 0.5 or found.upper[0] < 0.5
