@@ -16,6 +16,9 @@ from bnn_vnnlib.robustness.wide.rows import WideBounds
 CHUNK = 16
 """Items of one piece of work."""
 
+SPARE = 1e-6
+"""Left of the mass at a point, which is bounded once more for its item alone before a `sat`: other items shift it."""
+
 
 class Wide:
     """A stage (see `refine`): each item's lower bound once, then its upper bound at the attacked point.
@@ -55,7 +58,7 @@ class Wide:
     def _upper(self, index: Tensor) -> None:
         part = self._problem.items(index)
         mass = self._wide.unsafe(part, *point_box(part, self._points[index]))
-        self._mass[index] = mass
+        self._mass[index] = (mass - SPARE).clamp(min=0.0)
 
     def _bounds(self) -> SafetyBounds:
         found = nothing_known(self._problem, self._points)

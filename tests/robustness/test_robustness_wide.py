@@ -26,7 +26,7 @@ from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, _weights, failures
 from bnn_vnnlib.robustness.wide.tails import envelope, far_below
 from bnn_vnnlib.robustness.wide.transforms import Terms, spread, terms
 from robustness.robustness_builders import model, problem, rows
-from robustness.wide_builders import least_margins, network, sampled
+from robustness.wide_builders import dense, least_margins, network, sampled
 
 ROW = np.array([1.0, -1.0])
 
@@ -327,3 +327,25 @@ def test_the_portfolio_decides_what_tails_do_not(share: float, verdict: str) -> 
     assert tails.unsafe(question, question.lower, question.upper)[0] < 0.88
     assert both.lower[0] <= 1 - share + 0.05
     assert both.upper[0] >= 1 - share - 0.05
+
+
+def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
+    """A batch costs no more memory than its rows, and the numbers are the same."""
+    rng = np.random.default_rng(0)
+    net = OneLayer(dense(rng, 8, 3, spread=0.5), dense(rng, 2, 8, spread=0.5))
+    x = rng.normal(size=(1, 3))
+    scaled = np.concatenate([x, 1e-5 * x])
+    row, bound = np.array([[1.0, -1.0], [1e5, -1e5]]), np.array([-1.0, -1.0])
+    together = failures(net, RowsAtBoxes(scaled, scaled, row, bound, np.array([0, 1])), Deadline())
+    for i in range(2):
+        alone = RowsAtBoxes(scaled[[i]], scaled[[i]], row[[i]], bound[[i]], np.array([0]))
+        assert failures(net, alone, Deadline())[0] == pytest.approx(together[i], abs=1e-6)
+
+
+def test_moments_that_overflow_leave_nothing_known() -> None:
+    rng = np.random.default_rng(0)
+    first, last = dense(rng, 4, 2, spread=0.5), dense(rng, 1, 4, spread=0.5)
+    huge = type(last)(last.mean * 1e160, last.bias, last.variance * 1e300, last.bias_variance)
+    x = np.ones((1, 2))
+    found = failures(OneLayer(first, huge), RowsAtBoxes(x, x, np.ones((1, 1)), np.zeros(1), np.array([0])), Deadline())
+    assert found.tolist() == [1.0]

@@ -49,6 +49,9 @@ LEANING = 1e-6
 LARGEST = 0.99
 """Largest eigenvalue of B that is served."""
 
+MOST_LOST = 0.999
+"""Largest e that is served."""
+
 LEAST = 0.02
 """Smallest y_j: below, rounding would be magnified by 1 / y_j^2."""
 
@@ -76,7 +79,9 @@ class Chaos:
         for reach in reaches:
             near = np.maximum(root * (root * self.bound + reach * self.norm), LEAST) * UP
             local = np.minimum(_local(self.weights, self.lines, near), self.full)
-            lost = min(self.norm.shape[1] * 2 * float(special.ndtr(-reach)) * UP, 0.999)
+            lost = self.norm.shape[1] * 2 * float(special.ndtr(-reach)) * UP
+            if lost >= MOST_LOST:
+                continue
             moment = _minus_half_log_det(_eigenvalues(self.factor, self.error, local), 2 * theta)
             found = np.minimum(found, moment - np.log1p(-lost))
         return found + theta * self.off + 1e-9
@@ -93,6 +98,7 @@ def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
     products = np.abs(factor @ factor.mT) + SOLVED * norm[:, :, None] * norm[:, None]
     products = products + norm[:, :, None] * error[:, None] + error[:, :, None] * norm[:, None]
     missed = np.einsum("ah,ahi->ai", 1e-9 * (np.abs(weights.mean) + weights.dev), np.abs(layer.nu) + layer.nu_error)
+    missed = missed + np.einsum("ah,ahi->ai", np.abs(lines.slope_mean), layer.nu_error)
     off = (lines.coefficient * missed**2).sum(1) * (2 + 1 / LEANING)
     exponent = np.log(2 * norm.shape[1] / SPENT)
     rate = np.sqrt(2 * exponent / (((products**2) @ lines.variance[..., None])[..., 0] + 1e-100))

@@ -36,10 +36,15 @@ SMOOTH = ((1e-5, 6.0), (1e-3, 5.0), (0.01, 4.0), (0.03, 3.5), (0.1, 3.0))
 BEYOND = 6.5
 """Standard deviations above the mean within which the wave is right."""
 
-DOUBLINGS = 30
+DOUBLINGS = 60
 
-LOST = 4e-9
-"""Mass of the law that is left out (D_j beyond their nodes), rounding of phases, and the like; see `transforms`."""
+FINAL = 9.0
+"""eta times the last doubled wave, at least: what comes after it is below 1e-15."""
+
+LOST = 5e-9
+"""Mass of the law that is left out or counted wrongly (D_j and zeta_j beyond their nodes), below 4e-9 a neuron; see
+`transforms`.
+"""
 
 
 def below(terms: Terms, targets: Floats) -> Floats:
@@ -68,6 +73,8 @@ def _series(terms: Terms, period: Floats) -> tuple[Floats, Complexes, Floats, Ca
     """Waves (A, W), E e^{i w Y}, bounds on its errors, and a function of eta (A,) that bounds what the rest adds."""
     waves, values, wrong = [], [], []
     law = spread(terms)
+    # a phase is rounded by a few units of its size
+    phases = period + np.abs(terms.weights.bias) + np.abs(terms.lines.constant) + law.largest.sum(1)
     for block in range(BLOCKS):
         n = np.arange(2 * BLOCK * block + 1, 2 * BLOCK * (block + 1), 2)
         w = n * np.pi / period[:, None]
@@ -80,7 +87,7 @@ def _series(terms: Terms, period: Floats) -> tuple[Floats, Complexes, Floats, Ca
         values.append(product * np.exp(-1j * w * terms.lines.constant[:, None]))
         bound = envelope(terms, w)
         off = np.minimum((error / size).sum(1) * size.prod(1) * (1 + 1e-9), np.abs(product) + bound)
-        wrong.append(off + 4 * TERM + 1e-15 * w * period[:, None])
+        wrong.append(off + 4 * TERM + 1e-15 * w * phases[:, None])
         last = w[:, -1]
         if (bound[:, -1] <= ENOUGH).all():
             break
@@ -89,7 +96,8 @@ def _series(terms: Terms, period: Floats) -> tuple[Floats, Complexes, Floats, Ca
 
     def rest(eta: Floats) -> Floats:
         damped = high * np.exp(-((eta[:, None] * doubled) ** 2) / 2)
-        return np.asarray(np.log(2) / 2 * (damped.sum(1) + 1e-15) * UP)
+        total = np.log(2) / 2 * (damped.sum(1) + 1e-15) * UP
+        return np.where(eta * doubled[:, -1] >= FINAL, total, np.inf)
 
     return np.concatenate(waves, 1), np.concatenate(values, 1), np.concatenate(wrong, 1), rest
 

@@ -75,7 +75,7 @@ def _with(exponents: Exponents, ranges: Ranges, question: RowsAtPoints) -> Tenso
     last, a = exponents.stack.layers[-1], question.outputs
     guess = ranges.typical[-1]
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    lam = RATES[:, None, None] / spread  # (L, P, R)
+    lam = _exact_rates(RATES[:, None, None] / spread, a)  # (L, P, R)
     logs = torch.stack([-exponents.lines(ranges, -rate[..., None] * a).minimum(ranges.first.radius) for rate in lam])
     shift = lam * question.bound
     logs = logs + shift + 1e-12 * (1 + logs.abs() + shift.abs())
@@ -86,6 +86,14 @@ def _with(exponents: Exponents, ranges: Ranges, question: RowsAtPoints) -> Tenso
     factor = torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=logs.device)
     sharp = torch.exp((logs + factor).clamp(max=0.0)).amin(0) + spent
     return torch.minimum(plain, sharp) * (1 + 1e-12)
+
+
+def _exact_rates(lam: Tensor, a: Tensor) -> Tensor:
+    """Rates near lam (L, P, R) for which lam a is exact: three bits where a (P, R, m) has at most 24, else one."""
+    mantissa, exponent = torch.frexp(lam)
+    short = (a == a.float().double()).all(-1)
+    one = torch.where(mantissa > 0.7071, 1.0, 0.5).to(lam)
+    return torch.ldexp(torch.where(short, (8 * mantissa).round() / 8, one), exponent)
 
 
 def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, noise: Tensor, spent: float) -> Tensor:
@@ -100,6 +108,7 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     return (best + noise) * (1 - gamma(2 * variance.shape[-1] + 16) - 1e-9)
 
 
+@np.errstate(over="ignore")
 def log_kappa(eta: np.ndarray) -> np.ndarray:
     """log kap(eta), rounded up; at most 0."""
     eta = np.maximum(eta, 0.0)

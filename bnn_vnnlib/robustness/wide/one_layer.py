@@ -17,8 +17,8 @@ from bnn_vnnlib.robustness.wide.lines import RATES, Lines, Weights, lines
 from bnn_vnnlib.robustness.wide.neurons import BEYOND, Neurons, neurons
 from bnn_vnnlib.robustness.wide.transforms import terms
 
-MEMORY = 2**23
-"""Complex numbers at once, at most about."""
+MEMORY, ROWS = 2**23, 128
+"""Complex numbers, and rows, at once, at most about."""
 
 QUICK = (3.5,)
 """See `chaos.REACHES`, where theta is chosen."""
@@ -39,13 +39,14 @@ class RowsAtBoxes:
     box: np.ndarray
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
 def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
     found = np.ones(len(question.box))
     layer = neurons(layers.first, question.lower, question.upper)
     weights, blur, good = _weights(layers.last, question)
     chosen = np.flatnonzero(good & layer.served[question.box])
-    each = max(1, MEMORY // (layer.m.shape[1] * 24 * 100))
+    each = min(max(1, MEMORY // (layer.m.shape[1] * 24 * 100)), ROWS)
     for start in range(0, len(chosen), each):
         deadline.check()
         some = chosen[start : start + each]
@@ -78,8 +79,14 @@ def _weights(last: Dense, question: RowsAtBoxes) -> tuple[Weights, Floats, np.nd
 
 
 def _bounded(layer: Neurons, weights: Weights) -> Floats:
-    """(A,)."""
+    """(A,); 1 where moments overflow."""
     found = lines(layer, weights)
+    known = np.isfinite(np.stack([part.reshape(len(part), -1).sum(1) for part in vars(found).values()])).all(0)
+    if not known.all():
+        out, some = np.ones(len(known)), np.flatnonzero(known)
+        if len(some):
+            out[some] = _bounded(_at(layer, some), _rows(weights, some))
+        return out
     square = chaos(layer, weights, found)
     theta, scale = _chosen(layer, found, square)
     targets = scale[:, None] * np.linspace(0.0, 1.0, TARGETS)

@@ -144,6 +144,11 @@ class Spread:
     step: Floats
     size: Floats
 
+    @property
+    def largest(self) -> Floats:
+        """(A, H): |X_j|, at most."""
+        return np.abs(self.start) + self.step[:, None] * self.masses.shape[2]
+
     def at(self, waves: Floats) -> Complexes:
         """(A, H, W): E e^{i w X_j} at waves (A, W)."""
         angle = (waves * self.step[:, None])[:, None] * np.arange(self.masses.shape[2])[:, None]
@@ -156,14 +161,11 @@ class Spread:
 
 def spread(terms: Terms) -> Spread:
     """The laws behind `Spread.at`, for rows one at a time."""
-    count = len(terms.k)
-    values, weights = zip(*(_points(terms, row) for row in range(count)), strict=True)
+    values, weights = zip(*(_points(terms, row) for row in range(len(terms.k))), strict=True)
     start = np.stack([value.min(1) for value in values])
-    width = max(
-        float((value.max(1) - value.min(1)).max() / s) for value, s in zip(values, terms.lines.spread, strict=True)
-    )
-    step = terms.lines.spread * max(1 / FINE, width / MOST)
-    cells = int(width * terms.lines.spread.max() / step.min()) + 8 if count else 8
+    width = np.array([(value.max(1) - value.min(1)).max() for value in values])
+    step = np.maximum(terms.lines.spread / FINE, width / MOST)
+    cells = int((width / step).max()) + 8  # at most MOST + 8
     masses = np.stack(
         [_interpolated(v, w, x, h, cells) for v, w, x, h in zip(values, weights, start, step, strict=True)]
     )
