@@ -166,10 +166,12 @@ def test_no_attack_gets_past_a_bound(data: Path, tmp_path: Path) -> None:
         assert [row[name] for name in row if "violations" in name] == ["0", "0", "0"]
 
 
-def test_a_bound_that_is_wrong_is_caught() -> None:
+def test_a_bound_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that cut off what the attack reaches, or claim more than the share of the networks, are violations."""
+    from studies import validation
     from studies.validation import Outcome
 
+    monkeypatch.setattr(validation, "NETWORKS", 100)
     one, slack = np.ones(3), (np.full(3, 0.01), np.full(3, 0.01))
     least, most, share = 0.3 * one, 0.6 * one, 0.5 * one
 

@@ -50,7 +50,12 @@ def _read_npz(path: Path) -> Arrays:
 
 
 def _read_parquet(path: Path) -> Arrays:
-    if path.read_bytes()[:4] != b"PAR1":
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(4)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from None
+    if start != b"PAR1":
         raise InputError("neither an npz nor a Parquet file", path=path)
     pa, pq = parquet()
     try:
