@@ -70,13 +70,12 @@ def verify(
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     console = stderr_console()
     with guard(console, debug):
+        from bnn_vnnlib.assignments import make_folder, write_assignments
         from bnn_vnnlib.outlet import Outlet
 
         check_positive("--timeout", timeout)
         check_positive("--margin", margin)
         if serialise_assignments is not None:
-            from bnn_vnnlib.assignments import make_folder
-
             make_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, seed, timeout, started)
     asked = {"query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
@@ -88,8 +87,6 @@ def verify(
         result, prop, signature = _result(files, network or [], asked, how, outlet)
         disarm()
         if serialise_assignments is not None and result.witness is not None:
-            from bnn_vnnlib.assignments import write_assignments
-
             write_assignments(serialise_assignments, result.witness, prop, signature)
         outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
