@@ -22,7 +22,6 @@ from splits import Split
 from torch import Tensor
 
 BATCH = 128
-Loss = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

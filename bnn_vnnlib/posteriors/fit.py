@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Method = Literal["laplace", "ivon"]
 _JACOBIAN = 2**25
 """Entries of one batch of Jacobians: 256 MB."""
-_BATCH = 128
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,6 @@ from bnn_vnnlib.model import Network, WeightSamples, nodes
 from bnn_vnnlib.model.network import Floats
 from bnn_vnnlib.model.nodes import Param
 
-_MOVES = (nodes.Reshape, nodes.Transpose)
-
 
 @dataclass(frozen=True, eq=False)
 class Affine:

@@ -8,7 +8,6 @@ from __future__ import annotations
 HCAS_SHARES = {0: (77.9, 21.1, 0.9), 1: (79.3, 10.5, 10.0), 2: (79.7, 11.3, 8.8), 3: (53.4, 34.0, 12.5),
                4: (55.0, 37.0, 7.9)}  # fmt: skip
 """Property -> percentages of safe (P_safe > .98), unsafe (< .05), undecided boxes."""
-HCAS_COUNTS = {0: 795_853, 1: 324_443, 2: 323_175, 3: 178_853, 4: 189_991}
 HCAS_ALL = (74.0, 20.6, 5.9)
 HCAS_GAP = {"VI": 0.08, "HMC": 0.11}
 """Mean gap between the bounds on D, at eps .125 in units that the paper does not state."""

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(line):
 
 
 def test_the_command(tmp_path):
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
     net = write_net(tmp_path / "net.onnx", [3, 6, 4], samples=3)
     x = np.random.default_rng(1).uniform(0, 1, (5, 3))
     np.savez(tmp_path / "inputs.npz", x=x, label=np.arange(5) % 4)

@@ -20,7 +20,7 @@ from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.folder import Folder
 from sweeps.sweep_models import boxes, call, documented, write_net
 
-pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from bnn_vnnlib.sweeps import make_inputs, make_table, read_inputs, read_table
 from bnn_vnnlib.sweeps.arrays import write_columns
 from sweeps.sweep_models import boxes
 
+WITHOUT = "pyarrow (extra `parquet`) is not installed"
 GOOD = boxes(6, 3, 4)
 
 
@@ -24,7 +25,7 @@ GOOD = boxes(6, 3, 4)
     ],
 )
 def test_npz_and_parquet_are_the_same_table(tmp_path, more):
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason=WITHOUT)
     arrays = {name: values for name, values in (GOOD | more).items() if values is not None}
     np.savez(tmp_path / "table.npz", **arrays)
     nested = dict(arrays)
@@ -121,7 +122,7 @@ def test_files_that_are_no_tables(tmp_path):
 
 
 def test_parquet_columns_that_are_no_arrays(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa, pq = (pytest.importorskip(name, reason=WITHOUT) for name in ("pyarrow", "pyarrow.parquet"))
     pq.write_table(pa.table({"lower": [[1.0], [1.0, 2.0]]}), tmp_path / "ragged")
     with pytest.raises(InputError, match="lists of different lengths"):
         read_table(tmp_path / "ragged")
