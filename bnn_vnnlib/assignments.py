@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from numpy.typing import NDArray
+
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.result import Witness
@@ -36,15 +38,18 @@ def write_assignments(folder: Path, witness: Witness, prop: Property, model: Sig
 
     written = []
     sides = ((witness.x, prop.signature.inputs, model.inputs), (witness.y, prop.signature.outputs, model.outputs))
+    tensors: dict[str, NDArray] = dict(zip((node.name for node in prop.hidden), witness.hidden, strict=True))
     for values, declared, actual in sides:
         start = 0
         for variable, tensor in zip(declared, actual, strict=True):
-            piece = values[start : start + variable.size].reshape(variable.shape).astype(tensor.element_type)
+            piece = values[start : start + variable.size].reshape(variable.shape)
+            tensors[variable.name] = piece.astype(tensor.element_type)
             start += variable.size
-            written.append(folder / f"{variable.name}.pb")
-            data = numpy_helper.from_array(piece, variable.name).SerializeToString()
-            try:
-                written[-1].write_bytes(data)
-            except OSError as error:
-                raise InputError(f"cannot be written: {error.strerror}", path=written[-1]) from None
+    for name, piece in tensors.items():
+        written.append(folder / f"{name}.pb")
+        data = numpy_helper.from_array(piece, name).SerializeToString()
+        try:
+            written[-1].write_bytes(data)
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", path=written[-1]) from None
     return written

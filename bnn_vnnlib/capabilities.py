@@ -41,7 +41,7 @@ _PROBES = {
 }
 _ELEMENT_TYPES = (
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-    "uint64", "bool", "complex64", "complex128", "string",
+    "uint64", "bool", "complex64", "complex128", "string", "real",
 )  # fmt: skip
 _OLD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(assert (<= X_0 1))(assert (>= Y_0 0.5))"
 _LAST_MINOR = 20

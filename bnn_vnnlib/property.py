@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import SoundnessError
-from bnn_vnnlib.signature import Signature
+from bnn_vnnlib.signature import Hidden, Signature
 
 Floats = NDArray[np.float64]
 
@@ -110,6 +110,7 @@ class Property:
     rows : `owner` is a case. A case without rows is violated wherever its x is feasible.
     options : from comment lines `; bnn-vnnlib: key=value ...`
     notes : remarks for the user, e.g. cases dropped because their input set is empty
+    hidden : hidden nodes that a 2.x file declares; no constraint is about them, but a witness lists their values
     """
 
     version: tuple[int, int]
@@ -121,6 +122,7 @@ class Property:
     rows: HalfSpaces
     options: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    hidden: tuple[Hidden, ...] = ()
 
     def __post_init__(self) -> None:
         _frozen(self.case_box)

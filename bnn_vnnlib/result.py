@@ -71,13 +71,15 @@ class Witness:
     """An input of T, with the (mean) network's output there and what the pair shows.
 
     x (n,) and y (m,) are flattened over all inputs / outputs in the model's order. `check` records the check that
-    was made before the verdict sat was given.
+    was made before the verdict sat was given. `hidden` holds the (mean) network's values of the hidden nodes that the
+    property declares, each in the declared shape and the model's own type.
     """
 
     x: Floats
     y: Floats
     shows: str
     check: Mapping[str, Any] = field(default_factory=dict)
+    hidden: tuple[NDArray, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ RECORD = {
     "method": "what gave the bounds; null where there are none",
     "witness.x[i]": "the input, flattened over all inputs in the model's order; witness is null unless sat",
     "witness.y[i]": "the mean network's output there; for deterministic that of the network",
+    "witness.hidden[i]": "the value there of hidden node i of those that the property declares, as nested lists",
     "witness.shows": "what the pair shows, in words",
     "witness.check": "numbers of the check that was made before sat was said",
     "time_s": "seconds that the verification took, by its own clock",
@@ -187,6 +188,7 @@ def _witness(witness: Witness | None) -> dict[str, Any] | None:
     return {
         "x": plain(witness.x),
         "y": plain(witness.y),
+        "hidden": plain(witness.hidden),
         "shows": witness.shows,
         "check": plain(witness.check),
     }

@@ -28,6 +28,13 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Hidden(Variable):
+    """A tensor inside a network that a property declares: `node` is the name of the ONNX node output that it is."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class Signature:
     """Inputs and outputs in the model's order; flattened row-major and concatenated in that order."""
 

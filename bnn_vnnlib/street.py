@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bnn_vnnlib.model.network import Likelihood, Model
+    from bnn_vnnlib.model.replay import HiddenNodes
     from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.robustness.decision import DecisionOutcome
     from bnn_vnnlib.robustness.problem import Problem
@@ -89,7 +90,10 @@ def verify(
     _check_size(model, property)
     if setting.query is Query.DECISION and outputs != "probabilities":
         _refuse_constants(setting, property)
+    hidden = _hidden_nodes(model, property)
     result = _empty(setting) if property.num_cases == 0 else _solve(setting, property)
+    if result.witness is not None and hidden is not None:
+        result = replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
     notes = (*property.notes, *model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
 
@@ -101,6 +105,17 @@ def _check_size(model: Model, property: Property) -> None:
             f"the property is over {want.input_size} inputs and {want.output_size} outputs, "
             f"the model has {have.input_size} and {have.output_size}"
         )
+
+
+def _hidden_nodes(model: Model, property: Property) -> HiddenNodes | None:
+    """What evaluates the property's hidden nodes for a witness; those that do not fit the model are refused at once."""
+    if not property.hidden:
+        return None
+    from bnn_vnnlib.model.replay import HiddenNodes
+
+    nodes = HiddenNodes(model, property.hidden)
+    nodes(property.boxes.lower[0] if len(property.boxes) else np.zeros(property.signature.input_size))
+    return nodes
 
 
 def _refuse_constants(setting: Setting, property: Property) -> None:

@@ -1,7 +1,8 @@
 """The competition's results files: writing them exactly, reading them leniently.
 
 VNN-LIB 1.0: the verdict, then `((X_0 v)`, `(X_1 v)`, ..., `(Y_0 v))`, one pair a line.
-VNN-LIB 2.x: the verdict, then for every declared variable a line `name type [dims]` and one value a line.
+VNN-LIB 2.x: the verdict, then for every declared variable (inputs, hidden nodes, outputs) a line `name type [dims]` and
+one value a line.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.result import Result, Verdict
+from bnn_vnnlib.result import Result, Verdict, Witness
 from bnn_vnnlib.signature import Variable
 
 Floats = NDArray[np.float64]
@@ -121,22 +123,31 @@ def _witness_lines(result: Result, prop: Property) -> list[str]:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise SoundnessError("a witness must be finite")
     if prop.version[0] >= 2:
-        return [*_tensor_lines(prop.signature.inputs, x), *_tensor_lines(prop.signature.outputs, y)]
+        hidden = _hidden_values(result.witness, prop)
+        inner = [_tensor_lines(variable, values) for variable, values in zip(prop.hidden, hidden, strict=True)]
+        return list(chain(_all_lines(prop.signature.inputs, x), *inner, _all_lines(prop.signature.outputs, y)))
     pairs = [f"(X_{i} {v!r})" for i, v in enumerate(x.tolist())] + [f"(Y_{i} {v!r})" for i, v in enumerate(y.tolist())]
     pairs[0], pairs[-1] = f"({pairs[0]}", f"{pairs[-1]})"
     return pairs
 
 
-def _tensor_lines(variables: tuple[Variable, ...], flat: Floats) -> list[str]:
-    lines, start = [], 0
-    for variable in variables:
-        values = flat[start : start + variable.size]
-        start += variable.size
-        dims = ",".join(map(str, variable.shape))
-        lines.append(f"{variable.name} {variable.element_type} [{dims}]")
-        # A number of VNN-LIB 2.x has no exponent; this is the shortest decimal that reads back the same.
-        lines.extend(np.format_float_positional(value, trim="0") for value in values)
-    return lines
+def _hidden_values(witness: Witness, prop: Property) -> list[Floats]:
+    values = [value.astype(np.float64) for value in witness.hidden]
+    if [value.shape for value in values] != [hidden.shape for hidden in prop.hidden]:
+        raise SoundnessError("the witness does not have the values of the hidden nodes that the property declares")
+    return values
+
+
+def _all_lines(variables: tuple[Variable, ...], flat: Floats) -> list[str]:
+    pieces = np.split(flat, np.cumsum([variable.size for variable in variables])[:-1])
+    return list(chain.from_iterable(map(_tensor_lines, variables, pieces)))
+
+
+def _tensor_lines(variable: Variable, values: Floats) -> list[str]:
+    dims = ",".join(map(str, variable.shape))
+    # A number of VNN-LIB 2.x has no exponent; this is the shortest decimal that reads back the same.
+    numbers = (np.format_float_positional(value, trim="0") for value in values.reshape(-1))
+    return [f"{variable.name} {variable.element_type} [{dims}]", *numbers]
 
 
 def _number(text: str, path: Path) -> float:

@@ -29,7 +29,7 @@ def call(*args: object, code: int = 0):
 @pytest.mark.parametrize(
     ("capability", "answer"),
     [
-        ("onnx-element-types", "float32\nfloat64\n"),
+        ("onnx-element-types", "float32\nfloat64\nreal\n"),
         ("vnnlib-versions", "1.0\n2.1\n"),
         ("hidden-node-theories", "NH\n"),
         ("multiple-input-output-theories", "SIO\nMIO\n"),

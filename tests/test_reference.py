@@ -63,7 +63,7 @@ def full(tmp_path: Path) -> dict[str, Any]:
     one = np.ones(2)
     result = Result(
         Verdict.SAT, Query.DECISION, 0.9, 0.8, "m", 1.0, Bounds(0, 1), DecisionBounds(one, one, one, one),
-        Witness(one, one, "that", {"a": 1}), ("note",), Rule.MEAN, {"b": {"c": 2}},
+        Witness(one, one, "that", {"a": 1}, (one,)), ("note",), Rule.MEAN, {"b": {"c": 2}},
     )  # fmt: skip
     return record(result, {"property": tmp_path / "p", "model": tmp_path / "m"}, seed=0, timeout=1.0)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import ModelError
+from bnn_vnnlib.errors import ModelError, PropertyError
 from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.signature import Hidden, Signature, Variable
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_NAMED = 5  # nodes that a message names
 
 
 class Replayer:
@@ -20,15 +26,7 @@ class Replayer:
     """
 
     def __init__(self, model: Model) -> None:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 3  # silent about posterior tensors that no node uses
-        options.intra_op_num_threads = 1
-        try:
-            self._session = ort.InferenceSession(model.onnx_bytes, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's exceptions have no common root of their own
-            raise ModelError(f"onnxruntime does not accept the model: {error}", path=model.path) from error
+        self._session = _session(model, model.onnx_bytes)
         self._signature = model.network.signature
 
     def __call__(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -49,13 +47,84 @@ class Replayer:
         return np.array(rows).reshape(len(points), self._signature.output_size)
 
     def _one(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
-        feeds, start = {}, 0
-        for variable in self._signature.inputs:
-            piece = point[start : start + math.prod(variable.shape)]
-            feeds[variable.name] = piece.reshape(variable.shape).astype(variable.element_type)
-            start += variable.size
-        outputs = self._session.run([variable.name for variable in self._signature.outputs], feeds)
+        names = [variable.name for variable in self._signature.outputs]
+        outputs = self._session.run(names, _feeds(self._signature, point))
         return np.concatenate([np.asarray(output, np.float64).reshape(-1) for output in outputs])
+
+
+class HiddenNodes:
+    """The hidden nodes that a property declares, as onnxruntime computes them with the weights in the file.
+
+    Parameters
+    ----------
+    model : whose graph has the nodes
+    hidden : as declared
+
+    Raises
+    ------
+    PropertyError : the graph computes no tensor of that name
+    ModelError : onnxruntime does not accept the model
+    """
+
+    def __init__(self, model: Model, hidden: tuple[Hidden, ...]) -> None:
+        import onnx
+
+        graph = onnx.load_model_from_string(model.onnx_bytes)
+        computed = {name for node in graph.graph.node for name in node.output if name}
+        for one in hidden:
+            if one.node not in computed:
+                where = "the model" if model.path is None else f"{model.path}"
+                names = ", ".join(map(repr, sorted(computed)[:_NAMED])) + (" ..." if len(computed) > _NAMED else "")
+                message = f"hidden node {one.name}: no node of {where} computes {one.node!r}; they compute {names}"
+                raise PropertyError(message)
+        known = {output.name for output in graph.graph.output}
+        graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in {one.node for one in hidden} - known)
+        self._hidden, self._signature = hidden, model.network.signature
+        self._session = _session(model, graph.SerializeToString())
+
+    def __call__(self, x: ArrayLike) -> tuple[NDArray, ...]:
+        """Values at one point (n,), each in the declared shape and the model's own type.
+
+        Raises
+        ------
+        PropertyError : the model's tensor has another type or shape than is declared (shapes may differ as those of
+            inputs may, see `vnnlib.match`), or a value that no file can hold
+        """
+        point = np.asarray(x, np.float64)
+        found = self._session.run([one.node for one in self._hidden], _feeds(self._signature, point))
+        return tuple(_as_declared(one, value) for one, value in zip(self._hidden, found, strict=True))
+
+
+def _as_declared(hidden: Hidden, value: Any) -> NDArray:
+    from bnn_vnnlib.vnnlib.match import match_tensor
+
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise PropertyError(f"hidden node {hidden.name}: {hidden.node!r} is no tensor of numbers")
+    match_tensor("hidden node", hidden, Variable(hidden.node, str(value.dtype), value.shape), None)
+    if not np.isfinite(value).all():
+        raise PropertyError(f"hidden node {hidden.name}: {hidden.node!r} has an infinite value, which no file can hold")
+    return value.reshape(hidden.shape)
+
+
+def _session(model: Model, graph: bytes) -> ort.InferenceSession:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # silent about posterior tensors that no node uses
+    options.intra_op_num_threads = 1
+    try:
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common root of their own
+        raise ModelError(f"onnxruntime does not accept the model: {error}", path=model.path) from error
+
+
+def _feeds(signature: Signature, point: NDArray[np.float64]) -> dict[str, NDArray]:
+    feeds, start = {}, 0
+    for variable in signature.inputs:
+        piece = point[start : start + variable.size]
+        feeds[variable.name] = piece.reshape(variable.shape).astype(variable.element_type)
+        start += variable.size
+    return feeds
 
 
 def replay(model: Model, x: ArrayLike) -> NDArray[np.float64]:

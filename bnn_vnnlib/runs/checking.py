@@ -193,6 +193,7 @@ def _deterministic(model: Model, property: Property, x: Floats, result: ResultsF
     if any(variable.name in result.values for variable in property.signature.outputs):
         facts["y_deviation"] = deviation = float(np.abs(_values(property.signature.outputs, result) - y).max(initial=0))
         reasons.append(f"Y in the file and Y of onnxruntime differ by at most {deviation:.3g}")
+    reasons += [*_of_hidden(model, property, rounded, result), *_irregular(property, result)]
     for judgement, tolerance in ((Judgement.VALID, 0.0), (Judgement.TOLERATED, INPUT_TOLERANCE)):
         case = violated_case(property, rounded, y, tolerance=tolerance)
         if case is not None:
@@ -205,6 +206,32 @@ def _deterministic(model: Model, property: Property, x: Floats, result: ResultsF
     where = "X is in the input set" if inside else f"X is not in the input set, not even within {INPUT_TOLERANCE:g}"
     said = f"{where}; (X, Y) satisfies no case of the property"
     return Check(Judgement.INVALID, Query.DETERMINISTIC, (said, *reasons), facts)
+
+
+def _of_hidden(model: Model, property: Property, x: Floats, result: ResultsFile) -> list[str]:
+    """How far the file's values of hidden nodes are from those of onnxruntime; they decide nothing, as its Y."""
+    if not property.hidden:
+        return []
+    from bnn_vnnlib.model.replay import HiddenNodes
+
+    reasons = []
+    for one, value in zip(property.hidden, HiddenNodes(model, property.hidden)(x), strict=True):
+        theirs = result.values.get(one.name)
+        if theirs is not None and theirs.size == one.size:
+            off = np.abs(theirs.reshape(-1) - value.reshape(-1).astype(np.float64)).max(initial=0)
+            reasons.append(f"{one.name} in the file and {one.name} of onnxruntime differ by at most {off:.3g}")
+    return reasons
+
+
+def _irregular(property: Property, result: ResultsFile) -> list[str]:
+    """A remark if a 2.x file is none to the competition's reader, which wants all variables in order and shape."""
+    signature = property.signature
+    declared = [(one.name, one.shape) for one in (*signature.inputs, *property.hidden, *signature.outputs)]
+    found = [(name, values.shape) for name, values in result.values.items()]
+    if property.version[0] == 1 or found == declared:
+        return []
+    wanted, had = (", ".join(f"{name} {list(shape)}" for name, shape in listed) for listed in (declared, found))
+    return [f"the competition's reader would refuse the file: it lists {had}; declared are, in this order, {wanted}"]
 
 
 def _as_stored(variables: tuple[Variable, ...], x: Floats) -> Floats:

@@ -45,19 +45,21 @@ def assemble(disjunction: Disjunction, scope: Scope) -> Assembled:
     table, n, m = disjunction.table, scope.signature.input_size, scope.signature.output_size
     is_input = table.on_inputs(n)
     own = disjunction.cases.where(is_input[disjunction.cases.items])
-    case_key = own.numbered(np.zeros(len(own), np.int64))
+    case_key = own.numbered()
     keys = own.take(first_and_number(case_key)[0])
     _check_cells(scope, len(keys), n, "input boxes", "inputs")
-    inputs = InputSets(table, disjunction.common[is_input[disjunction.common]], keys, n)
+    inputs = InputSets(table, is_input, disjunction.common[is_input[disjunction.common]], keys, n)
     alive = np.flatnonzero(~inputs.empty[case_key])
-    _check_bounded(inputs, np.unique(case_key[alive]), scope)
-    used, alive_box = inputs.share(case_key[alive])
+    _check_bounded(inputs, np.flatnonzero(~inputs.empty), scope)
+    used, box_of = inputs.share()
+    alive_box = box_of[case_key[alive]]
     boxes = inputs.boxes(used)
     constraints = _half_spaces(inputs.rows(used), table, scope, boxes, np.arange(len(used)), 0)
     everywhere = Groups.one(disjunction.common[~is_input[disjunction.common]])
-    case_rows = everywhere.copies(len(alive)).beside(
-        disjunction.cases.where(~is_input[disjunction.cases.items]).take(alive)
-    )
+    case_rows = disjunction.cases.where(~is_input[disjunction.cases.items])
+    if len(alive) < len(case_key):
+        case_rows = case_rows.take(alive)
+    case_rows = everywhere.copies(len(alive)).beside(case_rows)
     # Cases with the same box and the same set of rows appear once.
     first = first_and_number(case_rows.numbered(alive_box))[0]
     case_box = alive_box[first]
@@ -94,11 +96,13 @@ def _notes_on_empty(count: int, alive: Ints) -> tuple[str, ...]:
 def _half_spaces(groups: Groups, table: Table, scope: Scope, boxes: Boxes, box_of: Ints, m: int) -> HalfSpaces:
     """The rows of each group (a box if m = 0, else a case); box_of (groups,) tells over which box they hold."""
     n, owner, rows = scope.signature.input_size, groups.owner, groups.items
+    if not len(rows):
+        nothing = np.zeros(0)
+        inputs = np.zeros((0, n)) if m == 0 else None
+        return HalfSpaces(np.zeros((0, m)), inputs, nothing, nothing, np.zeros(0, np.bool_), owner)
     first, position = first_and_number(rows)
-    distinct = rows[first]
-    columns = table.columns.take(distinct)
-    entries = Groups.of_lengths(table.columns.lengths, np.arange(len(table.values))).take(distinct)
-    values = table.values[entries.items]
+    places = table.columns.places(rows[first])
+    columns, values = Groups(places.starts, table.columns.items[places.items]), table.values[places.items]
     outputs = _dense(columns, values, n, m, len(rows), scope)[position]
     with_inputs = m == 0 or bool((columns.items < n).any())
     inputs = _dense(columns, values, 0, n, len(rows), scope)[position] if with_inputs else None

@@ -6,10 +6,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from itertools import product
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.signature import Signature, Variable
+from bnn_vnnlib.signature import Hidden, Signature, Variable
 from bnn_vnnlib.vnnlib.source import Error, Source
 from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
 
@@ -29,6 +28,7 @@ class Scope(ABC):
     version, network, signature : as in `Property`
     notes : remarks for the user
     columns : column of each variable met so far, by its spelling
+    hidden : hidden nodes
     """
 
     source: Source
@@ -37,6 +37,7 @@ class Scope(ABC):
     signature: Signature
     notes: tuple[str, ...] = ()
     columns: dict[str, int] = field(default_factory=dict)
+    hidden: tuple[Hidden, ...] = ()
 
     def column(self, atom: str, at: int) -> int:
         """Column of a variable, met in a comparison at the offset `at`; PropertyError or UnsupportedError."""
@@ -208,11 +209,12 @@ def _check_network(query: Query, source: Source) -> Scope:
             raise source.error(UnsupportedError, message, tensor.at)
     signature = Signature(tuple(variables["input"]), tuple(variables["output"]))
     _check_mixture(network, signature, source)
-    notes = [f"hidden node {hidden.name} is declared but not used: ignored" for hidden in variables["hidden"]]
-    if query.version[1] not in (0, 1):
-        notes.append(f"VNN-LIB version 2.{query.version[1]} is read as 2.1")
-    columns = _spelled(tensors)
-    return _Tensors(source, query.version, network.name, signature, tuple(notes), columns, tensors=tensors)
+    hidden = tuple(
+        Hidden(one.name, one.element_type, one.shape, tensors[one.name][0].node) for one in variables["hidden"]
+    )
+    version = query.version
+    notes = () if version[1] in (0, 1) else (f"VNN-LIB version 2.{version[1]} is read as 2.1",)
+    return _Tensors(source, version, network.name, signature, notes, _spelled(tensors), hidden, tensors=tensors)
 
 
 _WHY_NOT = {
@@ -252,8 +254,12 @@ def _spelled(tensors: dict[str, tuple[Tensor, int]]) -> dict[str, int]:
     columns: dict[str, int] = {}
     for name, (tensor, offset) in tensors.items():
         if tensor.kind != "hidden" and tensor.shape and math.prod(tensor.shape) <= _SPELLED:
-            indices = product(*(map(str, range(size)) for size in tensor.shape))
-            columns |= {f"{name}[{','.join(index)}]": offset + flat for flat, index in enumerate(indices)}
+            starts = [f"{name}["]
+            for size in tensor.shape[:-1]:
+                starts = [f"{start}{index}," for start in starts for index in range(size)]
+            last = [f"{index}]" for index in range(tensor.shape[-1])]
+            names = [start + end for start in starts for end in last]
+            columns.update(zip(names, range(offset, offset + len(names)), strict=True))
     return columns
 
 

@@ -78,8 +78,11 @@ class _Expansion:
     def members(self, start: int, stop: int) -> Iterable[Groups]:
         """Simple comparisons that must all hold: all those with one alternative together, then each of the others."""
         first = self.simple.first[start : stop + 1]
-        branching = np.flatnonzero(np.diff(first) != 1)
+        branching = np.flatnonzero(first[1:] - first[:-1] != 1)
         here = self.simple.alternatives.part(int(first[0]), int(first[-1]))
+        if not len(branching):
+            yield Groups.one(here.items)
+            return
         single = np.delete(first[:-1], branching) - first[0]
         yield Groups.one(here.take(single).items)
         for one in branching.tolist():
@@ -91,8 +94,9 @@ class _Expansion:
         first = self.simple.first
         if run.kind == "comparisons":
             return self.simple.alternatives.part(int(first[start]), int(first[stop]))
-        ends = start + np.concatenate([[0], np.cumsum(self.simple.clauses[run])])
-        if first[stop] - first[start] == stop - start and not (np.diff(first[start : stop + 1]) != 1).any():
+        clauses = self.simple.clauses
+        ends = np.append(clauses[slice(*clauses.searchsorted((start, stop)))], stop)
+        if (first[start + 1 : stop + 1] - first[start:stop] == 1).all():
             here = self.simple.alternatives.part(int(first[start]), int(first[stop]))
             return Groups(here.starts[ends - start], here.items)
         pairs = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)

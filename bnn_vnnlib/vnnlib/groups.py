@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 def first_and_number(keys: Ints) -> tuple[Ints, Ints]:
@@ -17,12 +19,24 @@ def first_and_number(keys: Ints) -> tuple[Ints, Ints]:
     What np.unique gives for return_index and return_inverse; most properties are so small that its overhead counts.
     """
     order = keys.argsort(kind="stable")
-    new = np.ones(len(keys), np.bool_)
-    ordered = keys[order]
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    new = _new(keys[order])
     number = np.empty(len(keys), np.int64)
     number[order] = new.cumsum() - 1
     return order[new], number
+
+
+def _counted(flags: Flags) -> Ints:
+    """How many of the flags before each place are true (len(flags) + 1,)."""
+    counted = np.zeros(len(flags) + 1, np.int64)
+    np.add.accumulate(flags, out=counted[1:])
+    return counted
+
+
+def _new(ordered: Ints) -> Flags:
+    """Which entries of a sorted array differ from the one before."""
+    new = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return new
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +97,39 @@ class Groups:
         starts = self.starts[start : stop + 1]
         return Groups(starts - starts[0], self.items[starts[0] : starts[-1]])
 
+    def places(self, which: Ints) -> Groups:
+        """Where in `items` the items of the lists with these numbers stand, a list for each."""
+        lengths = self.lengths[which]
+        starts = np.zeros(len(lengths) + 1, np.int64)
+        np.add.accumulate(lengths, out=starts[1:])
+        return Groups(starts, np.arange(starts[-1]) + (self.starts[which] - starts[:-1]).repeat(lengths))
+
     def take(self, which: Ints) -> Groups:
         """The lists with these numbers, in this order; a list may be taken several times."""
-        lengths = self.lengths[which]
-        taken = Groups.of_lengths(lengths, self.items)
-        place = np.arange(taken.starts[-1]) + (self.starts[which] - taken.starts[:-1]).repeat(lengths)
-        return Groups(taken.starts, self.items[place])
+        places = self.places(which)
+        return Groups(places.starts, self.items[places.items])
 
     def copies(self, count: int) -> Groups:
         """All lists, `count` times."""
-        return Groups.of_lengths(np.tile(self.lengths, count), np.tile(self.items, count))
+        if count == 1:
+            return self
+        lengths, items = np.empty((count, len(self)), np.int64), np.empty((count, len(self.items)), np.int64)
+        lengths[:], items[:] = self.lengths, self.items
+        return Groups.of_lengths(lengths.reshape(-1), items.reshape(-1))
 
-    def where(self, keep: NDArray[np.bool_]) -> Groups:
+    def where(self, keep: Flags) -> Groups:
         """The items for which `keep` (of the length of `items`) is true."""
-        return Groups.of_lengths(np.bincount(self.owner[keep], minlength=len(self)), self.items[keep])
+        return Groups(_counted(keep)[self.starts], self.items[keep])
+
+    def count(self, flags: Flags) -> Ints:
+        """For how many items of each list `flags` (of the length of `items`) is true (G,)."""
+        ends = _counted(flags)[self.starts]
+        return ends[1:] - ends[:-1]
 
     def beside(self, other: Groups) -> Groups:
         """List g of this followed by list g of the other."""
+        if not len(self.items) or not len(other.items):
+            return self if len(self.items) else other
         items = np.empty(len(self.items) + len(other.items), np.int64)
         items[np.arange(len(self.items)) + other.starts[:-1].repeat(self.lengths)] = self.items
         items[np.arange(len(other.items)) + self.starts[1:].repeat(other.lengths)] = other.items
@@ -107,6 +137,8 @@ class Groups:
 
     def times(self, other: Groups) -> Groups:
         """Each list followed by each of the other's lists."""
+        if len(self) == 1:
+            return self.copies(len(other)).beside(other)
         first = np.arange(len(self)).repeat(len(other))
         return self.take(first).beside(other.copies(len(self)))
 
@@ -116,14 +148,17 @@ class Groups:
         keep[first_and_number(self._keys())[0]] = True
         return self if keep.all() else self.where(keep)
 
-    def numbered(self, labels: Ints) -> Ints:
+    def numbered(self, labels: Ints | None = None) -> Ints:
         """A number for each list (G,), by first use: equal where the labels (G,) and the sets of items are equal."""
-        keys = np.unique(self._keys())
+        if len(self) == 1:
+            return np.zeros(1, np.int64)
+        keys = np.sort(self._keys())
+        keys = keys[_new(keys)]
         owner, items = np.divmod(keys, self._span)
-        ends = (8 * np.cumsum(np.bincount(owner, minlength=len(self)))).tolist()
+        ends = (8 * np.bincount(owner, minlength=len(self)).cumsum()).tolist()
         data = items.tobytes()
         numbers: dict[tuple[int, bytes], int] = {}
-        spans = zip(labels.tolist(), [0, *ends], ends, strict=False)
+        spans = zip(repeat(0) if labels is None else labels.tolist(), [0, *ends], ends, strict=False)
         return np.array([numbers.setdefault((label, data[a:b]), len(numbers)) for label, a, b in spans], np.int64)
 
     @property

@@ -22,31 +22,34 @@ class InputSets:
     Parameters
     ----------
     table : all constraints
+    on_inputs : which of them concern nothing but inputs
     common : those on inputs that hold in every set
     own : for each set, its own constraints on inputs
     n : number of inputs
     """
 
-    def __init__(self, table: Table, common: Ints, own: Groups, n: int) -> None:
+    def __init__(self, table: Table, on_inputs: Flags, common: Ints, own: Groups, n: int) -> None:
         self._table, self._common, self._own = table, Groups.one(common), own
-        self._is_bound = (table.columns.lengths == 1) & table.on_inputs(n)
+        self._is_bound = (table.columns.lengths == 1) & on_inputs
         everywhere = self._tightened([np.full((1, n), start) for start in (-np.inf, np.inf) * 2], self._common)
         self.lower, self.upper, self.inner_lower, self.inner_upper = self._tightened(
-            [np.repeat(side, len(own), axis=0) for side in everywhere], own
+            [side.repeat(len(own), axis=0) for side in everywhere], own
         )
         self.empty: Flags = np.any(np.greater(self.lower, self.upper), axis=1)
         self._decide_close()
 
-    def share(self, case_key: Ints) -> tuple[Ints, Ints]:
-        """The sets that stand for the distinct input sets of the cases, by first use; each case's position in them."""
-        further = self._own.where(~self._is_bound[self._own.items]).numbered(np.zeros(len(self._own), np.int64))
-        arrays = (self.lower, self.upper, self.inner_lower, self.inner_upper, further[:, None].astype(np.float64))
-        merged = np.ascontiguousarray(np.concatenate(arrays, axis=1))
-        as_bytes = merged.view(np.dtype((np.void, merged.shape[1] * merged.itemsize))).ravel()
-        _, group = np.unique(as_bytes, return_inverse=True)
-        _, first, position = np.unique(group[case_key], return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        return case_key[first[order]], np.argsort(order)[position]
+    def share(self) -> tuple[Ints, Ints]:
+        """Of the sets that are not empty, the first of each distinct kind; for every set its kind, -1 if empty."""
+        further = self._own.where(~self._is_bound[self._own.items]).numbered().tolist()
+        sides = np.concatenate((self.lower, self.upper, self.inner_lower, self.inner_upper), axis=1)
+        kind = np.full(len(sides), -1)
+        first: list[int] = []
+        numbers: dict[tuple[int, bytes], int] = {}
+        for k in np.flatnonzero(~self.empty).tolist():
+            kind[k] = number = numbers.setdefault((further[k], sides[k].tobytes()), len(first))
+            if number == len(first):
+                first.append(k)
+        return np.array(first, np.int64), kind
 
     def rows(self, used: Ints) -> Groups:
         """The constraints of these sets (common ones too) that are no bounds."""
@@ -65,10 +68,11 @@ class InputSets:
         strict, down, up = table.strict[bound], table.down[bound], table.up[bound]
         # A strict bound that float64 holds excludes itself; the next number satisfies it.
         inside = np.where(strict & (down == up), np.nextafter(down, -np.inf), down)
+        place = group * sides[0].shape[1] + column  # in the arrays as one row: numpy is much faster on that
         for k, (side, select, values) in enumerate(
             zip(sides, (~upper, upper) * 2, (0.0 - up, up, 0.0 - inside, inside), strict=True)
         ):
-            (np.minimum if k % 2 else np.maximum).at(side, (group[select], column[select]), values[select])
+            (np.minimum if k % 2 else np.maximum).at(side.reshape(-1), place[select], values[select])
             side += 0.0  # -0.0 becomes 0.0
         return sides
 
@@ -79,7 +83,7 @@ class InputSets:
 
     def _decide_close(self) -> None:
         """Decide exactly where rounding or strictness hides whether a box is empty."""
-        close = np.greater(self.inner_lower, self.inner_upper) & ~self.empty[:, None]
+        close = (self.inner_lower > self.inner_upper) & ~self.empty[:, None]
         if not close.any():
             return
         places = np.flatnonzero(close)  # of the flattened (K, n)

@@ -46,7 +46,7 @@ def compare_signatures(
             )
             raise PropertyError(message, path=path)
     pairs = [(what, *pair) for what, variables, models in sides for pair in zip(variables, models, strict=True)]
-    return [note for what, variable, model in pairs for note in _match_tensor(what, variable, model, path)]
+    return [note for what, variable, model in pairs for note in match_tensor(what, variable, model, path)]
 
 
 def _match_flat(what: str, declared: Variable, models: tuple[Variable, ...], path: str | Path | None) -> None:
@@ -68,7 +68,8 @@ def _match_flat(what: str, declared: Variable, models: tuple[Variable, ...], pat
         raise PropertyError(message, path=path)
 
 
-def _match_tensor(what: str, declared: Variable, actual: Variable, path: str | Path | None) -> list[str]:
+def match_tensor(what: str, declared: Variable, actual: Variable, path: str | Path | None) -> list[str]:
+    """As `compare_signatures`, for one tensor; `what` it is, for the message."""
     if declared.element_type not in ("real", actual.element_type):
         message = (
             f"{what} {declared.name} is declared {declared.element_type}, the model's {actual.name} is "

@@ -48,6 +48,7 @@ def normalise(query: Query, source: Source, signature: Signature | None = None) 
         rows=assembled.rows,
         options=options,
         notes=notes,
+        hidden=scope.hidden,
     )
 
 

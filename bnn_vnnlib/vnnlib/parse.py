@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,11 @@ _VERSION = re.compile(
 
 
 _OPEN = re.compile(r"\(")
+_ESCAPED = re.compile(r"\\(.)")
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return {"n": "\n", "t": "\t"}.get(escape[1], escape[1])
 
 
 class _Builder:
@@ -44,8 +51,11 @@ class _Builder:
     def INDEXED(self, token: Token) -> str:  # noqa: N802
         return "".join(token.split())
 
-    def assertion(self, parts: list[Compare | Junction]) -> Compare | Junction:
-        return parts[0]
+    def assertion(self, parts: list[Any]) -> Compare | Junction:
+        if isinstance(parts[0], Compare | Junction):
+            return parts[0]
+        opening, connective = parts[0], parts[0].rpartition("(")[2].strip()
+        return Junction(connective, tuple(parts[1:]), opening.start_pos + len(opening) - len(connective))
 
     def comparison(self, parts: list[Any]) -> Compare:
         relation, left, right = parts
@@ -81,6 +91,15 @@ class _Builder1(_Builder):
 class _Builder2(_Builder):
     """Rules of v2.lark."""
 
+    def HEADER(self, token: Token) -> tuple[int, int]:  # noqa: N802
+        return self.version([token[token.index("<") : token.index(">")]])
+
+    def INPUT(self, token: Token) -> Tensor:  # noqa: N802
+        return self._whole_tensor("input", token)
+
+    def OUTPUT(self, token: Token) -> Tensor:  # noqa: N802
+        return self._whole_tensor("output", token)
+
     def start(self, parts: list[Any]) -> Query:
         networks = tuple(part for part in parts if isinstance(part, Network))
         return Query(parts[0], (), networks, tuple(parts[1 + len(networks) :]))
@@ -104,16 +123,28 @@ class _Builder2(_Builder):
         return self._tensor("input", parts, initialized=len(parts) > 3)
 
     def hidden(self, parts: list[Any]) -> Tensor:
-        return self._tensor("hidden", parts)
+        return replace(self._tensor("hidden", parts), node=_ESCAPED.sub(_unescaped, parts[3][1:-1]))
 
     def output(self, parts: list[Any]) -> Tensor:
         return self._tensor("output", parts)
 
     def _tensor(self, kind: str, parts: list[Any], initialized: bool = False) -> Tensor:
         name, element_type, shape = parts[:3]
-        # A dimension too long to be meant is cut here, so that int() stays cheap; the check of sizes refuses it.
-        dimensions = tuple(int(dimension[:19]) for dimension in shape)
-        return Tensor(kind, str(name), str(element_type), dimensions, initialized, name.start_pos)
+        return Tensor(kind, str(name), str(element_type), _dimensions(shape), initialized, name.start_pos)
+
+    def _whole_tensor(self, kind: str, token: Token) -> Tensor:
+        """(declare-input name type [dimensions]) and its like, read at once."""
+        words, _, rest = token.partition("[")
+        keyword, name, element_type = words.split()[-3:]
+        at = token.index(name, token.index(keyword) + len(keyword))
+        dimensions = "".join(rest.partition("]")[0].split())
+        shape = dimensions.split(",") if dimensions else []
+        return Tensor(kind, name, element_type, _dimensions(shape), False, (token.start_pos or 0) + at)
+
+
+def _dimensions(shape: Iterable[str]) -> tuple[int, ...]:
+    # A dimension too long to be meant is cut here, so that int() stays cheap; the check of sizes refuses it.
+    return tuple(int(dimension[:19]) for dimension in shape)
 
 
 @cache

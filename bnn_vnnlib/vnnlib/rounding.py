@@ -15,6 +15,7 @@ _LONGEST = 24  # characters
 _DIGITS = 18  # from the first that is not 0; 10^18 < 2^63
 _DECIMALS = 22  # 10^22 is exact in float64, 10^23 is not
 _TOGETHER = 20_000  # bounds the memory for single characters
+_FEW = 24  # so many are read faster one by one
 _POWERS = np.array([float(10**s) for s in range(_DECIMALS + 1)])
 _SPLITTER = 2.0**27 + 1
 
@@ -29,15 +30,17 @@ def bracket_literals(texts: Sequence[str]) -> tuple[Floats, Floats]:
     off by a factor 1 + d, |d| <= 2^-53, so p and h differ by a few units in the last place and p - h is exact
     (Sterbenz). l is 0 unless |M| > 2^53, and then p and h are multiples of 1 or more, so (p - h) - l is a sum of small
     integers: exact. The last sum, with e, may be rounded, which does not change its sign. All other numbers go through
-    `bracket_literal`.
+    `bracket_literal`, and so do few numbers.
 
     Raises
     ------
     ValueError, OverflowError : as `bracket_literal`
     """
+    if len(texts) <= _FEW:
+        pairs = np.array([*map(bracket_literal, texts)], np.float64).reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
     parts = [_brackets(texts[start : start + _TOGETHER]) for start in range(0, len(texts), _TOGETHER)]
-    empty = np.zeros(0)
-    return np.concatenate([empty, *(part[0] for part in parts)]), np.concatenate([empty, *(part[1] for part in parts)])
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 def _brackets(texts: Sequence[str]) -> tuple[Floats, Floats]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,6 @@ AND = len(OPERATORS)
 _COMPARISON = re.compile(r"\([ \t\r\n]*[<>=!]")
 
 
-class _Numbers(dict[str, int]):
-    """Numbers for words, by first use."""
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        return number
-
-
 @dataclass(frozen=True, eq=False)
 class Runs:
     """All simple comparisons s = 0, ..., S - 1 of a property, in the order of the text.
@@ -37,7 +30,7 @@ class Runs:
     operators, left, right : (S,) words
     runs : where they come from
     first : (len(runs) + 1,) first comparison of each run
-    clauses : for each run that consists of clauses, how many comparisons each clause has
+    clauses : the first comparison of each clause, in the runs that consist of clauses
     """
 
     atoms: list[str]
@@ -46,7 +39,7 @@ class Runs:
     right: Ints
     runs: list[Run]
     first: Ints
-    clauses: dict[Run, Ints]
+    clauses: Ints
 
     def compare(self, s: int) -> Compare:
         """Comparison s as a node of the tree."""
@@ -68,21 +61,20 @@ class Runs:
 
 def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
     """Gather the runs of all formulas."""
-    numbers = _Numbers({word: i for i, word in enumerate((*OPERATORS, "and"))})
-    runs, parts, clauses = [], [np.zeros((0, 3), np.int32)], {}
-    for run in _leaves(assertions):
+    known = (*OPERATORS, "and")
+    numbers = defaultdict(count(len(known)).__next__, zip(known, range(len(known)), strict=True))
+    runs, parts = [*_leaves(assertions)], [np.zeros(0, np.int32)]
+    for run in runs:
         words = run.words()
         if run.kind == "assertions":
             del words[::4]  # assert
-        codes = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
-        if run.kind == "clauses":
-            starts = np.append(np.flatnonzero(codes == AND), len(codes))  # the grammar lets no variable be named so
-            clauses[run] = np.diff(starts) // 3
-            codes = codes[codes != AND]
-        runs.append(run)
-        parts.append(codes.reshape(-1, 3))
-    operators, left, right = np.concatenate(parts).T.astype(np.int64)
-    first = np.cumsum([0, *map(len, parts[1:])])
+        parts.append(np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)))
+    codes = np.concatenate(parts)
+    ands = np.flatnonzero(codes == AND)  # the grammar lets no variable be named so
+    clauses = (ands - np.arange(len(ands))) // 3
+    first = np.array([*map(len, parts)]).cumsum()
+    first = (first - ands.searchsorted(first)) // 3
+    operators, left, right = np.delete(codes, ands).reshape(-1, 3).T.astype(np.int64)
     return Runs(list(numbers), operators, left, right, runs, first, clauses)
 
 

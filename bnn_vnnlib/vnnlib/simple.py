@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Simple:
     alternatives : for each comparison in turn, the conjunctions (numbers of constraints) one of which must hold
     first : (S + 1,) the first alternative of each comparison; nearly all have one
     places : the first comparison of each run, and its last one + 1
-    clauses : for each run of clauses, how many comparisons each has
+    clauses : as in `Runs`
     """
 
     table: Table
@@ -48,7 +49,7 @@ class Simple:
     alternatives: Groups
     first: Ints
     places: Mapping[Run, tuple[int, int]]
-    clauses: Mapping[Run, Ints]
+    clauses: Ints
 
 
 def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
@@ -66,6 +67,11 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
     odd = _UNEQUAL[operators] | (columns[left] == columns[right])  # both sides numbers, or the same variable
     if not scope.has_one_type:
         odd |= (columns[left] >= 0) & (columns[right] >= 0)
+    ends = zip(runs.first[:-1].tolist(), runs.first[1:].tolist(), strict=True)
+    places = dict(zip(runs.runs, ends, strict=True))
+    if not odd.any():
+        table, conjunctions = _table(runs, operators, left, right, columns, scope.source)
+        return Simple(table, [], conjunctions.take(which), np.arange(len(which) + 1), places, runs.clauses)
     plain = np.flatnonzero(~odd)
     table, conjunctions = _table(runs, operators[plain], left[plain], right[plain], columns, scope.source)
     rows: list[Row] = []
@@ -79,70 +85,67 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
     conjunctions = Groups.chain([conjunctions, Groups.of(lists)]).take(np.argsort(owner, kind="stable"))
     counts = np.bincount(np.array(owner, np.int64), minlength=len(where))
     chosen = Groups.of_lengths(counts, np.arange(len(owner))).take(which)
-    ends = zip(runs.first[:-1].tolist(), runs.first[1:].tolist(), strict=True)
-    places = dict(zip(runs.runs, ends, strict=True))
     return Simple(table, rows, conjunctions.take(chosen.items), chosen.starts, places, runs.clauses)
 
 
 def _resolved(runs: Runs, scope: Scope) -> Ints:
     """The column of each atom; -1 for a number, and for what is no operand."""
-    known = scope.columns
-    columns = [known.get(word, -1) for word in runs.atoms]
-    for atom, word in enumerate(runs.atoms[AND + 1 :], AND + 1):  # behind the words that are no operands
-        if columns[atom] < 0 and not is_number(word):
+    columns = np.fromiter(map(scope.columns.get, runs.atoms, repeat(-1)), np.int64, len(runs.atoms))
+    for atom in (np.flatnonzero(columns[AND + 1 :] < 0) + AND + 1).tolist():  # behind the words that are no operands
+        word = runs.atoms[atom]
+        if not is_number(word):
             try:
                 columns[atom] = scope.column(word, 0)
             except InputError:
                 scope.column(word, runs.compare(runs.first_use(atom)).at)  # fails again, and knows the place
                 raise
-    return np.array(columns, np.int64)
+    return columns
 
 
 def _table(runs: Runs, operators: Ints, left: Ints, right: Ints, columns: Ints, source: Source) -> tuple[Table, Groups]:
     """The distinct constraints of comparisons with one variable or two, and those of each comparison."""
     swap = columns[left] < 0
     left, right = np.where(swap, right, left), np.where(swap, left, right)
-    upper = _UPPER[operators] ^ (swap & ~_EQUAL[operators])
-    # An equality is two constraints, first the upper bound.
-    halves = Groups.of_lengths(1 + _EQUAL[operators], np.repeat(np.arange(len(left)), 1 + _EQUAL[operators]))
-    second = np.zeros(len(halves.items), np.bool_)
-    second[halves.starts[1:][_EQUAL[operators]] - 1] = True
-    left, right, strict = left[halves.items], right[halves.items], _STRICT[operators][halves.items]
-    upper = (upper | _EQUAL[operators])[halves.items] & ~second
-    two = columns[right] >= 0
+    strict, upper, starts = _STRICT[operators], _UPPER[operators] ^ swap, np.arange(len(left) + 1)
+    equal = _EQUAL[operators]
+    if equal.any():  # two constraints, first the upper bound
+        starts[1:] += equal.cumsum()
+        part = np.arange(len(left)).repeat(1 + equal)
+        left, right, strict, upper = left[part], right[part], strict[part], upper[part]
+        upper[starts[1:][equal] - 2], upper[starts[1:][equal] - 1] = True, False
+    columns_left, columns_right = columns[left], columns[right]
+    two = columns_right >= 0
     # left <= right of two variables is left - right <= 0; x >= v is -x <= -v.
-    column = np.where(two & ~upper, columns[right], columns[left])
-    other = np.where(two, np.where(upper, columns[right], columns[left]), -1)
-    sign = np.where(two | upper, 1.0, -1.0)
-    side = np.where(two, -1, right)
+    column = np.where(two & ~upper, columns_right, columns_left)
+    other = np.where(upper, columns_right, columns_left)  # where there are two
+    above = two | upper
     width = int(columns.max(initial=0)) + len(columns) + 2
-    key = ((2 * column + (sign > 0)) * width + np.where(two, len(columns) + other, right)) * 2 + strict
+    key = ((2 * column + above) * width + np.where(two, len(columns) + other, right)) * 2 + strict
     where, which = first_and_number(key)
-    column, other, sign, side, strict = column[where], other[where], sign[where], side[where], strict[where]
-    pairs = Groups.of_lengths(1 + (other >= 0), np.column_stack([column, other]).ravel()[_kept(other)])
-    values = np.column_stack([sign, np.full(len(sign), -1.0)]).ravel()[_kept(other)]
-    down, up = _brackets(runs, side, source)
-    above = sign > 0
+    two, above = two[where], above[where]
+    pairs = Groups.of_lengths(1 + two, np.empty(len(where) + np.count_nonzero(two), np.int64))
+    firsts = pairs.starts[:-1]
+    pairs.items[firsts], pairs.items[firsts[two] + 1] = column[where], other[where][two]
+    values = np.full(len(pairs.items), -1.0)
+    values[firsts] = np.where(above, 1.0, -1.0)
+    sides = np.where(two, -1, right[where])
+    down, up = _brackets(runs, sides, source)
     down, up = np.where(above, down, 0.0 - up), np.where(above, up, 0.0 - down)
-    table = Table(pairs, values, strict, down, up, side, runs.atoms, {}, {})
-    return table, Groups(halves.starts, which)
-
-
-def _kept(other: Ints) -> Flags:
-    """Which entries of pairs (first, second), written out, are there: all first ones, and the second ones that are."""
-    return np.column_stack([np.ones(len(other), np.bool_), other >= 0]).ravel()
+    table = Table(pairs, values, strict[where], down, up, sides, runs.atoms, {}, {})
+    return table, Groups(starts, which)
 
 
 def _brackets(runs: Runs, sides: Ints, source: Source) -> tuple[Floats, Floats]:
     """The float64 numbers next to the literals with these numbers; 0 for -1."""
-    first, which = first_and_number(sides)
-    used = sides[first]
-    texts = [runs.atoms[atom] if atom >= 0 else "0" for atom in used.tolist()]
+    is_used = np.zeros(len(runs.atoms) + 1, np.bool_)
+    is_used[sides] = True
+    used = np.flatnonzero(is_used[:-1])
+    down, up = np.zeros(len(is_used)), np.zeros(len(is_used))  # the last one for -1
     try:
-        down, up = bracket_literals(texts)
+        down[used], up[used] = bracket_literals([runs.atoms[atom] for atom in used.tolist()])
     except (ValueError, OverflowError):
-        raise _unusable(runs, used[used >= 0], source) from None
-    return down[which], up[which]
+        raise _unusable(runs, used, source) from None
+    return down[sides], up[sides]
 
 
 def _unusable(runs: Runs, literals: Ints, source: Source) -> InputError:

@@ -81,7 +81,7 @@ class Table:
 
     def on_inputs(self, n: int) -> Flags:
         """Whether a constraint concerns nothing but the columns 0, ..., n - 1 (N,)."""
-        return np.bincount(self.columns.owner[self.columns.items >= n], minlength=len(self.columns)) == 0
+        return self.columns.count(self.columns.items >= n) == 0
 
     def right_side(self, i: int) -> Fraction:
         """b of a bound, exactly."""

@@ -64,7 +64,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input, hidden node or output declared by a 2.x file; `kind` is one of these words."""
+    """An input, hidden node or output declared by a 2.x file; `kind` is one of these words.
+
+    `node` is the name of a hidden node's ONNX output.
+    """
 
     kind: str
     name: str
@@ -72,6 +75,7 @@ class Tensor:
     shape: tuple[int, ...]
     initialized: bool
     at: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

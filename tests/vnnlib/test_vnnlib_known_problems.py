@@ -158,7 +158,7 @@ KNOWN = [
         (assert (or (<= B[0,1] 7.0) (< t B[0,0])))""", [
         (((1, 2), (3, 4), (5, 6)), [row(0, 1, 0, bound=7)]),
         (((1, 2), (3, 4), (5, 6)), [row(-1, 0, 1, bound=0, strict=True)]),
-    ], note="hidden node h"),
+    ]),
 ]  # fmt: skip
 
 

@@ -15,7 +15,9 @@ from bnn_vnnlib.property import HalfSpaces, Property
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.literals import bracket_literal
+from bnn_vnnlib.vnnlib.parse import parse
 from bnn_vnnlib.vnnlib.rounding import bracket_literals
+from bnn_vnnlib.vnnlib.source import Source
 
 LISTS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5)
 
@@ -158,10 +160,11 @@ def decimals() -> st.SearchStrategy[str]:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(decimals(), max_size=20))
 def test_numbers_together_are_rounded_as_alone(texts: list[str]) -> None:
-    down, up = bracket_literals(texts)
     expected = [bracket_literal(text) for text in texts]
-    assert list(zip(down.tolist(), up.tolist(), strict=True)) == expected
-    assert not np.signbit(down[down == 0]).any()
+    for times in (1, 50):  # few are read one by one
+        down, up = bracket_literals(texts * times)
+        assert list(zip(down.tolist(), up.tolist(), strict=True)) == expected * times
+        assert not np.signbit(down[down == 0]).any()
 
 
 @given(LISTS)
@@ -176,6 +179,12 @@ def test_groups_are_lists(lists: list[list[int]]) -> None:
     assert listed(groups.where(groups.items > 2)) == [[item for item in one if item > 2] for one in lists]
     assert listed(groups.beside(groups)) == [one + one for one in lists]
     assert listed(groups.times(groups)) == [one + other for one in lists for other in lists]
+    for one in lists:
+        assert listed(Groups.of([one]).times(groups)) == [one + other for other in lists]
+    nothing = Groups.of([[] for _ in lists])
+    assert listed(groups.beside(nothing)) == listed(nothing.beside(groups)) == lists
+    assert listed(groups.copies(3)) == lists * 3
+    assert groups.count(groups.items > 2).tolist() == [sum(item > 2 for item in one) for one in lists]
     assert listed(Groups.chain([groups, groups])) == lists + lists
     order = np.arange(len(lists))[::-1].repeat(2)
     assert listed(groups.take(order)) == [lists[i] for i in order]
@@ -183,3 +192,95 @@ def test_groups_are_lists(lists: list[list[int]]) -> None:
     numbers: dict[tuple[int, frozenset[int]], int] = {}
     keys = [(i % 2, frozenset(one)) for i, one in enumerate(lists)]
     assert groups.numbered(labels).tolist() == [numbers.setdefault(key, len(numbers)) for key in keys]
+    alone: dict[frozenset[int], int] = {}
+    assert groups.numbered().tolist() == [alone.setdefault(key, len(alone)) for _, key in keys]
+
+
+SLOW = "(;\n"  # a comment after every "(" keeps the merged terminals from matching
+TENSOR_TEXTS = [
+    "(declare-input X real [2])",
+    "( declare-input  X\n real [ 2 ] )",
+    "(declare-input X real [1,2,1])(declare-input Z real [ 1\t, 1 ])",
+    "(declare-input X real [])",
+    "(declare-input X real [ ])",
+    "(declare-input declare real [2])",  # a name that begins as the keyword does
+    "(declare-input input real [2])",
+    "(declare-input X real [2] initialized)",
+    "(declare-input X real [2)",
+    "(declare-input X real 2])",
+    "(declare-input X real [2,])",
+    "(declare-input X real [-2])",
+    "(declare-input X real [0])",
+    "(declare-input X float16 [2])",
+    "(declare-input X mystery [2])",
+    "(declare-input X real [99999999999999999999999999])",
+    "(declare-input X [2])",
+    "(declare-input X real real [2])",
+    "(declare-inputX real [2])",
+    "(declare-hidden X real [2])",
+    "(declare-input 3 real [2])",
+    "(declare-input X real [2]) (declare-input X real [2])",
+    "",
+]
+
+
+@pytest.mark.parametrize("inputs", TENSOR_TEXTS)
+@pytest.mark.parametrize("opening", ["(vnnlib-version <2.0>)", "( vnnlib-version\t< 2.1 > )", "(vnnlib-version <2.7>)"])
+def test_whole_declarations_mean_what_their_words_mean(opening: str, inputs: str) -> None:
+    name, last = "Z" if "Z" in inputs else "X", "[0]"
+    for shape, index in (("[1,2,1]", "[0,1,0]"), ("[ 1\t, 1 ]", "[0,0]"), ("[]", ""), ("[ ]", "")):
+        last = index if shape in inputs else last
+    box = f"(assert (and (<= 0.0 {name}{last}) (<= {name}{last} 1.0)))"
+    text = f"{opening}(declare-network f {inputs} (declare-output Y real [1]))\n{box}(assert (or (<= Y[0] 0.5)))"
+    first, rest = text.split(")", 1)
+    slow = f"{first})" + rest.replace("(", SLOW)
+    one, other = outcome(text), outcome(slow)
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert (one.version, one.signature, one.notes) == (other.version, other.signature, other.notes)
+        assert meaning(one) == meaning(other)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "line", "column"),
+    [
+        ("(declare-input X real [0]) (declare-output Y real [1])", 2, 35),
+        ("(declare-input f real [1]) (declare-output Y real [1])", 2, 35),
+        ("\n  ( declare-input\n  declare real [0]) (declare-output Y real [1])", 4, 3),
+        ("(declare-input X real [1]) (declare-output X real [1])", 2, 63),
+    ],
+)
+def test_places_of_errors_in_whole_declarations(tensors: str, line: int, column: int) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_property(f"(vnnlib-version <2.0>)\n(declare-network f {tensors})(assert (<= X[0] 0.0))")
+    assert (caught.value.line, caught.value.column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "(or)",
+        "(and ))",
+        "(or (<= Y_0 1)",
+        "(or (<= Y_0 1)))",
+        "(or 1)",
+        "(orr (<= Y_0 1))",
+        "(or (not (<= Y_0 1)))",
+        "(or (<= Y_0))",
+        "( or (<= Y_0 1) (and (<= Y_0 2)) )",
+    ],
+)
+def test_the_beginning_of_a_junction_read_at_once_adds_nothing(formula: str) -> None:
+    one, other = (outcome(f"{HEAD}({gap}assert {formula})") for gap in ("", ";\n"))
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert meaning(one) == meaning(other)
+
+
+def test_the_place_of_a_junction_read_at_once() -> None:
+    text = f"{HEAD}(assert\n (  and (<= Y_0 1.0) (or (<= Y_0 2.0))))"
+    junction = parse(Source(text)).assertions[-1]
+    assert junction.connective == "and"
+    assert text[junction.at :].startswith("and")
