@@ -167,6 +167,13 @@ def test_a_narrow_screen_light_and_dark(browser, page, dark):
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the instances"
     tab.evaluate("drawEverything()")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    for scrolled in (0, 1000):  # titles of tables that are wider than the screen
+        sides = tab.evaluate(f"""[...document.querySelectorAll('caption span')].map((title) => {{
+            title.closest('.scroll').scrollLeft = {scrolled};
+            return [title.getBoundingClientRect().left, title.getBoundingClientRect().right];
+        }})""")
+        assert sides
+        assert all(left >= 0 and right <= 360 for left, right in sides)
     colors = tab.evaluate("(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))")
     ink, paper = (sum(map(int, color[4:-1].split(","))) for color in colors)
     assert (ink > paper) is dark

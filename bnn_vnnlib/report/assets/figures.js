@@ -124,7 +124,7 @@ function drawCactus() {
     count,
     missing: visible.length - count,
     why: "have no sat or unsat",
-    layout: { xaxis: { title: { text: "instances solved" } }, yaxis: seconds },
+    layout: { xaxis: { title: { text: "instances solved" }, tickformat: "," }, yaxis: seconds },
   };
 }
 
