@@ -94,7 +94,7 @@ def verify_batch(
     kept, problem = _problem(setting, low, high, labels, properties)
     fields = _solve(setting, problem, restarts) if len(problem) else _nothing(setting)
     full = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
-    verdicts = np.full(len(low), Verdict.UNKNOWN, dtype=object)
+    verdicts = _all(Verdict.UNKNOWN, len(low))
     if len(problem):
         verdicts[kept] = fields["verdicts"]
     full["verdicts"] = verdicts
@@ -167,8 +167,15 @@ def _solve(setting: Setting, problem: Problem, restarts: int) -> dict[str, Any]:
             return _deterministic(setting, problem, attack)
 
 
+def _all(verdict: Verdict, count: int) -> NDArray[np.object_]:
+    """The verdict `count` times; `np.full` would make plain strings of them."""
+    verdicts = np.empty(count, dtype=object)
+    verdicts[:] = verdict
+    return verdicts
+
+
 def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool_]) -> NDArray[np.object_]:
-    verdicts = np.full(len(safe), Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN, dtype=object)
+    verdicts = _all(Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN, len(safe))
     verdicts[unsafe], verdicts[safe] = Verdict.SAT, Verdict.UNSAT
     return verdicts
 
@@ -181,7 +188,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
         count = len(problem)
         return {
             "lower": np.zeros(count), "upper": np.ones(count),
-            "points": np.full(problem.lower.shape, np.nan), "verdicts": np.full(count, Verdict.TIMEOUT, dtype=object),
+            "points": np.full(problem.lower.shape, np.nan), "verdicts": _all(Verdict.TIMEOUT, count),
         }  # fmt: skip
     lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
     verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)

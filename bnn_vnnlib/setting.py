@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.devices import find_device
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.options import Question
 from bnn_vnnlib.result import Query, Rule
@@ -183,10 +184,9 @@ def settle_run(
 
     Raises
     ------
-    OptionError : no posterior, or no likelihood, for a query that needs one
+    OptionError : no posterior, or no likelihood, for a query that needs one; a device that is not there
     UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `served` refuses
     """
-    import torch
 
     from bnn_vnnlib.bounds.engine import Engine
     from bnn_vnnlib.robustness.outputs import OutputBounds
@@ -213,7 +213,7 @@ def settle_run(
     refuse_unserved(model, query, question.rule, choices, transform)
     deadline = _deadline(timeout, started)
     engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
-    device = torch.device(choices.device or "cpu")
+    device = find_device(choices.device)
     return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
 
 

@@ -72,7 +72,7 @@ def verify(
     num_boxes, margin : number of sampled boxes; margin in standard deviations (None: searched, or 2.5 if sampled)
     timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
     seed : of attacks and sampled boxes
-    device : torch device; None: cpu
+    device : cpu, cuda or cuda:NUMBER; None: cpu
     search : floating type of attacks and of the tuning of bounds; what they find is computed again in float64
 
     Returns

@@ -113,7 +113,7 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
     """The share of sampled networks that violate at X: an estimate, for the record only."""
     network = setting.bounds.engine.network
     generator = torch.Generator().manual_seed(setting.choices.seed)
-    params = sample(network, setting.posterior, ESTIMATE, generator)
+    params = {name: drawn.to(point) for name, drawn in sample(network, setting.posterior, ESTIMATE, generator).items()}
     part = _items_at(problem, point[0])
     x = point.expand(ESTIMATE, 1, len(part), -1)
     value = attacks.violation(network, part, params, x, setting.transform).amin(-1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bnn_vnnlib import BnnVnnlibError, OptionError, verify_batch
+from bnn_vnnlib import BnnVnnlibError, OptionError, Verdict, verify_batch
 from robustness.robustness_builders import model, outputs, random_model, random_samples, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
@@ -99,6 +99,7 @@ def test_all_boxes_skipped_and_no_boxes_at_all(net, query):
     assert np.isnan(skipped.lower).all()
     assert skipped.lower.shape == ((4, 3) if query == "decision" else (4,))
     assert (skipped.verdicts == "unknown").all()
+    assert all(isinstance(verdict, Verdict) for verdict in skipped.verdicts)
     empty = np.zeros((0, 4))
     for choice in ({"labels": labels[:0]}, {"properties": [[rows([1, 0, 0], 0.0)]]}):
         nothing = verify_batch(net, empty, empty, query=query, **choice)
@@ -213,7 +214,8 @@ def test_ties_are_violations():
 def test_out_of_time_leaves_valid_bounds(net, query):
     low, high, labels = boxes(net, 50)
     found = verify_batch(net, low, high, labels, query=query, timeout=1e-9)
-    assert set(found.verdicts) <= {"timeout", "sat", "unsat"}
+    assert set(found.verdicts) <= {Verdict.TIMEOUT, Verdict.SAT, Verdict.UNSAT}
+    assert all(isinstance(verdict, Verdict) for verdict in found.verdicts)
     assert (found.lower <= found.upper).all()
     if query != "decision":
         assert ((found.lower >= 0) & (found.upper <= 1)).all()

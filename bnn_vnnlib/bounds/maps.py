@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bnn_vnnlib.devices import plain_convolution
 from bnn_vnnlib.model.nodes import Conv, Linear, Scale, Select
 
 WeightedMap = Linear | Conv | Scale
@@ -111,7 +112,8 @@ def _convolve(node: Conv, weight: Tensor, z: Tensor) -> Tensor:
     top, left, bottom, right = node.pads
     kernel, image, groups = _grouped(weight, z, node.groups)
     image = F.pad(image, (left, right, top, bottom))
-    y = F.conv2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
+    with plain_convolution(image.device):
+        y = F.conv2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
     return _ungrouped(y, len(weight), z.shape[:3])
 
 
@@ -133,6 +135,7 @@ def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tup
             strict=True,
         )
     ]
-    z = F.conv_transpose2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
+    with plain_convolution(image.device):
+        z = F.conv_transpose2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
     z = F.pad(z, (0, unread[1], 0, unread[0]))[..., top : top + height, left : left + width]
     return _ungrouped(z, len(weight), a.shape[:3])

@@ -3,8 +3,9 @@
 Semantics: real arithmetic on the stored numbers. Everything is computed in float64 with round to nearest; errors are
 bounded a priori (Higham, Accuracy and Stability of Numerical Algorithms, ch. 3): a sum of n products has an error of
 at most gamma(n) times the sum of the absolute products, for any order of summation. That covers blocked, threaded and
-fused kernels; it does not cover Winograd, FFT or Strassen schemes, which neither the CPU nor the CUDA libraries use in
-float64. Underflow adds at most half a subnormal spacing a product, covered by TINY for up to 2**50 products.
+fused kernels; it does not cover Winograd, FFT or Strassen schemes, which the CPU libraries do not use in float64 and
+`devices` keeps away from CUDA. Underflow adds at most half a subnormal spacing a product, covered by TINY for up to
+2**50 products.
 """
 
 from __future__ import annotations

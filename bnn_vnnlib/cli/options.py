@@ -45,4 +45,7 @@ Rerun = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, cuda:1, ...", show_default="cpu")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

@@ -23,7 +23,7 @@ from bnn_vnnlib.cli.long_jobs import (
     usual_workers,
     widths,
 )
-from bnn_vnnlib.cli.options import Debug, Likelihood, Margin, Method, QueryName, Rule, Search, Seed
+from bnn_vnnlib.cli.options import Debug, Device, Likelihood, Margin, Method, QueryName, Rule, Search, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +54,7 @@ def radius(
     margin: Margin = None,
     seed: Seed = 0,
     search: Search = "float64",
+    device: Device = None,
     restarts: Restarts = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Inputs that are searched together.")] = 256,
     workers: Workers = None,
@@ -74,7 +75,7 @@ def radius(
         read = read_inputs(inputs, clip)
         bounding = Bounding(
             query, likelihood=likelihood, rule=rule, method=method, margin=margin, seed=seed, restarts=restarts,
-            search=search,
+            device=device, search=search,
         )  # fmt: skip
         with shown(console, "inputs") as watch:
             found = radii(

@@ -11,6 +11,7 @@ from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import (
     Boxes,
     Debug,
+    Device,
     Likelihood,
     Margin,
     Method,
@@ -57,6 +58,7 @@ def run(
     margin: Margin = None,
     seed: Seed = 0,
     search: Search = "float64",
+    device: Device = None,
     timeout: OwnLimit = None,
     only: Only = None,
     rerun: Rerun = "never",
@@ -86,7 +88,7 @@ def run(
         options = {
             "tau-safe": tau_safe, "tau-unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs,
             "method": method, "boxes": boxes, "num-boxes": num_boxes, "margin": margin, "seed": seed,
-            "rule": rule, "search": search,
+            "rule": rule, "search": search, "device": device,
         }  # fmt: skip
         how = How(
             queries=_queries(query, tau_safe, tau_unsafe), arguments=_arguments(options), seed=seed, timeout=timeout,

@@ -23,6 +23,7 @@ from bnn_vnnlib.cli.long_jobs import (
 from bnn_vnnlib.cli.options import (
     Boxes,
     Debug,
+    Device,
     Likelihood,
     Margin,
     Method,
@@ -67,6 +68,7 @@ def sweep(
     margin: Margin = None,
     seed: Seed = 0,
     search: Search = "float64",
+    device: Device = None,
     restarts: Restarts = 2,
     chunk: Chunk = None,
     points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
@@ -90,7 +92,7 @@ def sweep(
 
         bounding = Bounding(
             query, tau_safe, tau_unsafe, likelihood, rule, method, boxes, num_boxes, margin, seed, restarts,
-            search=search,
+            device, search,
         )  # fmt: skip
         with shown(console, "boxes") as watch:
             found = swept(

@@ -24,7 +24,7 @@ from bnn_vnnlib.cli.long_jobs import (
     usual_workers,
     widths,
 )
-from bnn_vnnlib.cli.options import Debug, Likelihood, Margin, Search, Seed
+from bnn_vnnlib.cli.options import Debug, Device, Likelihood, Margin, Search, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +58,7 @@ def uncertainty(
     margin: Margin = None,
     seed: Seed = 0,
     search: Search = "float64",
+    device: Device = None,
     restarts: Restarts = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Inputs at a time.")] = 64,
     workers: Workers = None,
@@ -75,7 +76,9 @@ def uncertainty(
         from bnn_vnnlib.sweeps import uncertainty as bounded
 
         read = read_inputs(inputs, clip)
-        bounding = Bounding(likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, search=search)
+        bounding = Bounding(
+            likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, device=device, search=search
+        )
         with shown(console, "balls") as watch:
             found = bounded(
                 read_source(model), read, radius, Reading(tau, epistemic, quick), delta=widths(delta), own=predicted,

@@ -12,6 +12,7 @@ from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
 from bnn_vnnlib.cli.options import (
     Boxes,
     Debug,
+    Device,
     Likelihood,
     Margin,
     Method,
@@ -60,6 +61,7 @@ def verify(
     serialise_assignments: Serialise = None,
     seed: Seed = 0,
     search: Search = "float64",
+    device: Device = None,
     debug: Debug = False,
 ) -> None:
     """Decide one property of one model.
@@ -82,6 +84,7 @@ def verify(
     how = {
         "likelihood": likelihood, "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes,
         "margin": margin, "timeout": timeout, "started": started, "seed": seed, "search": search,
+        "device": device,
     }  # fmt: skip
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         result, prop, signature = _result(files, network or [], asked, how, outlet)

@@ -135,12 +135,12 @@ def _starts(
     Networks with dead units are flat over most of a large box: without the pool, gradients are zero at every start.
     """
     low, high = inner_box(problem)
-    generator = torch.Generator(device=low.device).manual_seed(attack.seed)
+    generator = torch.Generator().manual_seed(attack.seed)  # of the CPU: the same starts on every device
     rounds = []
     for _ in range(attack.pool):
         # the same shares for all items: what is found for one must not depend on its place among the others
         shape = (count, attack.restarts, 1, low.shape[-1])
-        share = torch.rand(shape, generator=generator, dtype=low.dtype, device=low.device)
+        share = torch.rand(shape, generator=generator, dtype=low.dtype).to(low.device)
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
         x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
         with torch.no_grad():
