@@ -93,13 +93,13 @@ def disjunctions() -> list[str]:
     return [_truth(together)]
 
 
-def serialised_assignments() -> list[str]:
-    """Whether `verify` has the option."""
+def option_of_verify(name: str) -> list[str]:
+    """Whether `verify` has this option."""
     from inspect import signature
 
     from bnn_vnnlib.cli.verify import verify
 
-    return [_truth("serialise_assignments" in signature(verify).parameters)]
+    return [_truth(name in signature(verify).parameters)]
 
 
 def _truth(value: bool) -> str:
@@ -134,6 +134,7 @@ CAPABILITIES: dict[str, Callable[[], Iterable[str]]] = {
     "multiple-node-comparison-theories": _of("SNC", "MNC"),
     "arithmetic-complexity-theories": _of("BND", "OUTC", "LIN", "POLY"),
     "optimised-disjunctive-reasoning": disjunctions,
-    "serialise-assignments": serialised_assignments,
+    "serialise-assignments": lambda: option_of_verify("serialise_assignments"),
+    "unsat-proofs": lambda: option_of_verify("unsat_proofs"),
 }
 """Name of the option -> the lines of the answer."""

@@ -39,6 +39,7 @@ def call(*args: object, code: int = 0):
         ("arithmetic-complexity-theories", "BND\nOUTC\nLIN\n"),
         ("optimised-disjunctive-reasoning", "true\n"),
         ("serialise-assignments", "true\n"),
+        ("unsat-proofs", "false\n"),
     ],
 )
 def test_answers_are_what_the_code_does_today(capability, answer):

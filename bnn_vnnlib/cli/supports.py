@@ -34,6 +34,7 @@ def supports(
         bool, typer.Option("--optimised-disjunctive-reasoning", help="true or false.")
     ] = False,
     serialise_assignments: Annotated[bool, typer.Option("--serialise-assignments", help="true or false.")] = False,
+    unsat_proofs: Annotated[bool, typer.Option("--unsat-proofs", help="true or false.")] = False,
 ) -> None:
     """Answer ONE question about what this version can do, as VNN-LIB 2.x has it."""
     asked = [name.replace("_", "-") for name, given in locals().items() if given]
