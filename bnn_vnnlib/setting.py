@@ -189,8 +189,11 @@ def settle_run(
     """
 
     from bnn_vnnlib.bounds.engine import Engine
+    from bnn_vnnlib.model.network import Model
     from bnn_vnnlib.robustness.outputs import OutputBounds
 
+    if not isinstance(model, Model):
+        raise OptionError(f"a Model is wanted, as read_model(PATH) or attach gives it, not {model!r}")
     if timeout is not None and math.isnan(timeout):
         raise OptionError("the time limit is not a number")
     query = question.query or (Query.DETERMINISTIC if model.posterior is None else Query.PROBABILISTIC)

@@ -84,6 +84,8 @@ def verify(
     InputError : the question cannot be asked of this model, said before any work starts
     """
     begun = time.monotonic()
+    if not isinstance(property, Property):
+        raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
     question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)

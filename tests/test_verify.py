@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify
+from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.evaluate import evaluate
@@ -411,3 +411,10 @@ def test_verdicts_of_a_grid_of_questions_never_contradict_the_truth():
         assert not (found.verdict == "sat" and truth >= min(tau, 0.95))
         decided = verify(net, prop, query="decision", method=method)
         assert decided.verdict in (("sat", "unknown") if bound >= 0.5 - 1e-9 else ("unsat", "unknown"))
+
+
+def test_a_path_in_place_of_what_was_read_is_refused(identity_model):
+    with pytest.raises(OptionError, match="read_property"):
+        verify(read_model(identity_model), "property.vnnlib")
+    with pytest.raises(OptionError, match="read_model"):
+        verify_batch(str(identity_model), [[0.0, 0.0]], [[1.0, 1.0]], labels=[0])
