@@ -3,7 +3,8 @@
 Lower: 1 - sum over items of (delta + sum over the cases of the least failure probability of their rows), where delta is
 the budget of the item's own event. Upper: at one point x* the failures of the rows of one case add up, because all of
 them have to hold: P_safe <= delta + sum of failures. A plain pass with a small budget settles what is easy; the rest
-gets thorough ones, with a budget of the size of what the rows fail with. `improved` tunes all that is free.
+gets thorough ones, with a budget of the size of what the rows fail with. `improved` tunes all that is free. Cases that
+exclude each other add up at x* (`disjoint`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bnn_vnnlib.model.nodes import Constant
 from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.correlation import correlation, independent
+from bnn_vnnlib.robustness.disjoint import some_case
 from bnn_vnnlib.robustness.outputs import OutputBounds, is_difference
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
@@ -43,7 +45,8 @@ SETTLED = 0.999
 class _Question:
     """Rows over boxes, and how their failures add up.
 
-    total : from the failures (.., N, R) of the problem's rows to (.., N)
+    total : from the failures (N, R) of the problem's rows, and the probability (N,) that is spent on the ranges
+        besides, to the failure (N,) of all
     certain : (N,) items whose total rests on no row, so that no budget is spent
     """
 
@@ -53,7 +56,7 @@ class _Question:
     outputs: Tensor
     inputs: Tensor | None
     bound: Tensor
-    total: Callable[[Problem, Tensor], Tensor]
+    total: Callable[[Problem, Tensor, Tensor], Tensor]
     certain: Tensor
 
     def items(self, index: Tensor) -> _Question:
@@ -123,7 +126,7 @@ class TailBounds:
             *self._weights, (question.lower, question.upper), question.outputs, question.inputs, question.bound,
             budgets[None], thorough=thorough,
         )  # fmt: skip
-        return _up(question.total(question.problem, rows)[0] + budgets, question).clamp(max=1.0)
+        return _up(question.total(question.problem, rows[0], budgets), question).clamp(max=1.0)
 
     def _tuned(self, question: _Question, failures: Tensor, steps: int, goal: float) -> Tensor:
         index = torch.nonzero(failures > goal)[:, 0]
@@ -133,7 +136,7 @@ class TailBounds:
 
         def total(rows: Tensor, some: slice) -> Tensor:
             items = torch.arange(len(index), device=index.device)[some]
-            return part.total(part.problem.items(items), rows)[0]
+            return part.total(part.problem.items(items), rows[0], torch.zeros_like(rows[0, :, 0]))
 
         found = self._engine.tuned(
             *self._weights, (part.lower, part.upper), part.outputs, part.inputs, part.bound, start, total, steps
@@ -145,19 +148,19 @@ def _violations(problem: Problem) -> _Question:
     """Of every case one row has to fail: their least failure probabilities add up over the cases."""
     rows = problem.rows
 
-    def total(problem: Problem, failures: Tensor) -> Tensor:
-        return torch.where(problem.exists, problem.least(failures), 0.0).sum(-1)
+    def total(problem: Problem, failures: Tensor, budgets: Tensor) -> Tensor:
+        return torch.where(problem.exists, problem.least(failures), 0.0).sum(-1) + budgets
 
     certain = ~problem.exists.any(-1).expand(len(problem))
     return _Question(problem, problem.lower, problem.upper, rows.outputs, rows.inputs, rows.bound, total, certain)
 
 
 def _all_rows(problem: Problem, lower: Tensor, upper: Tensor) -> _Question:
-    """The negated rows at a point: those of one case add up, and the best case counts."""
+    """The negated rows at a point: those of one case add up. The best case counts, or cases that exclude each other."""
     rows = problem.rows
 
-    def total(problem: Problem, failures: Tensor) -> Tensor:
-        return torch.where(problem.exists, problem.total(failures), torch.inf).amin(-1)
+    def total(problem: Problem, failures: Tensor, budgets: Tensor) -> Tensor:
+        return 1.0 - some_case(problem, problem.total(failures) + budgets[:, None])  # each case pays for the ranges
 
     inputs = None if rows.inputs is None else -rows.inputs
     rowless = ~problem.any_row(torch.ones_like(rows.strict)) & problem.exists  # such a case holds anywhere

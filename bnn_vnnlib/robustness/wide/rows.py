@@ -1,7 +1,7 @@
 """Bounds on P_safe from the failure probabilities of `one_layer` and `moments`, as `robustness.tails` has from tails.
 
 Lower: 1 - sum over items and cases of the least failure probability among the rows of the case. Upper: at one point the
-rows of one case all have to hold, so that the failures of their negations add up.
+rows of one case all have to hold, so that the failures of their negations add up; cases that exclude each other add up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.classification.typical import typical
+from bnn_vnnlib.robustness.disjoint import some_case
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.tails import lower_of, tails_apply
@@ -83,9 +84,7 @@ class WideBounds:
         inputs = None if rows.inputs is None else -rows.inputs
         found = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
         for delta, values in self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound):
-            total = torch.where(problem.exists, problem.total(values), torch.inf).amin(-1) + delta
-            held = torch.nextafter(1.0 - _added(total, problem), total.new_tensor(-torch.inf))
-            found = torch.maximum(found, held.clamp(0.0, 1.0))
+            found = torch.maximum(found, some_case(problem, problem.total(values) + delta))
         return found
 
     def _failures(
