@@ -15,6 +15,9 @@ from bnn_vnnlib.robustness.tails import TailBounds, lower_of
 STEPS = (10, 30, 100)
 """Gradient steps of the pieces, each from the start."""
 
+FEW, LATER = 16, 32
+"""With up to so many inputs the first piece waits for so many turns: splits of the inputs decide most of it sooner."""
+
 SHARE = 0.01
 """Items that lose less than this share of what their instance has lost are left alone."""
 
@@ -35,7 +38,8 @@ class Tuning:
 
     def due(self, turn: int) -> bool:
         """Rarely: each piece takes longer than all before."""
-        return rarely(turn)
+        first = LATER if self._problem.lower.shape[1] <= FEW else 0
+        return turn >= first and rarely(turn - first)
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """Tune the items of the instances whose lower bound is wanted."""

@@ -58,9 +58,9 @@ class Bisection:
     Attributes
     ----------
     robust : (N,) the largest radius certified so far, NOTHING where not even the input itself is
-    failed : (N,) the smallest one above at which that was tried in vain, inf
+    failed : (N,) the smallest one above at which neither was proved, inf
     broken : (N,) the smallest radius certified to fail, inf
-    spared : (N,) the largest one below at which that was tried in vain, NOTHING
+    spared : (N,) the largest one below at which neither was proved, NOTHING
     rounds : probes of all inputs that were open, so far
     """
 
@@ -102,10 +102,11 @@ class Bisection:
 
     def _learn(self, index: Index, radius: Floats, robust: NDArray[np.bool_], broken: Floats) -> None:
         fails = np.isfinite(broken)
+        vain = ~robust & ~fails  # what is decided is in `robust` or `broken`: the brackets are the same until then
         np.maximum.at(self.robust, index[robust], radius[robust])
-        np.minimum.at(self.failed, index[~robust], radius[~robust])
+        np.minimum.at(self.failed, index[vain], radius[vain])
         np.minimum.at(self.broken, index[fails], broken[fails])
-        np.maximum.at(self.spared, index[~fails], radius[~fails])
+        np.maximum.at(self.spared, index[vain], radius[vain])
         # A proof that failed below what is proved now says nothing any more.
         self.failed[self.failed <= self.robust] = np.inf
         self.spared[self.spared >= self.broken] = NOTHING

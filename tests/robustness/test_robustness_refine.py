@@ -20,7 +20,9 @@ from bnn_vnnlib.robustness import probabilistic, refine_boxes, refine_inputs
 from bnn_vnnlib.robustness.forest import Forest
 from bnn_vnnlib.robustness.problem import from_cases
 from bnn_vnnlib.robustness.refine import Goal, Stage, rarely, refine
-from bnn_vnnlib.robustness.safety import SafetyBounds
+from bnn_vnnlib.robustness.refine_tails import FEW, LATER, Tuning
+from bnn_vnnlib.robustness.safety import SafetyBounds, nothing_known
+from bnn_vnnlib.robustness.tails import TailBounds
 from bnn_vnnlib.street import verify
 from robustness.robustness_builders import (
     model,
@@ -133,6 +135,15 @@ def test_rare_stages_wait_only_for_others() -> None:
     refined(often, rare)
     assert seen[:5] == [1, 2, 3, 5, 9]  # turns 0, 1, 2, 4 and 8
     assert rare.turns == 9
+
+
+@pytest.mark.parametrize(("inputs", "first"), [(FEW, LATER), (FEW + 1, 0)])
+def test_tuning_waits_where_splits_are_cheap(inputs: int, first: int) -> None:
+    net = random_model(0, [inputs, 2, 1])
+    question = problem(np.zeros(inputs), np.ones(inputs), rows([[1.0]], [0.0]))
+    tails = TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline())  # type: ignore[arg-type]
+    stage = Tuning(tails, question, nothing_known(question, question.lower))
+    assert [turn for turn in range(LATER + 5) if stage.due(turn)][:3] == [first, first + 1, first + 2]
 
 
 def test_contradictions_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,21 @@ def test_a_proof_at_a_larger_radius_makes_an_earlier_failure_forgotten():
     assert 0.79 - 1e-9 < search.robust[0] <= 0.8
 
 
+def test_one_radius_an_input_while_all_is_decided():
+    """Unrobust radii are rounded up: the brackets of both searches are the same all the same."""
+    safe = np.linspace(0.1, 0.9, 20)
+
+    def probe(index, radius):
+        assert len(np.unique(index)) == len(index)
+        robust = radius <= safe[index]
+        return robust, np.where(robust, np.inf, np.nextafter(radius, np.inf))
+
+    search = Bisection(len(safe), RADII)
+    search.run(probe)
+    assert (search.robust <= safe).all()
+    assert (search.broken - search.robust < 0.01 + 1e-12).all()
+
+
 def test_an_input_that_is_unsafe_itself():
     search = Bisection(1, RADII)
     search.run(prober(np.array([-1.0]), np.array([0.0])))
