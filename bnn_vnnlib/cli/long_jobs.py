@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bnn_vnnlib.cli.options import QueryName
 from bnn_vnnlib.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from bnn_vnnlib.sweeps.jobs import Progress, Source, Watch
     from bnn_vnnlib.sweeps.summary import Spent
 
+ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
+InputsFile = Annotated[
+    Path, typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet.")
+]
+Query = Annotated[QueryName | None, typer.Option(help="What is asked.", show_default="as verify")]
 Out = Annotated[Path, typer.Option(help="Folder for all results; a job that was ended goes on in it.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="cores / threads")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each process.")]

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bnn_vnnlib.cli import long_jobs, options
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import (
-    Clip,
-    Delta,
-    Out,
-    Own,
-    Restarts,
-    Threads,
-    Workers,
-    read_source,
-    shown,
-    tell,
-    usual_workers,
-    widths,
-)
-from bnn_vnnlib.cli.options import Debug, Device, Likelihood, Margin, Method, QueryName, Rule, Search, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,34 +17,31 @@ if TYPE_CHECKING:
 
 
 def radius(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.")],
-    inputs: Annotated[
-        Path,
-        typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet."),
-    ],
-    out: Out,
+    model: long_jobs.ModelFile,
+    inputs: long_jobs.InputsFile,
+    out: long_jobs.Out,
     threshold: Annotated[float, typer.Option(help="Robust: P_safe >= this; unrobust: P_safe < this.")] = 0.7,
     largest: Annotated[float, typer.Option(help="No radius beyond this is tried.")] = 1.0,
     tolerance: Annotated[float, typer.Option(help="Radii are found up to this.")] = 1e-3,
     first: Annotated[
         float | None, typer.Option(help="The first radius that is tried.", show_default="LARGEST / 32")
     ] = None,
-    delta: Delta = None,
-    predicted: Own = False,
-    clip: Clip = None,
-    query: Annotated[QueryName | None, typer.Option(help="What is asked.", show_default="as verify")] = None,
-    likelihood: Likelihood = None,
-    rule: Rule = None,
-    method: Method = "auto",
-    margin: Margin = None,
-    seed: Seed = 0,
-    search: Search = "float64",
-    device: Device = None,
-    restarts: Restarts = 2,
+    delta: long_jobs.Delta = None,
+    predicted: long_jobs.Own = False,
+    clip: long_jobs.Clip = None,
+    query: long_jobs.Query = None,
+    likelihood: options.Likelihood = None,
+    rule: options.Rule = None,
+    method: options.Method = "auto",
+    margin: options.Margin = None,
+    seed: options.Seed = 0,
+    search: options.Search = "float64",
+    device: options.Device = None,
+    restarts: long_jobs.Restarts = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Inputs that are searched together.")] = 256,
-    workers: Workers = None,
-    threads: Threads = 1,
-    debug: Debug = False,
+    workers: long_jobs.Workers = None,
+    threads: long_jobs.Threads = 1,
+    debug: options.Debug = False,
 ) -> None:
     """Find the largest certified-robust and the smallest certified-unrobust radius (l-infinity) of each input.
 
@@ -77,14 +59,14 @@ def radius(
             query, likelihood=likelihood, rule=rule, method=method, margin=margin, seed=seed, restarts=restarts,
             device=device, search=search,
         )  # fmt: skip
-        with shown(console, "inputs") as watch:
+        with long_jobs.shown(console, "inputs") as watch:
             found = radii(
-                read_source(model), read, Radii(largest, tolerance, first), threshold=threshold, delta=widths(delta),
-                own=predicted, bounding=bounding, out=out, chunk=chunk, workers=usual_workers(workers, threads),
-                threads=threads, watch=watch,
+                long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
+                delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
+                workers=long_jobs.usual_workers(workers, threads), threads=threads, watch=watch,
             )  # fmt: skip
         _summary(console, summary(found))
-        tell(console, found.spent, "inputs", out)
+        long_jobs.tell(console, found.spent, "inputs", out)
 
 
 def _summary(console: Console, found: RadiusSummary) -> None:

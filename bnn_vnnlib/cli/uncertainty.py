@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bnn_vnnlib.cli import long_jobs, options
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import (
-    Clip,
-    Delta,
-    Out,
-    Own,
-    Restarts,
-    Threads,
-    Workers,
-    read_source,
-    shown,
-    tell,
-    usual_workers,
-    widths,
-)
-from bnn_vnnlib.cli.options import Debug, Device, Likelihood, Margin, Search, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,12 +21,9 @@ SHORT = {"not_uncertain": "not", "not_epistemic": "not", "deviation": "sd"}
 
 
 def uncertainty(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.")],
-    inputs: Annotated[
-        Path,
-        typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet."),
-    ],
-    out: Out,
+    model: long_jobs.ModelFile,
+    inputs: long_jobs.InputsFile,
+    out: long_jobs.Out,
     radius: Annotated[list[float], typer.Option("--radius", "-r", help="May be given several times, increasing.")],
     tau: Annotated[
         float | None, typer.Option(help="Certified uncertain: no class above this.", show_default="0.4")
@@ -51,19 +33,19 @@ def uncertainty(
         typer.Option(help="Also P_safe of every class (or, with --delta, of the output) at this threshold."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only bound D; no attack, no search at tau.")] = False,
-    delta: Delta = None,
-    predicted: Own = False,
-    clip: Clip = None,
-    likelihood: Likelihood = None,
-    margin: Margin = None,
-    seed: Seed = 0,
-    search: Search = "float64",
-    device: Device = None,
-    restarts: Restarts = 2,
+    delta: long_jobs.Delta = None,
+    predicted: long_jobs.Own = False,
+    clip: long_jobs.Clip = None,
+    likelihood: options.Likelihood = None,
+    margin: options.Margin = None,
+    seed: options.Seed = 0,
+    search: options.Search = "float64",
+    device: options.Device = None,
+    restarts: long_jobs.Restarts = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Inputs at a time.")] = 64,
-    workers: Workers = None,
-    threads: Threads = 1,
-    debug: Debug = False,
+    workers: long_jobs.Workers = None,
+    threads: long_jobs.Threads = 1,
+    debug: options.Debug = False,
 ) -> None:
     """Bound the decision in balls (l-infinity) of several radii around each input, and read uncertainty from it.
 
@@ -76,23 +58,21 @@ def uncertainty(
         from bnn_vnnlib.sweeps import uncertainty as bounded
 
         read = read_inputs(inputs, clip)
-        bounding = Bounding(
-            likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, device=device, search=search
-        )
-        with shown(console, "balls") as watch:
+        bounding = Bounding(likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, search=search)
+        with long_jobs.shown(console, "balls") as watch:
             found = bounded(
-                read_source(model), read, radius, Reading(tau, epistemic, quick), delta=widths(delta), own=predicted,
-                bounding=bounding, out=out, chunk=chunk, workers=usual_workers(workers, threads), threads=threads,
-                watch=watch,
+                long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
+                delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
+                workers=long_jobs.usual_workers(workers, threads), threads=threads, watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)
-        tell(console, found.spent, "balls", out)
+        long_jobs.tell(console, found.spent, "balls", out)
 
 
 def _summary(console: Console, lines: tuple[RadiusReading, ...]) -> None:
+    """What is known for all lines; the file has the rest."""
     from rich.table import Table
 
-    """What is known for all lines; the file has the rest."""
     values = [asdict(line) for line in lines]
     names = [name for name in values[0] if not all(math.isnan(line[name]) for line in values)]
     table = Table(*(SHORT.get(name, name) for name in names))

@@ -179,6 +179,8 @@ def radii(
     how = bounding or Bounding()
     if how.tau_safe is not None or how.tau_unsafe is not None:
         raise OptionError("radius has one threshold: leave out tau_safe and tau_unsafe")
+    if not 0 <= threshold <= 1:
+        raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
     if chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
     how = replace(how, tau_safe=threshold, tau_unsafe=threshold)

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused(line):
             {"delta": 1.0},
             "labels are for classification, delta and y for regression",
         ),
-        ({"x": x}, {"delta": 0.1, "threshold": 1.5}, "is a probability"),
+        ({"x": x}, {"delta": 0.1, "threshold": 1.5}, "threshold is a probability, between 0 and 1; found 1.5"),
         ({"x": x}, {"delta": 0.1, "bounding": Bounding(tau_safe=0.5)}, "one threshold"),
         ({"x": x}, {"delta": 0.1, "chunk": 0}, "at least one input"),
         ({"x": x}, {"delta": 0.1, "workers": 0}, "workers must be at least 1"),
