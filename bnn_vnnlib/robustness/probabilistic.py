@@ -42,7 +42,8 @@ SETTLED = 1e-6
 """Boxes are not tried where tails leave no more than this open."""
 
 FEW = 100
-"""Up to so many random weights, boxes are split where tails are, too: beyond, they hardly ever do better."""
+"""Up to so many random weights, boxes are split where tails are, too: beyond, they do better only where the deviations
+are so small that the box refutes the attacked point."""
 
 
 def safety_bounds(
@@ -139,6 +140,8 @@ class _Gaussian:
                 self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline
             )
         )
+        if boxes is not None and tails is not None and boxes.count > FEW:
+            stages.append(BoxSplitting(boxes, points, self._goal.safe, only_likely=True))
         if tails is not None:
             stages.append(Tuning(tails, problem, nothing_known(problem, points)))
             stages.append(InputSplitting(self._bounds, tails, problem, nothing_known(problem, points), self._deadline))
