@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ app = typer.Typer(help=__doc__, pretty_exceptions_enable=False, no_args_is_help=
 Data = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of public data and posteriors.")]
 Out = Annotated[Path, typer.Option(file_okay=False, help="Where tables, figures and finished work go.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Look at so many inputs only.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only networks whose name contains this.")]
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def hcas(
     data: Data,
     out: Out,
     limit: Limit = None,
-    network: Annotated[list[str] | None, typer.Option(help="Only networks whose name contains this.")] = None,
+    network: Only = None,
     partition: Annotated[bool, typer.Option(help="The cells of the grid instead of cubes of +-.025.")] = False,
     ours: Annotated[bool, typer.Option("--own", help="The networks of benchmarks/hcas.")] = False,
     bounds: Annotated[Path | None, typer.Option(help="bounds.parquet of a sweep, instead of sweeping.")] = None,
@@ -74,13 +75,13 @@ def decision(
 
 
 @app.command()
-def regression(data: Data, out: Out, limit: Limit = None) -> None:
+def regression(data: Data, out: Out, limit: Limit = None, network: Only = None) -> None:
     """Concrete and power plant: the largest certified-robust and the smallest certified-unrobust radius."""
     with study() as console:
         from studies import regression as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit)), markup=False)
+        console.print(it.run(Places(data, out, limit), tuple(network or ())), markup=False)
 
 
 @app.command()
@@ -88,7 +89,7 @@ def mnist(
     data: Data,
     out: Out,
     limit: Limit = 1000,
-    radii: Annotated[bool, typer.Option(help="Also the radii of every architecture.")] = True,
+    only: Annotated[Literal["decision", "radii"] | None, typer.Option(help="One of the two tables.")] = None,
 ) -> None:
     """Digits: bounds on the decision against the radius, and radii against width and depth."""
     with study() as console:
@@ -96,8 +97,9 @@ def mnist(
         from studies.places import Places
 
         places = Places(data, out, limit)
-        console.print(it.decisions(places), markup=False)
-        if radii:
+        if only != "radii":
+            console.print(it.decisions(places), markup=False)
+        if only != "decision":
             console.print(it.architectures(places), markup=False)
 
 
@@ -112,13 +114,23 @@ def recipe(data: Data, out: Out, limit: Limit = 100) -> None:
 
 
 @app.command()
-def validation(data: Data, out: Out, limit: Limit = 50) -> None:
-    """Attacks on sampled networks and on the predictive, beside the bounds."""
+def validation(
+    data: Data,
+    out: Out,
+    limit: Limit = 50,
+    only: Annotated[Literal["bounds", "radii"] | None, typer.Option(help="One of the two tables.")] = None,
+) -> None:
+    """Attacks on sampled networks and on the predictive, beside bounds in boxes and beside certified radii."""
     with study() as console:
+        from studies import radius_validation as of_radii
         from studies import validation as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit)), markup=False)
+        places = Places(data, out, limit)
+        if only != "radii":
+            console.print(it.run(places), markup=False)
+        if only != "bounds":
+            console.print(of_radii.run(places), markup=False)
 
 
 @app.command()

@@ -102,15 +102,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: None) -> None:
     """The families of benchmarks/ belong to other data; and what takes long is done coarsely."""
+    from bnn_vnnlib.robustness.attack import Attack
     from bnn_vnnlib.sweeps import Radii
-    from studies import mnist, places, regression, validation
+    from studies import mnist, places, radius_validation, regression, validation
 
     monkeypatch.setattr(places, "BENCHMARKS", tmp_path)
     for module in (mnist, regression):
         monkeypatch.setattr(module, "SEARCH", Radii(largest=0.5, tolerance=0.2))
     monkeypatch.setattr(mnist, "SHAPES", ("32x1", "64x1", "32x2"))
-    for name, count in (("FRESH", 200), ("NETWORKS", 10)):
-        monkeypatch.setattr(validation, name, count)
+    for module, name, value in (
+        (validation, "FRESH", 200), (validation, "NETWORKS", 10), (radius_validation, "NETWORKS", 20),
+        (radius_validation, "ATTACK", Attack(steps=5, restarts=3)), (radius_validation, "HALVINGS", 3),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
 
 
 def study(*arguments: object) -> str:
@@ -133,7 +137,7 @@ STUDIES = (
     ("regression", 3, [], ["regression"], ["regression"]),
     ("mnist", 3, [], ["mnist_decision", "mnist_radii"], ["mnist_decision", "mnist_radii"]),
     ("recipe", 2, [], ["recipe", "recipe_ablation", "recipe_shortcuts"], ["recipe"]),
-    ("validation", 2, [], ["validation"], ["validation"]),
+    ("validation", 2, [], ["validation", "validation_radii"], ["validation", "validation_radii"]),
     ("outliers", 2, [], ["outliers"], ["outliers"]),
     ("signs", 2, [], ["signs"], ["signs"]),
 )
@@ -164,6 +168,9 @@ def test_no_attack_gets_past_a_bound(data: Path, tmp_path: Path) -> None:
     study("validation", "--data", data, "--out", tmp_path, "--limit", 3)
     for row in table(tmp_path / "validation.csv"):
         assert [row[name] for name in row if "violations" in name] == ["0", "0", "0"]
+    rows = table(tmp_path / "validation_radii.csv")
+    assert [row["violations"] for row in rows] == ["0", "0", "0"]
+    assert sum(int(row["inputs"]) for row in rows) > 0
 
 
 def test_a_bound_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +191,54 @@ def test_a_bound_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outcome(0.3, 0.58, 0.5, 0.5).outside.all()
     assert outcome(0.3, 0.6, 0.8, 0.9).too_few.all()
     assert outcome(0.3, 0.6, 0.1, 0.2).too_many.all()
+
+
+def test_the_empirical_radius_is_where_too_few_networks_are_left() -> None:
+    """Threshold .7: the least radius within which more than .3 of the networks were broken."""
+    from studies.radius_validation import empirical
+
+    least = np.array([0.4, 0.1, np.inf, 0.2, 0.3, np.inf, np.inf, 0.6, 0.5, np.inf])
+    assert empirical(least, np.full(10, 0.1)) == 0.4  # .1, .2, .3 are still .3 of the networks
+    assert empirical(least, np.array([0.02, 0.4, *[0.58 / 8] * 8])) == 0.1
+    assert empirical(np.array([0.1, 0.2, np.inf, np.inf]), np.array([0.1, 0.1, 0.4, 0.4])) == np.inf
+
+
+def test_a_radius_that_is_too_large_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 of 200 networks may be broken within a certified radius, about 95 cannot; of samples no share above .3 may."""
+    from studies import radius_validation
+    from studies.radius_validation import Outcome
+
+    monkeypatch.setattr(radius_validation, "NETWORKS", 200)
+    radius, broken = np.full(4, 0.1), np.array([0.0, 0.3, 0.35, 0.475])
+    drawn = Outcome(radius, radius, radius, broken, exact=False)
+    assert drawn.too_many.tolist() == [False, False, False, True]
+    assert Outcome(radius, radius, radius, broken, exact=True).too_many.tolist() == [False, False, True, True]
+
+
+def test_attacks_find_the_radius_of_a_line(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """y = w x with two samples w of weights 1/4 and 3/4, within 1 of 0 around 0: broken from 1 / |w| on."""
+    from dataclasses import replace
+
+    from bnn_vnnlib.model import WeightSamples
+    from bnn_vnnlib.sweeps import Radii, make_inputs
+    from studies import radius_validation
+    from studies.places import Places
+
+    places = Places(data, tmp_path, 1)
+    dense(data, "line", (1, 1), "tanh")
+    line = places.published("line", "gaussian")
+    names = [name for name, tensor in line.network.tensors.items() if tensor.size == 1]
+    samples = {name: np.zeros((2, *line.network.tensors[name].shape)) for name in names}
+    weight = next(name for name in names if line.network.tensors[name].ndim == 2)
+    samples[weight][:, 0, 0] = 4.0, 2.0
+    model = replace(line, posterior=WeightSamples(samples, np.array([0.25, 0.75])))
+    inputs = make_inputs({"x": np.zeros((1, 1)), "y": np.zeros(1)})
+    subject = radius_validation.Subject("line", model, inputs, Radii(largest=1.0, tolerance=0.01), delta=1.0)
+    monkeypatch.setattr(radius_validation, "HALVINGS", 8)
+    found = radius_validation.validated(places, subject)
+    assert 0.49 <= found.robust[0] <= 0.5 <= found.unrobust[0] <= 0.51
+    assert found.reached[0] == pytest.approx(0.5, abs=0.01)
+    assert found.broken[0] == 0.25
 
 
 def test_the_cells_are_a_partition() -> None:

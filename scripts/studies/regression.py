@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Bounding, Radii, RadiusResult, Source, make_inputs, radii
 from studies import published as paper
@@ -19,13 +21,15 @@ THRESHOLD = 0.7
 SHARE = 0.25
 """The output may move from its target by this share of the range of the test targets."""
 SEARCH = Radii(largest=1.0, tolerance=0.002)
+CHUNK = 1024
+"""All inputs of a set at once: one batch of what is hard takes little longer than a few of them."""
 PUBLISHED = {name: f"uci_vogn32tanh_{name}1" for name in ("concrete", "powerplant")}
 
 
-def networks(places: Places, name: str) -> dict[str, Model]:
-    """The published network, and ours."""
-    found = {"published 32 tanh": places.published(PUBLISHED[name], "gaussian")}
-    return found | own(name)
+def networks(places: Places, name: str, only: Sequence[str] = ()) -> dict[str, Model]:
+    """The published network, and ours; those alone whose name contains one of `only`, if there are any."""
+    found = {f"published {name}, 32 tanh": places.published(PUBLISHED[name], "gaussian")} | own(name)
+    return {kind: model for kind, model in found.items() if not only or any(part in kind for part in only)}
 
 
 def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult:
@@ -33,11 +37,11 @@ def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult
     x, y = regression(places, name)
     rows = places.some(len(x))
     inputs = make_inputs({"x": x[rows], "y": y[rows], "scale": np.ptp(x, axis=0) / 2})
-    folder = places.out / "work" / f"regression-{len(rows)}" / f"{name}-{kind.replace(' ', '_')}"
+    folder = places.out / "work" / f"regression-{len(rows)}" / kind.replace(", ", "_").replace(" ", "_")
     with watched(f"{name} {kind}") as watch:
         return radii(
             Source(memory=model), inputs, SEARCH, threshold=THRESHOLD, delta=SHARE * float(np.ptp(y)),
-            bounding=Bounding(query="probabilistic"), out=folder, watch=watch,
+            bounding=Bounding(query="probabilistic"), out=folder, chunk=CHUNK, watch=watch,
         )  # fmt: skip
 
 
@@ -61,26 +65,32 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
     """Both radii of every test input, inputs sorted by the robust one."""
     kinds = max(len(results) for results in found.values())
     figure, axes = panels(kinds, len(found), width=2.9, height=2.4)
-    for line, (name, results) in enumerate(found.items()):
+    for one in axes:
+        one.set_axis_off()  # those that stay empty
+    for line, results in enumerate(found.values()):
         for column, (kind, result) in enumerate(results.items()):
             one = axes[line * kinds + column]
+            one.set_axis_on()
             robust, unrobust = np.nan_to_num(result.robust), np.minimum(result.unrobust, SEARCH.largest)
             order = np.lexsort([unrobust, robust])
             place = np.arange(len(order))
             one.fill_between(place, robust[order], unrobust[order], color="#dddddd", label="not decided")
             one.plot(place, robust[order], color=SERIES[0], label="MaxRR")
             one.plot(place, unrobust[order], color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
-            one.set(title=f"{name}: {kind}", xlabel="test inputs, sorted", ylim=(0, 1.03))
+            one.set(title=kind, xlabel="test inputs, sorted", ylim=(0, 1.03))
             one.set_ylabel("radius (half ranges)" if column == 0 else "")
     axes[0].legend(loc="upper left", frameon=False)
     save(figure, out, "regression")
 
 
-def run(places: Places) -> str:
+def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
+    chosen = {name: models for name in PUBLISHED if (models := networks(places, name, only))}
+    if not chosen:
+        raise OptionError(f"no network's name contains {' or '.join(only)}")
     found = {
-        name: {kind: searched(places, name, kind, model) for kind, model in networks(places, name).items()}
-        for name in PUBLISHED
+        name: {kind: searched(places, name, kind, model) for kind, model in models.items()}
+        for name, models in chosen.items()
     }
     rows = [row_of(name, kind, result) for name, results in found.items() for kind, result in results.items()]
     draw(places.out, found)

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from bnn_vnnlib.model import Model, WeightSamples
 from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
 from studies import tables
+from studies.drawing import LEVEL, networks
 from studies.figures import SERIES, panels, save
 from studies.places import Floats, Places, hcas_grid, hcas_labels, mnist
 from studies.tables import Row
@@ -45,7 +45,6 @@ SINGLE = Attack(steps=25, restarts=4)
 """For networks one by one; there are many of them."""
 GUIDES, FRESH = 20, 2000
 NETWORKS = 100
-LEVEL = 1e-6
 CHUNK = 5
 
 
@@ -60,15 +59,8 @@ class Subject:
     labels: NDArray[np.int64]
 
     def networks(self, count: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Sets of weights (K, ..) and their probabilities (K,): all samples, or so many drawn ones."""
-        posterior = self.model.posterior
-        if isinstance(posterior, WeightSamples):
-            params = {name: torch.as_tensor(values) for name, values in posterior.samples.items()}
-            return params, torch.as_tensor(posterior.probabilities)
-        if posterior is None:
-            raise TypeError(f"{self.name} carries no posterior")
-        params = sample(self.model.network, posterior, count, torch.Generator().manual_seed(seed))
-        return params, torch.full((count,), 1 / count, dtype=torch.float64)
+        """Sets of weights (K, ..) and their probabilities (K,)."""
+        return networks(self.model, count, seed)
 
     @property
     def exact(self) -> bool:
