@@ -20,9 +20,10 @@ from bnn_vnnlib.robustness.wide import transforms
 from bnn_vnnlib.robustness.wide.chaos import _local, chaos
 from bnn_vnnlib.robustness.wide.gaussian import log_half_line, mean_abs
 from bnn_vnnlib.robustness.wide.inversion import below
-from bnn_vnnlib.robustness.wide.lines import Lines, Weights, _ramp_mean, lines
+from bnn_vnnlib.robustness.wide.last import Weights, last_weights
+from bnn_vnnlib.robustness.wide.lines import Lines, _ramp_mean, lines
 from bnn_vnnlib.robustness.wide.neurons import LEVELS, Neurons, neurons
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, _weights, failures
+from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.robustness.wide.tails import envelope, far_below
 from bnn_vnnlib.robustness.wide.transforms import Terms, spread, terms
 from robustness.robustness_builders import model, problem, rows
@@ -37,7 +38,7 @@ def asked(net: OneLayer, x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxe
 
 def parts(net: OneLayer, question: RowsAtBoxes) -> tuple[Neurons, Weights, Lines]:
     layer = neurons(net.first, question.lower, question.upper)
-    weights = _weights(net.last, question)[0]
+    weights = last_weights(net.last, question.outputs, question.bound)[0]
     return layer, weights, lines(layer, weights)
 
 

@@ -1,11 +1,13 @@
-"""Small networks with one hidden layer, sampled weights, and exact infima over boxes by enumeration of kinks."""
+"""Small networks, sampled weights, and exact infima over boxes by enumeration of kinks."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import torch
 
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
+from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
 
 
 def dense(rng: np.random.Generator, outputs: int, inputs: int, *, spread: float, bias: float = 0.5) -> Dense:
@@ -63,3 +65,23 @@ def least_margins(
     x = candidates(v, b, lower, upper)
     hidden = np.maximum(np.einsum("shi,ski->skh", v, x) + b[:, None], 0.0)
     return ((hidden * (row @ w)[:, None]).sum(-1) + (c @ row)[:, None] - bound).min(1)
+
+
+def least_margins_deep(
+    layers: Stack, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
+) -> np.ndarray:
+    """(S,): the same for two hidden layers; exact, since in each of the cells on which the first layer is linear the
+    second one's kinks are lines, and the least value lies where two kinks or edges cross.
+    """
+    rng = np.random.default_rng(seed)
+    (v, b), (w, c), (d, e) = (sampled(layer, count, rng) for layer in layers.layers)
+    found = np.full(count, np.inf)
+    for pattern in itertools.product((0.0, 1.0), repeat=v.shape[1]):
+        slope = np.concatenate([v, (w * pattern) @ v], 1)
+        shift = np.concatenate([b, np.einsum("sij,sj->si", w * pattern, b) + c], 1)
+        x = candidates(slope, shift, lower, upper)
+        hidden = np.maximum(x @ v.mT + b[:, None], 0.0)
+        hidden = np.maximum(hidden @ w.mT + c[:, None], 0.0)
+        margin = (hidden * (row @ d)[:, None]).sum(-1) + (e @ row)[:, None] - bound
+        found = np.minimum(found, margin.min(1))
+    return found

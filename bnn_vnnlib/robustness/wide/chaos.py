@@ -31,7 +31,8 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.robustness.wide.gaussian import UP, Floats
-from bnn_vnnlib.robustness.wide.lines import Lines, Weights, halves
+from bnn_vnnlib.robustness.wide.last import Weights
+from bnn_vnnlib.robustness.wide.lines import Lines, halves
 from bnn_vnnlib.robustness.wide.neurons import Neurons
 
 SOLVED = 1e-10

@@ -30,20 +30,11 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.robustness.wide.gaussian import PAID, UP, Floats, density, mean_relu
+from bnn_vnnlib.robustness.wide.last import Weights
 from bnn_vnnlib.robustness.wide.neurons import SHARES, Neurons
 
 RATES = np.geomspace(0.25, 8.0, 12)
 """theta, over one by `Lines.scale`, among which one is chosen."""
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """The last layer as A rows see it: D_j ~ N(mean, dev^2) (A, H), B ~ N(bias, bias_dev^2) (A,); all independent."""
-
-    mean: Floats
-    dev: Floats
-    bias: Floats
-    bias_dev: Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ distance to the maximum, which is below 1 where the slopes at u0 - 1 and u0 + 1 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponents import Exponents, Ranges
 from bnn_vnnlib.robustness.classification.layers import Stack
+from bnn_vnnlib.robustness.classification.lines import Lines
 
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
 """delta, of which the best is taken for each row."""
@@ -76,7 +78,7 @@ def _with(exponents: Exponents, ranges: Ranges, question: RowsAtPoints) -> Tenso
     guess = ranges.typical[-1]
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
     lam = _exact_rates(RATES[:, None, None] / spread, a)  # (L, P, R)
-    logs = torch.stack([-exponents.lines(ranges, -rate[..., None] * a).minimum(ranges.first.radius) for rate in lam])
+    logs = _at_rates(lam[..., None] * -a, lambda rows: exponents.lines(ranges, rows), ranges)
     shift = lam * question.bound
     logs = logs + shift + 1e-12 * (1 + logs.abs() + shift.abs())
     plain = torch.exp(logs.clamp(max=0.0)).amin(0)
@@ -86,6 +88,13 @@ def _with(exponents: Exponents, ranges: Ranges, question: RowsAtPoints) -> Tenso
     factor = torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=logs.device)
     sharp = torch.exp((logs + factor).clamp(max=0.0)).amin(0) + spent
     return torch.minimum(plain, sharp) * (1 + 1e-12)
+
+
+def _at_rates(rows: Tensor, below: Callable[[Tensor], Lines], ranges: Ranges) -> Tensor:
+    """(L, P, R): upper bounds on the logarithms that lines are below the negatives of, for rows (L, P, R, m)."""
+    rates, points, height = rows.shape[:3]
+    flat = rows.transpose(0, 1).reshape(points, rates * height, -1)
+    return -below(flat).minimum(ranges.first.radius).reshape(points, rates, height).transpose(0, 1)
 
 
 def _exact_rates(lam: Tensor, a: Tensor) -> Tensor:
@@ -100,11 +109,9 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j h_j^2; variance (P, R, H)."""
     guess = ranges.typical[-2].output[:, None]
     spread = torch.sqrt(((variance * guess * guess) ** 2).sum(-1)) + 1e-100
-    best = torch.zeros_like(noise)
-    for rate in RATES:
-        rho = rate / spread
-        top = -exponents.squares(ranges, -rho[..., None] * variance).minimum(ranges.first.radius)
-        best = torch.maximum(best, ((math.log(spent) - top) / rho * (1 + 1e-12)).nan_to_num(0.0, 0.0, 0.0))
+    rho = RATES[:, None, None] / spread
+    top = _at_rates(-rho[..., None] * variance, lambda rows: exponents.squares(ranges, rows), ranges)
+    best = ((math.log(spent) - top) / rho * (1 + 1e-12)).nan_to_num(0.0, 0.0, 0.0).amax(0).clamp(min=0.0)
     return (best + noise) * (1 - gamma(2 * variance.shape[-1] + 16) - 1e-9)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
+from bnn_vnnlib.robustness.classification.layers import OneLayer
 from bnn_vnnlib.robustness.wide.chaos import SPENT, Chaos, chaos
 from bnn_vnnlib.robustness.wide.gaussian import UP, Floats
 from bnn_vnnlib.robustness.wide.inversion import below
-from bnn_vnnlib.robustness.wide.lines import RATES, Lines, Weights, lines
+from bnn_vnnlib.robustness.wide.last import Weights, last_weights
+from bnn_vnnlib.robustness.wide.lines import RATES, Lines, lines
 from bnn_vnnlib.robustness.wide.neurons import BEYOND, Neurons, neurons
 from bnn_vnnlib.robustness.wide.transforms import terms
 
@@ -44,38 +44,19 @@ def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Flo
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
     found = np.ones(len(question.box))
     layer = neurons(layers.first, question.lower, question.upper)
-    weights, blur, good = _weights(layers.last, question)
+    weights, blur, good = last_weights(layers.last, question.outputs, question.bound)
     chosen = np.flatnonzero(good & layer.served[question.box])
     each = min(max(1, MEMORY // (layer.m.shape[1] * 24 * 100)), ROWS)
     for start in range(0, len(chosen), each):
         deadline.check()
         some = chosen[start : start + each]
-        found[some] = _bounded(_at(layer, question.box[some]), _rows(weights, some)) + blur[some]
+        found[some] = _bounded(_at(layer, question.box[some]), weights.rows(some)) + blur[some]
     return np.minimum(np.nan_to_num(found + layer.blur[question.box], nan=1.0), 1.0)
-
-
-def _rows(weights: Weights, some: np.ndarray) -> Weights:
-    return Weights(*(part[some] for part in vars(weights).values()))
 
 
 def _at(layer: Neurons, box: np.ndarray) -> Neurons:
     parts = {name: value if name == "variance" else value[box] for name, value in vars(layer).items()}
     return Neurons(**parts)
-
-
-def _weights(last: Dense, question: RowsAtBoxes) -> tuple[Weights, Floats, np.ndarray]:
-    """The last layer of all rows, what the rounding of its moments costs, and whether it is served."""
-    mean, bias, variance, noise = (
-        part.detach().cpu().numpy() for part in (last.mean, last.bias, last.variance, last.bias_variance)
-    )
-    a, off = question.outputs, gamma(question.outputs.shape[1] + 8)
-    dev = np.sqrt(a**2 @ variance)
-    center, size = a @ bias - question.bound, np.abs(a) @ np.abs(bias) + np.abs(question.bound)
-    center = center - off * size
-    spread = np.sqrt(a**2 @ noise)
-    blur = (off * (np.abs(a) @ np.abs(mean)) / np.maximum(dev, 1e-280) + off).sum(1) + off
-    good = (dev > 1e-100).all(1) & (blur < 1e-3) & np.isfinite(center)
-    return Weights(a @ mean, dev, center, spread), blur * UP, good
 
 
 def _bounded(layer: Neurons, weights: Weights) -> Floats:
@@ -85,7 +66,7 @@ def _bounded(layer: Neurons, weights: Weights) -> Floats:
     if not known.all():
         out, some = np.ones(len(known)), np.flatnonzero(known)
         if len(some):
-            out[some] = _bounded(_at(layer, some), _rows(weights, some))
+            out[some] = _bounded(_at(layer, some), weights.rows(some))
         return out
     square = chaos(layer, weights, found)
     theta, scale = _chosen(layer, found, square)

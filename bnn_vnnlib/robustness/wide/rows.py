@@ -1,4 +1,5 @@
-"""Bounds on P_safe from the failure probabilities of `one_layer` and `moments`, as `robustness.tails` has from tails.
+"""Bounds on P_safe from the failure probabilities of `one_layer`, `two_layers` and `moments`, as `robustness.tails` has
+from tails.
 
 Lower: 1 - sum over items and cases of the least failure probability among the rows of the case. Upper: at one point the
 rows of one case all have to hold, so that the failures of their negations add up; cases that exclude each other add up.
@@ -19,7 +20,7 @@ from bnn_vnnlib.robustness.disjoint import some_case
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
 from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.tails import lower_of, tails_apply
-from bnn_vnnlib.robustness.wide import moments, one_layer
+from bnn_vnnlib.robustness.wide import moments, one_layer, two_layers
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 
@@ -31,16 +32,19 @@ NARROW = 3.0
 
 
 class WideBounds:
-    """Bounds for one network and posterior: over boxes if it has one hidden layer, else at points."""
+    """Bounds for one network and posterior: over boxes if it has one or two hidden layers, else at points."""
 
     def __init__(self, stack: Stack, deadline: Deadline) -> None:
         self._stack, self._deadline = stack, deadline
         self._shallow = OneLayer(*stack.layers) if len(stack.layers) == 2 else None
+        self._boxes = len(stack.layers) <= 3
 
     def serves(self, problem: Problem) -> Tensor:
         """(N,): items that a lower bound can be had for."""
-        if self._shallow is not None:
-            return torch.ones(len(problem), dtype=torch.bool, device=problem.lower.device)
+        return self._at_points(problem) | self._boxes
+
+    def _at_points(self, problem: Problem) -> Tensor:
+        """(N,): items that are a single point of floats."""
         return (problem.lower == problem.upper).all(-1)
 
     def pays(self, problem: Problem) -> Tensor:
@@ -66,16 +70,16 @@ class WideBounds:
     def item_failures(self, problem: Problem) -> Tensor:
         """(N,) upper bounds on P_w(some x of the item violates some case), at most 1; 1 where not served."""
         found = torch.ones(len(problem), dtype=torch.float64, device=problem.lower.device)
-        index = torch.nonzero(self.serves(problem))[:, 0]
-        if len(index) == 0:
-            return found
-        part = problem.items(index)
-        ways = self._failures(
-            part, part.lower, part.upper, part.rows.outputs, part.rows.inputs, part.rows.bound
-        )  # fmt: skip
-        for delta, values in ways:
-            total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
-            found[index] = torch.minimum(found[index], _added(total, part))
+        point, served = self._at_points(problem), self.serves(problem)
+        for index in (torch.nonzero(served & kind)[:, 0] for kind in (point, ~point)):
+            if len(index) == 0:
+                continue
+            part = problem.items(index)
+            rows = part.rows
+            ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
+            for delta, values in ways:
+                total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
+                found[index] = torch.minimum(found[index], _added(total, part))
         return found
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
@@ -83,20 +87,25 @@ class WideBounds:
         rows = problem.rows
         inputs = None if rows.inputs is None else -rows.inputs
         found = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
-        for delta, values in self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound):
+        ways = self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound, point=True)
+        for delta, values in ways:
             found = torch.maximum(found, some_case(problem, problem.total(values) + delta))
         return found
 
     def _failures(
-        self, problem: Problem, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, bound: Tensor
-    ) -> list[tuple[float, Tensor]]:
-        """Pairs: delta once an item, and (N, R) bounds on P_w(outputs . f(x) + inputs . x <= bound for some x)."""
+        self, problem: Problem, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, bound: Tensor,
+        *, point: bool | None = None,
+    ) -> list[tuple[float, Tensor]]:  # fmt: skip
+        """Pairs: delta once an item, and (N, R) bounds on P_w(outputs . f(x) + inputs . x <= bound for some x).
+
+        point : whether one x is asked for, of which the box is a bound; None: if the boxes are points
+        """
         count, height = len(problem), outputs.shape[1]
         bound, outputs = bound.expand(count, height), outputs.expand(count, height, -1)
         if inputs is not None:
             bound = torch.nextafter(bound - over_box(inputs, lower, upper)[0], bound.new_tensor(torch.inf))
         real = (problem.rows.case < problem.cases).expand(count, height) & torch.isfinite(bound)
-        if self._shallow is None:
+        if self._shallow is None and (bool((lower == upper).all()) if point is None else point):
             points = RowsAtPoints(lower, upper, outputs, torch.where(real, bound, 0.0))
             ways = moments.failures(self._stack, points, self._deadline)
             return [(delta, torch.where(real, values, 1.0)) for delta, values in ways]
@@ -106,7 +115,10 @@ class WideBounds:
             item.cpu().numpy(),
         )  # fmt: skip
         found = torch.ones_like(bound, dtype=torch.float64)
-        values = one_layer.failures(self._shallow, question, self._deadline)
+        if self._shallow is not None:
+            values = one_layer.failures(self._shallow, question, self._deadline)
+        else:
+            values = two_layers.failures(self._stack, question, self._deadline)
         found[item, row] = torch.as_tensor(values, device=found.device)
         return [(0.0, found)]
 

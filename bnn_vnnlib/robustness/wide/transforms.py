@@ -21,7 +21,8 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.robustness.wide.gaussian import TERM, UP, Complexes, Floats, density, log_half_line
-from bnn_vnnlib.robustness.wide.lines import Lines, Weights
+from bnn_vnnlib.robustness.wide.last import Weights
+from bnn_vnnlib.robustness.wide.lines import Lines
 from bnn_vnnlib.robustness.wide.neurons import SHARES, Neurons
 
 CUT = 6.0

@@ -1,0 +1,87 @@
+"""Failure probabilities of rows over boxes for two hidden ReLU layers of independent Gaussian weights.
+
+At a point x* of the box that may depend on the row (where the mean gradient leads, as far as it is sure),
+    P(row(x) <= bound for some x of the box) <= P(row(x*) <= bound + loss) + what the events of `change` spend,
+since on these events row(x) >= row(x*) - loss for all x. The first term is bounded by `moments`. All budgets are tried.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.classification.layers import Stack
+from bnn_vnnlib.robustness.classification.typical import typical
+from bnn_vnnlib.robustness.wide import moments as at_points
+from bnn_vnnlib.robustness.wide.around import Rows, around, moments
+from bnn_vnnlib.robustness.wide.change import loss, second
+from bnn_vnnlib.robustness.wide.gaussian import Floats
+from bnn_vnnlib.robustness.wide.last import Weights, last_weights
+from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
+from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+
+STRUCTURES = (1e-3, 1e-2)
+"""Spent on single neurons."""
+
+SHARES = (1e-3, 1e-2, 4e-2)
+"""Spent on the row."""
+
+SURE = 3.5
+"""Standard deviations of the gradient that count as sure, where x* is chosen."""
+
+MEMORY = 2**21
+"""Numbers at once, at most about."""
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
+def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
+    """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
+    found = np.ones(len(question.box))
+    weights, blur, good = last_weights(stack.layers[-1], question.outputs, question.bound)
+    first, middle = (layer.mean.shape for layer in stack.layers[:2])
+    each = max(1, MEMORY // (middle[0] * first[0] * first[1]))
+    chosen = np.flatnonzero(good)
+    for start in range(0, len(chosen), each):
+        deadline.check()
+        some = chosen[start : start + each]
+        found[some] = _bounded(stack, question, weights.rows(some), some, deadline) + blur[some]
+    return np.minimum(np.nan_to_num(found, nan=1.0), 1.0)
+
+
+def _bounded(stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline) -> Floats:
+    lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
+    point, guess = _worst(stack, lower, upper, weights)
+    layer = around(stack.layers[0], point, lower, upper)
+    spent, losses = [], []
+    for structure in STRUCTURES:
+        deadline.check()
+        at = second(layer, stack.layers[1], guess, structure)
+        for share in SHARES:
+            spent.append(structure + share)
+            losses.append(np.where(layer.served, loss(layer, at, weights, share), np.inf))
+    lost = np.stack(losses, 1)
+    known = np.isfinite(lost)
+    bound = np.nextafter(question.bound[some, None] + np.where(known, lost, 0.0) * (1 + 1e-9), np.inf)
+    x = torch.as_tensor(point)
+    outputs = torch.as_tensor(question.outputs[some])[:, None].expand(-1, bound.shape[1], -1)
+    asked = RowsAtPoints(x, x, outputs, torch.as_tensor(bound))
+    ways = at_points.failures(stack, asked, deadline)
+    best = np.stack([values.numpy() + delta for delta, values in ways]).min(0)
+    return (np.where(known, best, 1.0) + np.array(spent)).min(1) * (1 + 1e-9)
+
+
+def _worst(stack: Stack, lower: Floats, upper: Floats, weights: Weights) -> tuple[Floats, Floats]:
+    """(Q, n): x*, and the gradient (Q, H1) in the first layer's outputs there. Any x* of the box is sound."""
+    center, radius = (lower + upper) / 2, (upper - lower) / 2
+    layer = around(stack.layers[0], center, lower, upper)
+    at = typical(stack, torch.as_tensor(center))[1]
+    dense = stack.layers[1]
+    share = torch.special.ndtr(at.m / torch.sqrt(at.v + at.m_spread**2 + 1e-300)).numpy()
+    mean, variance = dense.mean.numpy(), dense.variance.numpy()
+    scaled, moved = weights.mean * share, weights.dev * share
+    guess = scaled @ mean
+    rows = Rows(guess[:, None], (scaled**2 @ variance + moved**2 @ mean**2)[:, None], np.zeros_like(guess)[:, None])
+    gradient, spread = (part[:, 0] for part in moments(layer, rows, np.zeros_like(layer.m)))
+    point = center - np.clip(gradient / (SURE * spread), -1.0, 1.0) * radius
+    return np.clip(np.nan_to_num(point), lower, upper), guess

@@ -1,0 +1,244 @@
+"""Two hidden layers over boxes: exact infima by kinks, each event by samples, each inequality on grids."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.classification.layers import Stack
+from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.robustness.wide import change
+from bnn_vnnlib.robustness.wide.around import Around, Rows, around, kinks, slopes
+from bnn_vnnlib.robustness.wide.change import Second, loss, second
+from bnn_vnnlib.robustness.wide.last import Weights, last_weights
+from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.robustness.wide.two_layers import _worst, failures
+from robustness.robustness_builders import model, rows
+from robustness.wide_builders import dense, least_margins_deep, sampled
+
+ROW = np.array([1.0, -1.0])
+
+
+def stack(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
+    rng, layers = np.random.default_rng(seed), []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers.append(dense(rng, outputs, inputs, spread=spread))
+    return Stack(tuple(layers), "relu")
+
+
+def asked(x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
+    return RowsAtBoxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
+
+
+def placed(net: Stack, x0: np.ndarray, share: float) -> float:
+    return float(np.quantile(least_margins_deep(net, ROW, 0.0, x0, x0, 4000, 7), share))
+
+
+@pytest.mark.parametrize(("hidden", "spread", "eps"), [(2, 0.05, 0.02), (3, 0.15, 0.05), (4, 0.05, 0.02)])
+@pytest.mark.parametrize("share", [0.001, 0.02])
+def test_no_more_networks_fail_than_the_bound_says(hidden: int, spread: float, eps: float, share: float) -> None:
+    net, x0 = stack(hidden, (2, hidden, hidden, 2), spread), np.random.default_rng(hidden).normal(size=2)
+    question, count = asked(x0, eps, placed(net, x0, share)), 5_000
+    least = least_margins_deep(
+        net, ROW, float(question.bound[0]), question.lower[0], question.upper[0], count, 3
+    )  # fmt: skip
+    found = float(failures(net, question, Deadline())[0])
+    assert stats.binom.sf(int((least <= 0).sum()) - 1, count, found) > 1e-9
+    assert found < 1.0
+
+
+def scaled(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
+    """Standard deviations of `spread` times the means, which shrink with the inputs of a layer."""
+    rng, layers = np.random.default_rng(seed), []
+    for inputs, outputs in itertools.pairwise(widths):
+        mean = torch.tensor(rng.normal(size=(outputs, inputs)) * np.sqrt(2 / inputs))
+        bias = torch.tensor(0.1 * rng.normal(size=outputs))
+        layer = dense(rng, outputs, inputs, spread=1.0)
+        layers.append(type(layer)(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
+    return Stack(tuple(layers), "relu")
+
+
+def test_moderate_noise_over_a_box_is_far_from_vacuous() -> None:
+    net, x0 = scaled(0, (4, 24, 24, 2), 0.1), np.random.default_rng(0).normal(size=4)
+    question = asked(x0, 0.01, placed_wide(net, x0, 1e-4))
+    assert float(failures(net, question, Deadline())[0]) < 0.2
+
+
+def placed_wide(net: Stack, x0: np.ndarray, share: float) -> float:
+    rng, h = np.random.default_rng(0), np.broadcast_to(x0, (40_000, len(x0)))
+    for place, layer in enumerate(net.layers):
+        noise = np.sqrt(h**2 @ layer.variance.numpy().T + layer.bias_variance.numpy())
+        h = h @ layer.mean.numpy().T + layer.bias.numpy() + noise * rng.standard_normal(noise.shape)
+        h = np.maximum(h, 0.0) if place + 1 < len(net.layers) else h
+    return float(np.quantile(h @ ROW, share))
+
+
+def parts(net: Stack, x0: np.ndarray, eps: float, structure: float) -> tuple[Around, Second, Weights]:
+    weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
+    lower, upper = x0[None] - eps, x0[None] + eps
+    point, guess = _worst(net, lower, upper, weights)
+    layer = around(net.layers[0], point, lower, upper)
+    return layer, second(layer, net.layers[1], guess, structure), weights
+
+
+@pytest.mark.parametrize(("seed", "spread", "eps"), [(0, 0.3, 0.1), (1, 0.1, 0.3), (2, 0.5, 0.02)])
+def test_rows_lose_no_more_than_the_loss(seed: int, spread: float, eps: float) -> None:
+    """The exact change of sampled networks, with large budgets, and a loss within sight of it."""
+    net, x0, count = stack(seed, (2, 3, 4, 2), spread), np.random.default_rng(seed).normal(size=2), 5_000
+    for structure, share in ((0.2, 0.2), (0.5, 0.3)):
+        layer, at, weights = parts(net, x0, eps, structure)
+        lost = float(loss(layer, at, weights, share)[0])
+        x = layer.point[0]
+        there = least_margins_deep(net, ROW, 0.0, x, x, count, 5)
+        least = least_margins_deep(net, ROW, 0.0, x0 - eps, x0 + eps, count, 5)
+        fallen = there - least
+        assert (fallen >= -1e-9).all()
+        assert stats.binom.sf(int((fallen > lost).sum()) - 1, count, structure + share) > 1e-9
+        assert lost < 30 * np.quantile(fallen, 0.9) + 1e-6
+
+
+def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[Around, Rows, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    layer = dense(rng, hidden, inputs, spread=0.6)
+    x = rng.normal(size=(1, inputs))
+    found = around(layer, x, x - eps * rng.uniform(0, 1, inputs), x + eps * rng.uniform(0, 2, inputs))
+    shape = 1, 3, hidden
+    return found, Rows(rng.normal(size=shape), rng.uniform(0, 0.5, shape), rng.uniform(0, 0.1, shape)), rng
+
+
+def drawn(seed: int, count: int, inputs: int = 2, hidden: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """V (S, H, n) and b (S, H) of the layer of `single`."""
+    layer = dense(np.random.default_rng(seed), hidden, inputs, spread=0.6)
+    return sampled(layer, count, np.random.default_rng(100 + seed))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.02])
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_exceed_their_bounds_as_seldom_as_is_said(seed: int, share: float) -> None:
+    layer, row, rng = single(seed, 0.1)
+    theta, count = np.abs(rng.normal(size=layer.m.shape)) * 0.3, 40_000
+    above, below = slopes(layer, row, theta, np.log(share))
+    v, b = drawn(seed, count)
+    active = (v @ layer.point[0] + b) > theta
+    w = row.mean + np.sqrt(row.variance) * rng.standard_normal((count, *row.mean.shape[1:]))
+    u = np.einsum("skh,sh,shi->ski", w, active, v)
+    for value, bound in ((u, above), (-u, below)):
+        often = (value > bound[0]).mean(0)
+        assert (stats.binom.sf(often * count - 1, count, share) > 1e-9).all()
+        assert often.max() > share / 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kinks_cost_what_is_said(seed: int) -> None:
+    """Pathwise: sum w g >= sum delta U - kinks for sampled weights and points of the box, kinks from their definition;
+    and the bound on the kinks holds as often as is said.
+    """
+    layer, row, rng = single(seed, 0.5)
+    theta, count, share = np.abs(rng.normal(size=layer.m.shape)) * 0.2, 20_000, 0.1
+    up, down = layer.reach(2.5)
+    v, b = drawn(seed, count)
+    z = v @ layer.point[0] + b
+    active = z > theta
+    fall = np.where(active, 0.0, np.minimum(down, np.maximum(z, 0.0)))
+    rise = np.where(active, np.maximum(down - z, 0.0), np.maximum(z + up, 0.0) - np.maximum(z, 0.0))
+    e = row.extra * rng.choice([-1.0, 1.0], (count, *row.mean.shape[1:]))
+    w = row.mean + np.sqrt(row.variance) * rng.standard_normal(e.shape) + e
+    cost = np.einsum("skh,sh->sk", np.maximum(w, 0), fall) + np.einsum("skh,sh->sk", np.maximum(-w, 0), rise)
+    within = np.ones(count, dtype=bool)
+    for _ in range(30):
+        delta = rng.choice([layer.low[0], layer.high[0]], axis=0) * rng.choice([1.0, rng.uniform()])
+        moved = v @ delta
+        within &= ((moved <= up) & (moved >= -down)).all(1)
+        gap = np.maximum(z + moved, 0) - np.maximum(z, 0)
+        left = np.einsum("skh,sh->sk", w, gap)
+        right = np.einsum("skh,sh->sk", w, active * moved) - cost
+        good = ((moved <= up) & (moved >= -down)).all(1)
+        assert (left >= right - 1e-9)[good].all()
+        assert good.any()
+    bound = kinks(layer, row, theta, (up, down), np.log(share))[0]
+    often = (cost > bound).mean(0)
+    assert (stats.binom.sf(often * count - 1, count, share) > 1e-9).all()
+    assert (bound < 20 * np.quantile(cost, 1 - share, axis=0) + 0.05).all()
+
+
+def test_inputs_move_within_reach_as_often_as_is_said() -> None:
+    layer, _, _ = single(4, 0.5)
+    y, count = 1.0, 40_000
+    up, down = layer.reach(y)
+    v, _ = drawn(4, count)
+    most = np.maximum(v * layer.high[0], v * layer.low[0]).sum(-1)
+    least = np.maximum(-v * layer.high[0], -v * layer.low[0]).sum(-1)
+    for value, bound in ((most, up), (least, down)):
+        often = (value > bound[0]).mean(0)
+        assert (stats.binom.sf(often * count - 1, count, special.ndtr(-y)) > 1e-9).all()
+        assert often.max() > 0.02
+
+
+def test_slopes_of_the_second_layer_on_a_grid() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        low, high = np.sort(rng.normal(size=2))
+        fall, rise = rng.uniform(0, 1.5, 2)
+        ends = [np.array([[end]]) for end in (low, high, fall, rise)]
+        empty = np.zeros((1, 1))
+        at = Second(
+            empty, empty, ends[0], ends[1], ends[2], ends[3], empty[..., None], empty, (empty, empty), 3.0
+        )  # fmt: skip
+        weights = Weights(np.array([[rng.normal()]]), np.array([[0.5]]), np.zeros(1), np.zeros(1))
+        a, p, q = (float(part[0, 0]) for part in change._chosen(at, weights))
+        z, v = np.meshgrid(np.linspace(low, high, 81), np.linspace(-fall, rise, 81))
+        f = np.maximum(z + v, 0) - np.maximum(z, 0) - a * v
+        assert f.min() >= -p - 1e-12
+        assert f.max() <= q + 1e-12
+
+
+def test_inputs_of_the_second_layer_stay_in_their_ranges() -> None:
+    net, x0, count = stack(1, (2, 4, 5, 2), 0.4), np.random.default_rng(1).normal(size=2), 40_000
+    layer, _, _ = parts(net, x0, 0.1, 0.5)
+    dense_ = net.layers[1]
+    low, high = change._inputs(
+        layer, dense_.mean.numpy(), dense_.bias.numpy(), dense_.variance.numpy(), dense_.bias_variance.numpy(),
+        np.log(0.05),
+    )  # fmt: skip
+    rng = np.random.default_rng(9)
+    v, b = sampled(net.layers[0], count, rng)
+    w, c = sampled(dense_, count, rng)
+    zeta = np.einsum("sij,sj->si", w, np.maximum(v @ layer.point[0] + b, 0.0)) + c
+    for outside in (zeta < low[0], zeta > high[0]):
+        often = outside.mean(0)
+        assert (stats.binom.sf(often * count - 1, count, 0.05) > 1e-9).all()
+        assert often.max() > 0.001
+
+
+def test_the_portfolio_takes_it() -> None:
+    net, x0 = scaled(0, (4, 24, 24, 2), 0.1), np.random.default_rng(0).normal(size=4)
+    found = model(
+        [(part.mean.numpy(), part.bias.numpy()) for part in net.layers],
+        [(part.variance.numpy(), part.bias_variance.numpy()) for part in net.layers],
+    )
+    bound = placed_wide(net, x0, 1e-4)
+    both = verify_batch(
+        found, [x0 - 0.01], [x0 + 0.01], properties=[[rows(ROW, bound)]], timeout=60, query="probabilistic",
+        tau_safe=0.75, tau_unsafe=0.05,
+    )  # fmt: skip
+    assert both.verdicts[0] == "unsat"
+
+
+def test_boxes_and_points_of_one_problem() -> None:
+    """Points go one way, boxes another: each item gets what it would get alone, and a box no less than its centre."""
+    net, x0 = scaled(0, (4, 24, 24, 2), 0.1), np.random.default_rng(0).normal(size=4)
+    wide = WideBounds(net, Deadline())
+    label = int(placed_wide(net, x0, 0.5) < 0)
+    x, r = torch.tensor(np.stack([x0, x0])), torch.tensor([[0.0], [0.01]])
+    both = wide.item_failures(from_labels(x - r, x + r, torch.tensor([label, label]), 2))
+    assert wide.serves(from_labels(x - r, x + r, torch.tensor([label, label]), 2)).all()
+    alone = wide.item_failures(from_labels(x[1:] - r[1:], x[1:] + r[1:], torch.tensor([label]), 2))
+    assert both[1] == alone[0]
+    assert both[0] < both[1] < 1
