@@ -38,7 +38,7 @@ from bnn_vnnlib.robustness.wide.gaussian import UP, Floats, density, mean_relu
 ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `Around.served`."""
 
-RATES = (0.6, 0.8, 1.0, 1.2, 1.5)
+RATES = (0.75, 1.0, 1.3)
 """tau over the best one for a Gaussian law."""
 
 KINK_RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)

@@ -30,9 +30,14 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponents import Exponents, Ranges
 from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.classification.lines import Lines
+from bnn_vnnlib.robustness.classification.typical import Typical
+from bnn_vnnlib.robustness.wide import second_order
 
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
 """delta, of which the best is taken for each row."""
+
+SHARPER = (3e-2, 5e-3, 3e-4)
+"""The same for two hidden layers."""
 
 SPARE = 0.02
 """Share of delta spent on s^2 >= S."""
@@ -63,31 +68,64 @@ def failures(stack: Stack, question: RowsAtPoints, deadline: Deadline) -> list[t
     G is the same for all rows at a point, so that its delta is paid once for them all.
     """
     found = []
-    for budget in BUDGETS:
+    sharper = second_order.serves(stack)
+    for budget in SHARPER if sharper else BUDGETS:
         deadline.check()
         exponents = Exponents(stack, budget)
-        ranges = exponents.ranges(question.lower, question.upper)
-        found.append((exponents.delta, _with(exponents, ranges, question).nan_to_num(1.0).clamp(max=1.0)))
+        values = _sharper(stack, budget, question) if sharper else _with(exponents, question)
+        found.append((exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)))
         if not exponents.sides:
             break
     return found
 
 
-def _with(exponents: Exponents, ranges: Ranges, question: RowsAtPoints) -> Tensor:
-    last, a = exponents.stack.layers[-1], question.outputs
-    guess = ranges.typical[-1]
+def _rates(guess: Typical, a: Tensor) -> Tensor:
+    """lam, (L, P, R)."""
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    lam = _exact_rates(RATES[:, None, None] / spread, a)  # (L, P, R)
+    return _exact_rates(RATES[:, None, None] / spread, a)
+
+
+def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
+    """(P, R): of all rates the best, with the lemma and without."""
+    plain, sharp = (torch.exp(part.clamp(max=0.0)).amin(0) for part in (logs, logs + factor))
+    return torch.minimum(plain, sharp + spent)
+
+
+def _with(exponents: Exponents, question: RowsAtPoints) -> Tensor:
+    last, a = exponents.stack.layers[-1], question.outputs
+    ranges = exponents.ranges(question.lower, question.upper)
+    lam = _rates(ranges.typical[-1], a)
     logs = _at_rates(lam[..., None] * -a, lambda rows: exponents.lines(ranges, rows), ranges)
     shift = lam * question.bound
     logs = logs + shift + 1e-12 * (1 + logs.abs() + shift.abs())
-    plain = torch.exp(logs.clamp(max=0.0)).amin(0)
     spent = SPARE * exponents.budget
     noise = (a * a) @ last.bias_variance
     least = _least_variance(exponents, ranges, (a * a) @ last.variance, noise, spent)
-    factor = torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=logs.device)
-    sharp = torch.exp((logs + factor).clamp(max=0.0)).amin(0) + spent
-    return torch.minimum(plain, sharp) * (1 + 1e-12)
+    return _best(logs, _log_factor(lam, least), spent) * (1 + 1e-12)
+
+
+def _log_factor(lam: Tensor, least: Tensor) -> Tensor:
+    return torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=lam.device)
+
+
+def _sharper(stack: Stack, budget: float, question: RowsAtPoints) -> Tensor:
+    """The same for two hidden layers, with the exponents of `second_order`."""
+    last, a = stack.layers[-1], question.outputs
+    at = second_order.at_points(stack, question.lower, question.upper, budget)
+    lam = _rates(at.typical[-1], a)
+    shift, spent = lam * question.bound, SPARE * budget
+    least = second_order.least_variance(at, (a * a) @ last.variance, (a * a) @ last.bias_variance, RATES, spent)
+    factor = _log_factor(lam, least)
+    parts = []
+    for rate in lam.split(at.rates_at_once(a.shape[1])):
+        rows, points, height = (rate[..., None] * -a).transpose(0, 1), a.shape[0], a.shape[1]
+        logs = at.log_moments(rows.reshape(points, -1, a.shape[2]), spent)
+        parts.append(logs.reshape(2, points, len(rate), height).transpose(1, 2))
+    found = torch.ones_like(question.bound)
+    for paid, logs in zip((0.0, spent), torch.cat(parts, 1), strict=True):
+        logs = logs + shift + 1e-12 * (1 + logs.abs() + shift.abs())
+        found = torch.minimum(found, (_best(logs, factor, spent) + paid).nan_to_num(1.0))
+    return (found + at.law.blur[:, None]) * (1 + 1e-12)
 
 
 def _at_rates(rows: Tensor, below: Callable[[Tensor], Lines], ranges: Ranges) -> Tensor:

@@ -37,7 +37,7 @@ class WideBounds:
     def __init__(self, stack: Stack, deadline: Deadline) -> None:
         self._stack, self._deadline = stack, deadline
         self._shallow = OneLayer(*stack.layers) if len(stack.layers) == 2 else None
-        self._boxes = len(stack.layers) <= 3
+        self._boxes = self._shallow is not None or two_layers.serves(stack)
 
     def serves(self, problem: Problem) -> Tensor:
         """(N,): items that a lower bound can be had for."""

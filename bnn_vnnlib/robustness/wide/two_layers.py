@@ -21,7 +21,7 @@ from bnn_vnnlib.robustness.wide.last import Weights, last_weights
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 
-STRUCTURES = (1e-3, 1e-2)
+STRUCTURE = 3e-3
 """Spent on single neurons."""
 
 SHARES = (1e-3, 1e-2, 4e-2)
@@ -34,13 +34,26 @@ MEMORY = 2**21
 """Numbers at once, at most about."""
 
 
+LARGEST = 2**22
+"""Numbers that one row may take at once."""
+
+
+def serves(stack: Stack) -> bool:
+    """Two hidden layers, and not too many inputs and neurons."""
+    return len(stack.layers) == 3 and _size(stack) <= LARGEST
+
+
+def _size(stack: Stack) -> int:
+    (first, inputs), (middle, _) = (layer.mean.shape for layer in stack.layers[:2])
+    return int(middle * first * inputs)
+
+
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
 def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
     found = np.ones(len(question.box))
     weights, blur, good = last_weights(stack.layers[-1], question.outputs, question.bound)
-    first, middle = (layer.mean.shape for layer in stack.layers[:2])
-    each = max(1, MEMORY // (middle[0] * first[0] * first[1]))
+    each = max(1, MEMORY // _size(stack))
     chosen = np.flatnonzero(good)
     for start in range(0, len(chosen), each):
         deadline.check()
@@ -53,22 +66,24 @@ def _bounded(stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.nda
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
     point, guess = _worst(stack, lower, upper, weights)
     layer = around(stack.layers[0], point, lower, upper)
-    spent, losses = [], []
-    for structure in STRUCTURES:
-        deadline.check()
-        at = second(layer, stack.layers[1], guess, structure)
-        for share in SHARES:
-            spent.append(structure + share)
-            losses.append(np.where(layer.served, loss(layer, at, weights, share), np.inf))
-    lost = np.stack(losses, 1)
-    known = np.isfinite(lost)
+    at = second(layer, stack.layers[1], guess, STRUCTURE)
+    lost = np.stack([loss(layer, at, weights, share) for share in SHARES], 1)
+    known = np.isfinite(lost) & layer.served[:, None]
     bound = np.nextafter(question.bound[some, None] + np.where(known, lost, 0.0) * (1 + 1e-9), np.inf)
-    x = torch.as_tensor(point)
-    outputs = torch.as_tensor(question.outputs[some])[:, None].expand(-1, bound.shape[1], -1)
-    asked = RowsAtPoints(x, x, outputs, torch.as_tensor(bound))
-    ways = at_points.failures(stack, asked, deadline)
-    best = np.stack([values.numpy() + delta for delta, values in ways]).min(0)
-    return (np.where(known, best, 1.0) + np.array(spent)).min(1) * (1 + 1e-9)
+    best = np.ones_like(lost)
+    hopeful = np.flatnonzero((_margins(stack, point, question.outputs[some]) > bound.min(1)) & known.any(1))
+    if len(hopeful):
+        x = torch.as_tensor(point[hopeful])
+        outputs = torch.as_tensor(question.outputs[some[hopeful]])[:, None].expand(-1, bound.shape[1], -1)
+        ways = at_points.failures(stack, RowsAtPoints(x, x, outputs, torch.as_tensor(bound[hopeful])), deadline)
+        best[hopeful] = np.stack([values.numpy() + delta for delta, values in ways]).min(0)
+    return (np.where(known, best, 1.0) + STRUCTURE + np.array(SHARES)).min(1) * (1 + 1e-9)
+
+
+def _margins(stack: Stack, point: Floats, outputs: Floats) -> Floats:
+    """(Q,): the rows' means, about; where they do not exceed what is lost nothing can be won."""
+    mean = typical(stack, torch.as_tensor(point))[-1].m.numpy()
+    return np.asarray((mean * outputs).sum(1))
 
 
 def _worst(stack: Stack, lower: Floats, upper: Floats, weights: Weights) -> tuple[Floats, Floats]:
