@@ -101,7 +101,7 @@ def test_rows_lose_no_more_than_the_loss(seed: int, spread: float, eps: float) -
         fallen = there - least
         assert (fallen >= -1e-9).all()
         assert stats.binom.sf(int((fallen > lost).sum()) - 1, count, structure + share) > 1e-9
-        assert lost < 30 * np.quantile(fallen, 0.9) + 1e-6
+        assert lost < 50 * np.quantile(fallen, 0.9) + 1e-6
 
 
 def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[Around, Rows, np.random.Generator]:

@@ -36,7 +36,7 @@ from bnn_vnnlib.robustness.wide import second_order
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
 """delta, of which the best is taken for each row."""
 
-SHARPER = (3e-2, 5e-3, 3e-4)
+SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
 """The same for two hidden layers."""
 
 SPARE = 0.02
