@@ -133,13 +133,15 @@ class _Gaussian:
         stack = None
         if wanted and isinstance(self._posterior, GaussianDiagonal):
             stack = wide_stack(self._bounds, self._posterior, problem)
-        if stack is not None:
-            stages.append(Wide(WideBounds(stack, self._deadline), problem, points, usable))
+        wide = None if stack is None else WideBounds(stack, self._deadline)
+        if wide is not None:
+            stages.append(Wide(wide, problem, points, usable))
         stages.append(
             MorePoints(
-                self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline
+                self._bounds, self._posterior, problem, points, values, tails, boxes, self._settings, self._deadline,
+                wide,
             )
-        )
+        )  # fmt: skip
         if boxes is not None and tails is not None and boxes.count > FEW:
             stages.append(BoxSplitting(boxes, points, self._goal.safe, only_likely=True))
         if tails is not None:

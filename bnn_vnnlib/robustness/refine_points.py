@@ -25,6 +25,7 @@ from bnn_vnnlib.robustness.safety import (
     point_box,
 )
 from bnn_vnnlib.robustness.tails import TailBounds
+from bnn_vnnlib.robustness.wide.rows import SPARE, WideBounds
 
 PIECES = 3
 """Pieces where no time limit is given."""
@@ -44,6 +45,9 @@ ITEMS = 64
 CHUNK = 2**8
 """Items attacked and bounded between two looks at the clock."""
 
+SLIGHT = 1e-12
+"""Of the values of the attack, where masses are ranked: they only decide between equal ones."""
+
 ROUNDED_ZERO = 1e-9
 """Violations found by the attack in plain floating point count up to this; the bounds decide."""
 
@@ -58,15 +62,19 @@ class MorePoints:
     ----------
     bounds, posterior, problem, deadline : what is bounded, and until when
     points, values : (N, n), (N,) of the attack on the mean network
-    tails, boxes : what bounds the mass that violates at a point; either may be missing
+    tails, boxes, wide : what bounds the mass that violates at a point; any may be missing. `wide` is dear: it looks at
+        one item of an instance in a piece, the one with the largest mass by tails, then the least value
     """
 
     def __init__(
         self, bounds: OutputBounds, posterior: Gaussian, problem: Problem, points: Tensor, values: Tensor,
         tails: TailBounds | None, boxes: CentredBoxes | None, settings: Attack, deadline: Deadline,
+        wide: WideBounds | None = None,
     ) -> None:  # fmt: skip
         self._bounds, self._posterior, self._problem, self._deadline = bounds, posterior, problem, deadline
-        self._points, self._values, self._tails, self._boxes = points.clone(), values, tails, boxes
+        self._points, self._values = points.clone(), values
+        self._tails, self._boxes, self._wide = tails, boxes, wide
+        self._mass = torch.zeros(len(problem), dtype=torch.float64, device=points.device)
         self._settings = replace(settings, restarts=4, pool=1)
         self._pieces = 0
 
@@ -87,8 +95,31 @@ class MorePoints:
                 self._points[part] = self._attacked(part, params, piece)
                 found = found.better(self._bounded(part, above))
             except OutOfTime:
-                break
-        return found
+                return found
+        return found if self._wide is None else found.better(self._by_wide(self._wide, index, above))
+
+    def _by_wide(self, wide: WideBounds, index: Tensor, above: Tensor) -> SafetyBounds:
+        """Bounds at the most promising of the points just found, one for each instance."""
+        problem, points = self._problem, self._points
+        found = nothing_known(problem, points)
+        rank = torch.full_like(self._mass, -torch.inf)
+        rank[index] = self._mass[index] - SLIGHT * self._values[index].to(rank)
+        best = last_of_each(problem, torch.argsort(rank, stable=True))
+        chosen = best[above & torch.isfinite(rank[best])]
+        chosen = chosen[wide.pays(problem.items(chosen))] if len(chosen) else chosen
+        chosen = chosen[feasible(problem.items(chosen), points[chosen])] if len(chosen) else chosen
+        if len(chosen) == 0:
+            return found
+        part = problem.items(chosen)
+        mass = torch.zeros_like(self._mass)
+        try:
+            mass[chosen] = (wide.unsafe(part, *point_box(part, points[chosen])) - SPARE).clamp(min=0.0)
+        except OutOfTime:
+            return found
+        return replace(
+            found, upper=from_masses(mass[best], mass[best])[1], point=points[best], point_mass=mass[best],
+            by_wide=torch.ones_like(found.by_wide),
+        )  # fmt: skip
 
     def _nearest(self, above: Tensor) -> Tensor:
         """Of each chosen instance the items with the least values of the attack, ITEMS at most."""
@@ -132,8 +163,9 @@ class MorePoints:
         usable = feasible(part, x)
         found = nothing_known(problem, points)
         if self._tails is not None:
-            mass = torch.zeros(len(problem), dtype=torch.float64, device=points.device)
+            mass = torch.zeros_like(self._mass)
             mass[index] = torch.where(usable, self._tails.unsafe(part, *point_box(part, x)), 0.0)
+            self._mass[index] = mass[index]
             best = last_of_each(problem, torch.argsort(mass, stable=True))
             found = replace(
                 found, upper=from_masses(mass[best], mass[best])[1], point=points[best], point_mass=mass[best],

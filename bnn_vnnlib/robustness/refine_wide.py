@@ -11,13 +11,10 @@ from bnn_vnnlib.robustness.problem import Problem
 from bnn_vnnlib.robustness.refine import owned, rarely
 from bnn_vnnlib.robustness.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
 from bnn_vnnlib.robustness.tails import lower_of
-from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.robustness.wide.rows import SPARE, WideBounds
 
 CHUNK = 16
 """Items of one piece of work."""
-
-SPARE = 1e-6
-"""Left of the mass at a point, which is bounded once more for its item alone before a `sat`: other items shift it."""
 
 
 class Wide:

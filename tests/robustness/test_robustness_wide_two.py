@@ -11,8 +11,11 @@ from scipy import special, stats
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.model.network import GaussianDiagonal
+from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.robustness.refine_points import MorePoints
 from bnn_vnnlib.robustness.wide import change
 from bnn_vnnlib.robustness.wide.around import Around, Rows, around, kinks, slopes
 from bnn_vnnlib.robustness.wide.change import Second, loss, second
@@ -20,7 +23,7 @@ from bnn_vnnlib.robustness.wide.last import Weights, last_weights
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 from bnn_vnnlib.robustness.wide.rows import WideBounds
 from bnn_vnnlib.robustness.wide.two_layers import _worst, failures
-from robustness.robustness_builders import model, rows
+from robustness.robustness_builders import bounds_of, model, problem, rows
 from robustness.wide_builders import dense, least_margins_deep, sampled
 
 ROW = np.array([1.0, -1.0])
@@ -242,3 +245,32 @@ def test_boxes_and_points_of_one_problem() -> None:
     alone = wide.item_failures(from_labels(x[1:] - r[1:], x[1:] + r[1:], torch.tensor([label]), 2))
     assert both[1] == alone[0]
     assert both[0] < both[1] < 1
+
+
+def test_more_points_are_bounded_by_the_wide_method_too() -> None:
+    """Upper bounds at the points found later: one item of each instance, where the weights move a row much."""
+    net, x0 = scaled(0, (4, 24, 24, 2), 0.1), np.random.default_rng(0).normal(size=4)
+    found = model(
+        [(part.mean.numpy(), part.bias.numpy()) for part in net.layers],
+        [(part.variance.numpy(), part.bias_variance.numpy()) for part in net.layers],
+    )
+    bound = placed_wide(net, x0, 0.995)
+    question = problem([x0 - 1e-3, x0 - 1e-3], [x0 + 1e-3, x0 + 1e-3], rows(ROW, bound), outputs=2)
+    points = torch.tensor(np.stack([x0, x0]))
+    wide, values = WideBounds(net, Deadline()), torch.zeros(2, dtype=torch.float64)
+    assert isinstance(found.posterior, GaussianDiagonal)
+    stages = [
+        MorePoints(
+            bounds_of(found), found.posterior, question, points, values, None, None, Attack(steps=2), Deadline(), some
+        )
+        for some in (None, wide)
+    ]  # fmt: skip
+    above = torch.tensor([True, False])
+    without, bounds = (stage.step(above, above) for stage in stages)
+    assert without is not None
+    assert bounds is not None
+    assert without.upper.tolist() == [1.0, 1.0]
+    assert bounds.upper[0] < 0.2
+    assert bounds.upper[1] == 1.0
+    assert bounds.by_wide[1].tolist() == [True, False]
+    assert bounds.point_mass[0] <= wide.unsafe(question, bounds.point[[0, 0]], bounds.point[[0, 0]])[0]

@@ -30,6 +30,9 @@ LARGEST = 1024
 NARROW = 3.0
 """Inputs that move a row by more than that many of its standard deviations: a narrow posterior."""
 
+SPARE = 1e-6
+"""Left of the mass at a point, which is bounded once more for its item alone before a `sat`: other items shift it."""
+
 
 class WideBounds:
     """Bounds for one network and posterior: over boxes if it has one or two hidden layers, else at points."""
