@@ -135,13 +135,14 @@ def empirical(least: Floats, share: Floats) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Of N inputs: both radii, the empirical one, and the share of networks broken within MaxRR."""
+    """Of N inputs: both radii, the empirical one (in `unit`), and the share of networks broken within MaxRR."""
 
     robust: Floats
     unrobust: Floats
     reached: Floats
     broken: Floats
     exact: bool
+    unit: str = "inputs"
 
     @property
     def too_many(self) -> NDArray[np.bool_]:
@@ -167,7 +168,8 @@ def validated(places: Places, subject: Subject) -> Outcome:
         least = read_columns(path)[0]["distance"]
         reached.append(empirical(least, weights))
         broken.append(float(weights[least <= found.robust[row]].sum()))
-    return Outcome(found.robust[rows], found.unrobust[rows], np.array(reached), np.array(broken), subject.exact)
+    ends, unit = (found.robust[rows], found.unrobust[rows]), "scaled inputs" if subject.delta is None else "half ranges"
+    return Outcome(*ends, np.array(reached), np.array(broken), subject.exact, unit)
 
 
 def row_of(name: str, found: Outcome) -> Row:
@@ -205,7 +207,6 @@ def draw(out: Path, found: dict[str, Outcome]) -> None:
         )  # fmt: skip
         for patch, colour in zip(plot["boxes"], (SERIES[0], "#dddddd", SERIES[4]), strict=True):
             patch.set_facecolor(colour)
-        one.set(title=name)
+        one.set(title=name, ylabel=f"radius ({outcome.unit})")
         one.set_ylim(bottom=0)
-    axes[0].set_ylabel("radius")
     save(figure, out, "validation_radii")
