@@ -92,12 +92,18 @@ def verify(
     _check_size(model, property)
     if setting.query is Query.DECISION and outputs != "probabilities":
         _refuse_constants(setting, property)
-    hidden = _hidden_nodes(model, property)
-    result = _empty(setting) if property.num_cases == 0 else _solve(setting, property)
-    if result.witness is not None and hidden is not None:
-        result = replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
+    result = _answered(setting, property)
     notes = (*property.notes, *model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
+
+
+def _answered(setting: Setting, property: Property) -> Result:
+    """The result, with the values of hidden nodes in its witness if the property declares any."""
+    hidden = _hidden_nodes(setting.model, property)
+    result = _empty(setting) if property.num_cases == 0 else _solve(setting, property)
+    if result.witness is None or hidden is None:
+        return result
+    return replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
 
 
 def _check_size(model: Model, property: Property) -> None:

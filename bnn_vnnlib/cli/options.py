@@ -45,6 +45,9 @@ Rerun = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")]
+Scheduler = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
+]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, cuda:1, ...", show_default="cpu")
 ]

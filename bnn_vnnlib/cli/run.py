@@ -21,6 +21,7 @@ from bnn_vnnlib.cli.options import (
     OwnLimit,
     Rerun,
     Rule,
+    Scheduler,
     Search,
     Seed,
     TauSafe,
@@ -67,9 +68,7 @@ def run(
     threads: Threads = None,
     memory: Annotated[float | None, typer.Option(help="GiB of data that an instance may allocate.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
-    ] = None,
+    scheduler: Scheduler = None,
     debug: Debug = False,
 ) -> None:
     """Decide all instances of VNN-COMP benchmarks.

@@ -83,8 +83,7 @@ def verify(
     asked = {"query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
     how = {
         "likelihood": likelihood, "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes,
-        "margin": margin, "timeout": timeout, "started": started, "seed": seed, "search": search,
-        "device": device,
+        "margin": margin, "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device,
     }  # fmt: skip
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         result, prop, signature = _result(files, network or [], asked, how, outlet)
