@@ -3,6 +3,7 @@ by samples."""
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -205,3 +206,33 @@ def test_exponents_lie_above_sampled_ones(seed: int, spread: float) -> None:
         for found in at.log_moments(u, 1e-4):
             assert (truth - 0.05 - 3e-3 <= found[0].numpy()).all()
         assert (found[0].numpy() < truth + 1.5).all()
+
+
+@pytest.mark.parametrize(
+    ("m", "s", "alpha", "beta"),
+    [(13.667, 1.0, -27.256, 0.46284), (-0.05, 1.0, -39.9, 0.315), (2.0, 1.0, -31.0, 0.2), (1e-3, 1e-4, -5e5, 0.0)],
+)
+def test_tilted_means_far_below_zero(m: float, s: float, alpha: float, beta: float) -> None:
+    """Where nearly all of the tilted Gaussian is below 0; the proxy counts on the mean."""
+    one = law(np.array([m]), np.array([s]))
+    a, b = (torch.tensor([[[part]]], dtype=torch.float64) for part in (alpha, beta))
+    with mpmath.workdps(60):
+        c = 1 - 2 * mpmath.mpf(beta) * s**2
+        mean, dev = (m + mpmath.mpf(alpha) * s**2) / c, s / mpmath.sqrt(c)
+
+        def log_mass(y: float) -> mpmath.mpf:
+            slope = mpmath.mpf(alpha) + y
+            top = (beta * mpmath.mpf(m) ** 2 + slope * m + slope**2 * mpmath.mpf(s) ** 2 / 2) / c
+            on = mpmath.exp(top) / mpmath.sqrt(c) * mpmath.ncdf((m + slope * s**2) / c / dev)
+            return mpmath.log(mpmath.ncdf(-mpmath.mpf(m) / s) + on)
+
+        exact_mean = mpmath.diff(log_mass, 0)
+        near = 1 / s
+        u = one.proxy(a, b, torch.full_like(a, near)).item()
+        worst = max(
+            log_mass(y) - y * exact_mean - u * mpmath.mpf(y) ** 2 / 2
+            for y in (sign * near * part for sign in (-1, 1) for part in (0.01, 0.1, 0.3, 1.0))
+        ) - log_mass(0)
+    assert one.tilted_mean(a, b).item() == pytest.approx(float(exact_mean), rel=1e-9, abs=1e-10 * s)
+    assert mean < -30 * dev
+    assert worst <= 0

@@ -13,7 +13,7 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.classification.layers import Stack
+from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.problem import from_labels
 from bnn_vnnlib.robustness.refine_points import MorePoints
 from bnn_vnnlib.robustness.wide import change
@@ -274,3 +274,15 @@ def test_more_points_are_bounded_by_the_wide_method_too() -> None:
     assert bounds.upper[1] == 1.0
     assert bounds.by_wide[1].tolist() == [True, False]
     assert bounds.point_mass[0] <= wide.unsafe(question, bounds.point[[0, 0]], bounds.point[[0, 0]])[0]
+
+
+def test_small_coefficients_of_large_weights_count() -> None:
+    """A coefficient whose square underflows, of weights so uncertain that its product does not."""
+    tiny, big, ones = 0.7 * 2.0**-537, 2.0**500, np.ones(2)
+    variances = np.array([big**2 * ones, 0.01 * ones])
+    last = Dense(*map(torch.tensor, (np.array([0 * ones, ones]), np.zeros(2), variances, np.zeros(2))))
+    weights, _, good = last_weights(last, np.array([[tiny, 1.0]]), np.zeros(1))
+    assert not good[0] or (weights.dev[0] >= tiny * big).all()
+    first = Dense(*map(torch.tensor, (np.ones((2, 2)), np.zeros(2), np.full((2, 2), 1e102), ones)))
+    box = np.array([[1e-170, 1e-170]])
+    assert not around(first, box, box, box * 2).served.any()

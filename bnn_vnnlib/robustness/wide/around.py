@@ -56,6 +56,9 @@ CELLS = 6
 LEAST_C = 0.05
 """c, at least."""
 
+LARGEST = 1e100
+"""Variances are below."""
+
 FAR = 300.0
 """Exponents above are taken as infinite."""
 
@@ -103,7 +106,9 @@ def around(first: Dense, point: Floats, lower: Floats, upper: Floats) -> Around:
     s = np.sqrt(np.maximum(square, 1e-280))
     off = gamma(point.shape[1] + 16)
     low, high = np.minimum(lower - point, 0.0) * UP, np.maximum(upper - point, 0.0) * UP
-    served = (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
+    # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
+    known = np.isfinite(square).all(1) & bool((variance < LARGEST).all())
+    served = known & (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
     return Around(point, low, high, m, s, mean, variance, served)
 
 

@@ -140,7 +140,7 @@ def loss(layer: Around, at: Second, weights: Weights, share: float) -> Floats:
     unsure = ((plus + rounding) * worst_plus + (minus + rounding) * worst_minus).sum(1)
     unsure = unsure + y * np.sqrt(((weights.dev * np.maximum(worst_plus, worst_minus)) ** 2).sum(1))
     scaled, moved = slope * weights.mean, slope * weights.dev
-    size = np.sqrt(moved**2 @ (at.mean**2 + at.variance))
+    size = np.sqrt(((moved[..., None] * np.hypot(at.mean, np.sqrt(at.variance))) ** 2).sum(1))
     largest = (moved[..., None] * np.sqrt(at.variance)).max(1)
     extra = at.y * (size + at.y * largest) * UP**2
     paid = gamma(2 * len(at.mean) + 8) * (np.abs(scaled) @ np.abs(at.mean))

@@ -66,6 +66,8 @@ def first_moments(dense: Dense, law: Law, found: Parabola, spent: float, *, bent
     scale = slope.abs() @ dense.bias.abs() + square.abs() @ dense.bias_variance
     scale = scale + ((slope * found.center).abs() + (found.slope * found.center).abs()).sum(-1) + value.abs()
     scale = scale + (size * center + logs.abs()).sum(-1)
+    largest = center @ dense.mean.abs().mT + dense.bias.abs() + found.center.abs()
+    scale = scale + (found.bend * largest**2).sum(-1)
     total = total + logs.sum(-1) + 2 * PAID * (1 + scale)
     if bent:
         total = total + _second(dense, law, found, (alpha, beta, center), spent)
@@ -96,7 +98,8 @@ def _second(dense: Dense, law: Law, found: Parabola, at: tuple[Tensor, Tensor, T
     pulled = torch.einsum("prk,prkl,prl->pr", gap, form, gap).clamp(min=0.0) * (1 + 1e-6) + 1e-9 * trace
     second = -torch.log1p(-values.clamp(max=LARGEST)).sum(-1) / 2 + pulled / (2 * (1 - largest.clamp(max=LARGEST)))
     escaped = 2 * form.shape[-1] * float(cdf(torch.tensor(-REACH, dtype=torch.float64))) * (1 + 1e-9)
-    total = second * (1 + 1e-9) - math.log1p(-escaped)
+    rounded = 1e-9 * (reach * law.s).sum(-1)  # y times what the tilted means are off by
+    total = second * (1 + 1e-9) - math.log1p(-escaped) + rounded
     return torch.where(usable & (largest < LARGEST), total, torch.inf)
 
 
@@ -104,12 +107,12 @@ def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
     """(P, R, H): Y; not finite where it is not known."""
     exponent = math.log(2 * form.shape[-1] / spent)
     mean, _, spread = law.plain()
-    variance = torch.einsum("prkl,prl->prk", form**2, (spread**2).expand(center.shape))
+    variance = ((form * spread[:, :, None]) ** 2).sum(-1)  # products first: squares of a small K underflow
     rate = math.sqrt(2 * exponent) / torch.sqrt(variance + 1e-200)
     near = (rate[..., None] * form.abs()).amax(-2) * (1 + 1e-9)
     zero = torch.zeros_like(near)
     local = torch.minimum(law.proxy(zero, zero, near), law.s**2 * (1 + PAID))
-    size = torch.einsum("prkl,prl->prk", form**2, local)
+    size = ((form * torch.sqrt(local)[..., None, :]) ** 2).sum(-1)
     bound = (rate * size / 2 + exponent / rate) * (1 + 1e-9)
     shift = torch.einsum("prkl,prl->prk", form, mean - center).abs()
     paid = PAID * torch.einsum("prkl,prl->prk", form.abs(), mean + center + law.s)

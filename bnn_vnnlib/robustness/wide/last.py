@@ -37,10 +37,11 @@ def last_weights(last: Dense, outputs: Floats, bound: Floats) -> tuple[Weights, 
         part.detach().cpu().numpy() for part in (last.mean, last.bias, last.variance, last.bias_variance)
     )
     a, off = outputs, gamma(outputs.shape[1] + 8)
-    dev = np.sqrt(a**2 @ variance)
+    # products first: a square of a small coefficient underflows, though the weight's deviation may be large
+    dev = np.sqrt(((np.abs(a)[..., None] * np.sqrt(variance)) ** 2).sum(1))
     center, size = a @ bias - bound, np.abs(a) @ np.abs(bias) + np.abs(bound)
     center = center - off * size
-    spread = np.sqrt(a**2 @ noise)
+    spread = np.sqrt(((np.abs(a) * np.sqrt(noise)) ** 2).sum(1))
     blur = (off * (np.abs(a) @ np.abs(mean)) / np.maximum(dev, 1e-280) + off).sum(1) + off
     good = (dev > 1e-100).all(1) & (blur < 1e-3) & np.isfinite(center)
     return Weights(a @ mean, dev, center, spread), blur * UP, good

@@ -23,6 +23,9 @@ SAFE = 1e-3
 SEGMENTS, RATIO = 12, 1.2
 """Parts of [0, near], each so many times as long as the next."""
 
+FAR = 30.0
+"""Deviations beyond which a Gaussian tail is summed as a series: five terms leave 2e-11."""
+
 SMALLEST = 0.02
 """y over one by s, at least, where variances are bounded."""
 
@@ -67,16 +70,19 @@ class Law:
         return value + error
 
     def tilted_mean(self, alpha: Tensor, beta: Tensor) -> Tensor:
-        """The mean of h under the density e^{alpha h + beta h^2}, not rounded."""
+        """The mean of h under the density e^{alpha h + beta h^2}, not rounded: up to 1e-10 of itself and of s."""
         m, s = self.m, self.s
         c = (1 - 2 * beta * s**2).clamp(min=SAFE)
         mean, dev = (m + alpha * s**2) / c, s / torch.sqrt(c)
         top = (beta * m**2 + alpha * m + alpha**2 * s**2 / 2) / c - torch.log(c) / 2
         on = top + torch.special.log_ndtr(mean / dev)
         logs = torch.logaddexp(torch.special.log_ndtr(-m / s), on)
-        ratio = (mean / dev).clamp(min=-30.0)
-        inner = mean + dev * torch.exp(-(ratio**2) / 2 - torch.special.log_ndtr(ratio)) / math.sqrt(2 * math.pi)
-        return (torch.exp(on - logs) * inner.clamp(min=0.0)).nan_to_num(0.0, 0.0, 0.0)
+        ratio = (mean / dev).clamp(min=-FAR)
+        near = mean + dev * torch.exp(-(ratio**2) / 2 - torch.special.log_ndtr(ratio)) / math.sqrt(2 * math.pi)
+        far = (mean / dev).clamp(max=-FAR)  # the mean of the part above 0 of a Gaussian far below it
+        series = -(1 - (2 - (10 - (74 - 706 / far**2) / far**2) / far**2) / far**2) / far
+        inner = torch.where(mean < -FAR * dev, dev * series, near.clamp(min=0.0))
+        return torch.exp(on - logs) * inner
 
     def proxy(self, alpha: Tensor, beta: Tensor, near: Tensor) -> Tensor:
         """u with E e^{y (h - mean)} <= e^{u y^2 / 2} for |y| <= near under the tilted law; infinite if none is known.
