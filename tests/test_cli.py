@@ -217,6 +217,7 @@ def test_options_reach_the_engine(old, identity_model, engine):
         "timeout": 12.5,
         "seed": 3,
         "search": "float32",
+        "device": "cuda:1",
     }
     given = [part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", value)]
     call("verify", old, identity_model, *given)
