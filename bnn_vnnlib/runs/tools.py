@@ -88,7 +88,8 @@ RECIPES = (
     Tool(
         "nnenum",
         "python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
-        note="github.com/stanleybak/nnenum, with its folder src on PYTHONPATH; not run",
+        note="github.com/stanleybak/nnenum (b18238f), with its folder src on PYTHONPATH; run. It starts only with "
+        "OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one process",
     ),
     Tool(
         "alpha-beta-CROWN",
