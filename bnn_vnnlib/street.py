@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, ends_in_sigmoid, settle_run
@@ -84,9 +84,7 @@ def verify(
     InputError : the question cannot be asked of this model, said before any work starts
     """
     begun = time.monotonic()
-    if not isinstance(property, Property):
-        raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
-    question = settle(property.options, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
+    question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)
     _check_size(model, property)
@@ -95,6 +93,15 @@ def verify(
     result = _answered(setting, property)
     notes = (*property.notes, *model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
+
+
+def _question(
+    property: Property, query: str | None, tau_safe: float | None, tau_unsafe: float | None, rule: str | None
+) -> Question:
+    """What is asked, by the options or by the property's comment."""
+    if not isinstance(property, Property):
+        raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
+    return settle(property.options, query, tau_safe, tau_unsafe, rule=rule)
 
 
 def _answered(setting: Setting, property: Property) -> Result:
