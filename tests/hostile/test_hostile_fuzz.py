@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -75,7 +77,10 @@ def test_a_process_of_its_own_with_limits(tmp_path: Path, found: dict[str, list[
     with Reader(60) as reader:
         assert reader.read(".vnnlib", TEXT.encode()).kind == "read"
         assert reader.read(".onnx", b"").kind == "refused"
-        reader.seconds = 0.0
+        assert reader._process is not None
+        assert reader._process.pid is not None
+        os.kill(reader._process.pid, signal.SIGSTOP)  # certain not to answer, however fast the machine
+        reader.seconds = 0.05
         assert reader.read(".vnnlib", TEXT.encode()).kind == "hang"
         reader.seconds = 60
         assert reader.read(".vnnlib", TEXT.encode()).kind == "read"
