@@ -123,6 +123,13 @@ def main(
         both = [one.seconds / one.theirs for one in small if one.theirs]
         if both:
             console.print(f"  {len(both)} of them read by both, median ratio {statistics.median(both):.1f}")
+    shared = [(one.seconds, one.theirs) for one in found if one.theirs and one.refused is None]
+    if shared:
+        ours_s, theirs_s = (sum(seconds) for seconds in zip(*shared, strict=True))
+        console.print(
+            f"{len(shared)} files read by both, all together: {ours_s:.3f} s, PyPI {theirs_s:.3f} s, "
+            f"ratio {ours_s / theirs_s:.2f}"
+        )
     console.print(f"{len(found)} files, {sum(one.refused is not None for one in found)} refused:")
     for one in found:
         if one.refused is not None:
