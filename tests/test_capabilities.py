@@ -6,24 +6,16 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from typer.testing import CliRunner
 
 from bnn_vnnlib import capabilities
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import UnsupportedError
+from support.command import call
 
 NEW = """(vnnlib-version <2.0>)
 (declare-network f (declare-input X {type} [1,2]) (declare-output Y {type} [1,2]))
 (assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= X[0,1] 0.0) (<= X[0,1] 1.0)))
 (assert (>= Y[0,0] {bound}))
 """
-
-
-def call(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
 
 
 @pytest.mark.parametrize(

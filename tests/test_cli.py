@@ -19,6 +19,7 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 from bnn_vnnlib.vnncomp import read_result
+from support.command import call
 
 ROOT = Path(__file__).resolve().parents[1]
 OLD = """
@@ -68,13 +69,6 @@ def engine(monkeypatch):
     engine = Engine()
     monkeypatch.setitem(vars(bnn_vnnlib), "verify", engine)
     return engine
-
-
-def call(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
 
 
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:

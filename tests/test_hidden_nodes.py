@@ -12,13 +12,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.result import Query, Result, Verdict, Witness
 from bnn_vnnlib.vnncomp import results_text
 from bnn_vnnlib.vnnlib import parse_property
+from support.command import call
 
 TYPES = {"float32": (TensorProto.FLOAT, np.float32), "float64": (TensorProto.DOUBLE, np.float64)}
 HIDDEN = {
@@ -37,13 +36,6 @@ QUERY = """(vnnlib-version <2.0>)
 (assert (and (>= A[0,0] 0.25) (<= A[0,0] 0.5) (>= A[0,1] -1.0) (<= A[0,1] 1.0) (>= B[0,0] 0.0) (<= B[0,0] 0.125)))
 (assert (>= Y[0,0] {bound}))
 """
-
-
-def call(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
 
 
 def network(element_type: str = "float32") -> onnx.ModelProto:

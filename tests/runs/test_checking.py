@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.property import violated_case
 from bnn_vnnlib.runs.checking import at_point
 from bnn_vnnlib.vnnlib import parse_property
+from support.command import call
 
 DECLARED = "(declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)\n"
 BOX = "(assert (>= X_0 0.0)) (assert (<= X_0 1.0)) (assert (>= X_1 0.0)) (assert (<= X_1 1.0))\n"
@@ -24,13 +23,6 @@ NEW = """(vnnlib-version <2.0>)
 (assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= X[0,1] 0.0) (<= X[0,1] 1.0)))
 (assert (>= Y[0,0] 0.5))
 """
-
-
-def call(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
 
 
 def check(model, prop, result, *more, code: int = 0) -> tuple[str, str]:

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import tools
 from bnn_vnnlib.runs.agreement import Answer, Contradiction, Line, agreement, contradictions, solved
 from bnn_vnnlib.runs.tools import RECIPES, Tool, ToolTask, run_tool, tool
 from bnn_vnnlib.runs.worker import FLEET
+from support.command import call
 
 PROPERTY = """
 (declare-const X_0 Real) (declare-const X_1 Real) (declare-const Y_0 Real) (declare-const Y_1 Real)
@@ -150,7 +149,7 @@ def benchmark(tmp_path, identity_model):
     onnx.save(proto, mean)
     np.savez(tmp_path / "posterior.npz", W_samples=samples)
     args = ["attach", str(mean), str(tmp_path / "posterior.npz"), str(folder / "bnn.onnx"), "--likelihood", "gaussian"]
-    assert CliRunner().invoke(app, args).exit_code == 0
+    call(*args)
     for bound in ("1.5", "2.5"):
         (folder / f"{bound}.vnnlib").write_text(PROPERTY.format(bound=bound))
     rows = [f"{net}.onnx,{bound}.vnnlib,60\n" for net in ("plain", "bnn") for bound in ("1.5", "2.5")]
@@ -159,10 +158,7 @@ def benchmark(tmp_path, identity_model):
 
 
 def compare(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, ["compare", *map(str, args)])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
+    return call("compare", *args, code=code)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -227,7 +223,6 @@ def test_what_cannot_be_compared_is_refused_before_work(benchmark, tmp_path, arg
 
 
 def test_the_recipes_are_listed():
-    outcome = CliRunner().invoke(app, ["compare", "--recipes"])
-    assert outcome.exit_code == 0
+    outcome = compare("--recipes")
     for recipe in RECIPES:
         assert recipe.name in outcome.stdout

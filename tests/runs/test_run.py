@@ -13,9 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
@@ -24,6 +22,7 @@ from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.store import Store
 from bnn_vnnlib.runs.tables import COLUMNS
 from bnn_vnnlib.runs.worker import Worker
+from support.command import call
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
@@ -93,10 +92,7 @@ def benchmark(tmp_path):
 
 
 def run(*args: object, code: int = 0):
-    outcome = CliRunner().invoke(app, ["run", *map(str, args)])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    return outcome
+    return call("run", *args, code=code)
 
 
 def results(out: Path) -> list[tuple[str, str]]:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from bnn_vnnlib.cli import app
 from bnn_vnnlib.model import attach
 from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+from support.command import call
 
 
 def write_net(
@@ -49,11 +48,9 @@ def write_net(
     return path
 
 
-def call(*arguments: object, code: int = 0) -> str:
+def told(*arguments: object, code: int = 0) -> str:
     """What the command line says on standard error; standard output stays empty."""
-    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert outcome.exit_code == code, outcome.stderr
-    assert "Traceback" not in outcome.stderr
+    outcome = call(*arguments, code=code)
     assert outcome.stdout == ""
     return " ".join(outcome.stderr.split())
 

@@ -9,7 +9,7 @@ from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.sweeps import Reading, Source, make_inputs, uncertainty
 from bnn_vnnlib.sweeps.arrays import read_columns
 from robustness.robustness_builders import model, random_samples
-from sweeps.sweep_models import call, documented, write_net
+from sweeps.sweep_models import documented, told, write_net
 
 RADII = (0.0, 0.05, 0.3)
 SHARE = np.stack(np.meshgrid(*[np.linspace(-1, 1, 15)] * 2), -1).reshape(-1, 2)
@@ -152,13 +152,13 @@ def test_the_command(tmp_path):
     net = write_net(tmp_path / "net.onnx", [3, 6, 4], samples=3)
     np.savez(tmp_path / "inputs.npz", x=np.random.default_rng(1).uniform(0, 1, (5, 3)))
     arguments = ["uncertainty", net, tmp_path / "inputs.npz", "-r", "0.01", "-r", "0.1", "--tau", "0.5", "--chunk", "2"]
-    said = call(*arguments, "--out", tmp_path / "out", "--workers", "2")
+    said = told(*arguments, "--out", tmp_path / "out", "--workers", "2")
     assert "10 balls in" in said
-    alone = call(*arguments, "--out", tmp_path / "alone", "--workers", "1")
+    alone = told(*arguments, "--out", tmp_path / "alone", "--workers", "1")
     assert "written to" in alone
     one, two = (tmp_path / name / "uncertainty.parquet" for name in ("out", "alone"))
     assert one.read_bytes() == two.read_bytes()
     assert documented(read_columns(one)[0])
     assert set(read_columns(one)[0]["uncertain"]) <= {"yes", "no", "unknown"}
     assert (tmp_path / "out" / "summary.csv").read_text().startswith("radius,inputs,uncertain,not_uncertain,decided,")
-    assert "tau: 0.5 there, 0.6 now" in call(*arguments, "--tau", "0.6", "--out", tmp_path / "out", code=2)
+    assert "tau: 0.5 there, 0.6 now" in told(*arguments, "--tau", "0.6", "--out", tmp_path / "out", code=2)

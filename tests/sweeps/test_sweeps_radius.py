@@ -10,7 +10,7 @@ from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.sweeps import Bounding, Radii, Source, make_inputs, radii
 from bnn_vnnlib.sweeps.arrays import read_columns
 from robustness.robustness_builders import model, random_samples
-from sweeps.sweep_models import call, documented, write_net
+from sweeps.sweep_models import documented, told, write_net
 
 SEARCH = Radii(largest=1.0, tolerance=0.01)
 SLOPE, SPREAD, DELTA = 2.0, 0.3, 0.5
@@ -131,18 +131,18 @@ def test_the_command(tmp_path):
     np.savez(tmp_path / "inputs.npz", x=x, label=np.arange(5) % 4)
     arguments = ["radius", net, tmp_path / "inputs.npz", "--tolerance", "0.05", "--clip", "0", "1", "--chunk", "2"]
     arguments += ["--workers", "1"]
-    said = call(*arguments, "--out", tmp_path / "out")
+    said = told(*arguments, "--out", tmp_path / "out")
     assert "5 inputs in" in said
     columns, _ = read_columns(tmp_path / "out" / "radii.parquet")
     assert columns["label"].tolist() == [0, 1, 2, 3, 0]
     assert documented(set(columns))
-    own = call(*arguments, "--predicted", "--out", tmp_path / "own")
+    own = told(*arguments, "--predicted", "--out", tmp_path / "own")
     assert "written to" in own
     assert (read_columns(tmp_path / "own" / "radii.parquet")[0]["robust_radius"] > 0).all()
-    assert "target: given there, own now" in call(*arguments, "--predicted", "--out", tmp_path / "out", code=2)
+    assert "target: given there, own now" in told(*arguments, "--predicted", "--out", tmp_path / "out", code=2)
     np.savez(tmp_path / "wrong.npz", x=x, label=np.arange(5))
-    wrong = call("radius", net, tmp_path / "wrong.npz", "--out", tmp_path / "wrong", code=2)
+    wrong = told("radius", net, tmp_path / "wrong.npz", "--out", tmp_path / "wrong", code=2)
     assert wrong == "error: labels must lie in 0 .. 3; row 4 has 4"
-    assert "--largest" not in call(
+    assert "--largest" not in told(
         "radius", net, tmp_path / "inputs.npz", "--out", tmp_path / "w", "--largest", "0", code=2
     )

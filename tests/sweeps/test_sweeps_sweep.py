@@ -18,7 +18,7 @@ from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.folder import Folder
-from sweeps.sweep_models import boxes, call, documented, write_net
+from sweeps.sweep_models import boxes, documented, told, write_net
 
 pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
 
@@ -188,7 +188,7 @@ def test_killed_in_the_middle_and_gone_on_with_it_is_as_if_nothing_had_happened(
     table = boxes(400, 3, 4) | {"network": np.array(["one", "two"] * 200)}
     np.savez(tmp_path / "table.npz", **table)
     arguments = ["sweep", str(nets), str(tmp_path / "table.npz"), "--chunk", "4", "--tau-safe", "0.9"]
-    call(*arguments, "--out", tmp_path / "undisturbed", "--workers", "1")
+    told(*arguments, "--out", tmp_path / "undisturbed", "--workers", "1")
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "bnn_vnnlib", *arguments, "--out", str(out), "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -208,7 +208,7 @@ def test_killed_in_the_middle_and_gone_on_with_it_is_as_if_nothing_had_happened(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert len(workers) >= 2
-    said = call(*arguments, "--out", out, "--workers", "1")
+    said = told(*arguments, "--out", out, "--workers", "1")
     assert "of 400 boxes are finished" in said
     assert (out / "bounds.parquet").read_bytes() == (tmp_path / "undisturbed" / "bounds.parquet").read_bytes()
     assert (out / "summary.csv").read_text() == (tmp_path / "undisturbed" / "summary.csv").read_text()
@@ -222,7 +222,7 @@ def test_the_command(nets, tmp_path):
     one, two = nets / "one.onnx", nets / "two.onnx"
     out = tmp_path / "out"
     tables = (one, tmp_path / "0.npz", two, tmp_path / "1.npz")
-    said = call("sweep", *tables, "--out", out, "--query", "decision", "--workers", "1")
+    said = told("sweep", *tables, "--out", out, "--query", "decision", "--workers", "1")
     assert "12 boxes in" in said
     assert "written to" in said
     columns, _ = read_columns(out / "bounds.parquet")
@@ -258,7 +258,7 @@ def test_the_command_says_what_is_wrong(nets, tmp_path):
         ([nets / "one.onnx", tmp_path / "table.npz", "--tau-safe", "0.5", "--tau-unsafe", "0.6"], "must not exceed"),
         ([nets / "one.onnx", tmp_path / "table.npz", "--margin", "-1"], "--margin must be a positive number"),
     ):
-        said = call("sweep", *arguments, *out, code=2)
+        said = told("sweep", *arguments, *out, code=2)
         assert said.startswith("error: ")
         assert words in said
     assert not (tmp_path / "out").exists()
@@ -267,5 +267,5 @@ def test_the_command_says_what_is_wrong(nets, tmp_path):
 def test_without_pyarrow_the_command_names_the_extra(nets, tmp_path, monkeypatch):
     np.savez(tmp_path / "table.npz", **boxes(2, 3, 4))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    said = call("sweep", nets / "one.onnx", tmp_path / "table.npz", "--out", tmp_path / "out", code=2)
+    said = told("sweep", nets / "one.onnx", tmp_path / "table.npz", "--out", tmp_path / "out", code=2)
     assert "pip install 'bnn-vnnlib[parquet]'" in said

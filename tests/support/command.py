@@ -1,0 +1,16 @@
+"""The command line, called in this process."""
+
+from __future__ import annotations
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from bnn_vnnlib.cli import app
+
+
+def call(*args: object, code: int = 0) -> Result:
+    """What a command did that ended with this exit code, and without a traceback."""
+    outcome = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert outcome.exit_code == code, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    return outcome
