@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.wide import second_order
@@ -166,7 +167,7 @@ def test_least_variances(seed: int, spread: float) -> None:
     variance = torch.tensor(np.random.default_rng(seed).uniform(0.1, 1, (1, 1, 8)))
     noise, spent, count = torch.full((1, 1), 0.01, dtype=torch.float64), 0.2, 40_000
     at = at_points(net, x, x, 0.01)
-    found = float(least_variance(at, variance, noise, torch.tensor([0.3, 1.0, 3.0]), spent)[0, 0])
+    found = float(least_variance(at, variance, noise, torch.tensor([0.3, 1.0, 3.0]), spent, Deadline())[0, 0])
     truth = hidden(net, x[0].numpy(), count)[2] ** 2 @ variance[0, 0].numpy() + 0.01
     assert stats.binom.sf(int((truth < found).sum()) - 1, count, spent + 0.01) > 1e-9
     assert found > 0.011

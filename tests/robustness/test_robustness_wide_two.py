@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from scipy import special, stats
+from torch import Tensor
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.classification.layers import Dense, Stack
@@ -245,6 +247,45 @@ def test_boxes_and_points_of_one_problem() -> None:
     alone = wide.item_failures(from_labels(x[1:] - r[1:], x[1:] + r[1:], torch.tensor([label]), 2))
     assert both[1] == alone[0]
     assert both[0] < both[1] < 1
+
+
+@dataclass(frozen=True)
+class Ends(Deadline):
+    """A limit that is over after `most` looks at it."""
+
+    most: int = 10**9
+    looks: list[None] = field(default_factory=list)
+
+    def check(self) -> None:
+        self.looks.append(None)
+        if len(self.looks) > self.most:
+            raise OutOfTime
+
+
+@pytest.mark.parametrize("widths", [(4, 24, 2), (4, 24, 24, 2), (4, 24, 24, 24, 2)])
+@pytest.mark.parametrize("above", [False, True])
+def test_what_was_found_before_time_is_up_is_kept(
+    widths: tuple[int, ...], above: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Item by item: one that was not reached has the bound that says nothing; dear ones are cut off within."""
+    monkeypatch.setattr("bnn_vnnlib.robustness.wide.rows.PIECE", 1)
+    net, x0 = scaled(0, widths, 0.1), np.random.default_rng(0).normal(size=4)
+    x = torch.tensor(np.stack([x0, x0 + 0.1, x0 - 0.1]))
+    label = int(placed_wide(net, x0, 0.5) < 0) ^ above
+    asked = from_labels(x, x, torch.full((3,), label), 2)
+
+    def bounds(deadline: Deadline) -> Tensor:
+        wide = WideBounds(net, deadline)
+        return wide.unsafe(asked, x, x) if above else wide.item_failures(asked)
+
+    counted = Ends()
+    whole, used = bounds(counted), len(counted.looks)
+    nothing = 0.0 if above else 1.0
+    assert (bounds(Ends(most=0)) == nothing).all()
+    partly = bounds(Ends(most=used // 3))
+    assert partly[0] == whole[0] != nothing
+    assert (partly[1:] == nothing).all()
+    assert used >= (24 if len(widths) == 4 else 3)
 
 
 def test_more_points_are_bounded_by_the_wide_method_too() -> None:

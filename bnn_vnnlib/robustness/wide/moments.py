@@ -72,7 +72,7 @@ def failures(stack: Stack, question: RowsAtPoints, deadline: Deadline) -> list[t
     for budget in SHARPER if sharper else BUDGETS:
         deadline.check()
         exponents = Exponents(stack, budget)
-        values = _sharper(stack, budget, question) if sharper else _with(exponents, question)
+        values = _sharper(stack, budget, question, deadline) if sharper else _with(exponents, question)
         found.append((exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)))
         if not exponents.sides:
             break
@@ -108,16 +108,18 @@ def _log_factor(lam: Tensor, least: Tensor) -> Tensor:
     return torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=lam.device)
 
 
-def _sharper(stack: Stack, budget: float, question: RowsAtPoints) -> Tensor:
+def _sharper(stack: Stack, budget: float, question: RowsAtPoints, deadline: Deadline) -> Tensor:
     """The same for two hidden layers, with the exponents of `second_order`."""
     last, a = stack.layers[-1], question.outputs
     at = second_order.at_points(stack, question.lower, question.upper, budget)
     lam = _rates(at.typical[-1], a)
     shift, spent = lam * question.bound, SPARE * budget
-    least = second_order.least_variance(at, (a * a) @ last.variance, (a * a) @ last.bias_variance, RATES, spent)
+    variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance
+    least = second_order.least_variance(at, variance, noise, RATES, spent, deadline)
     factor = _log_factor(lam, least)
     parts = []
     for rate in lam.split(at.rates_at_once(a.shape[1])):
+        deadline.check()
         rows, points, height = (rate[..., None] * -a).transpose(0, 1), a.shape[0], a.shape[1]
         logs = at.log_moments(rows.reshape(points, -1, a.shape[2]), spent)
         parts.append(logs.reshape(2, points, len(rate), height).transpose(1, 2))

@@ -17,8 +17,8 @@ from bnn_vnnlib.robustness.wide.lines import RATES, Lines, lines
 from bnn_vnnlib.robustness.wide.neurons import BEYOND, Neurons, neurons
 from bnn_vnnlib.robustness.wide.transforms import terms
 
-MEMORY, ROWS = 2**23, 128
-"""Complex numbers, and rows, at once, at most about."""
+MEMORY, ROWS = 2**23, 8
+"""Complex numbers, and rows, at once, at most about: less than a second of work."""
 
 QUICK = (3.5,)
 """See `chaos.REACHES`, where theta is chosen."""

@@ -7,12 +7,15 @@ rows of one case all have to hold, so that the failures of their negations add u
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.classification.typical import typical
@@ -23,6 +26,9 @@ from bnn_vnnlib.robustness.tails import lower_of, tails_apply
 from bnn_vnnlib.robustness.wide import moments, one_layer, two_layers
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+
+PIECE, ITEMS = 2**14, 16
+"""Weights times items that are looked at together, at most, and items: those of large networks take seconds each."""
 
 LARGEST = 1024
 """Neurons, and inputs, at most: matrices of that size are decomposed for every row."""
@@ -41,6 +47,7 @@ class WideBounds:
         self._stack, self._deadline = stack, deadline
         self._shallow = OneLayer(*stack.layers) if len(stack.layers) == 2 else None
         self._boxes = self._shallow is not None or two_layers.serves(stack)
+        self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in stack.layers)), ITEMS)
 
     def serves(self, problem: Problem) -> Tensor:
         """(N,): items that a lower bound can be had for."""
@@ -71,29 +78,39 @@ class WideBounds:
         return lower_of(problem, self.item_failures(problem))
 
     def item_failures(self, problem: Problem) -> Tensor:
-        """(N,) upper bounds on P_w(some x of the item violates some case), at most 1; 1 where not served."""
+        """(N,) upper bounds on P_w(some x of the item violates some case), at most 1; 1 where not served, or where time
+        is up before.
+        """
         found = torch.ones(len(problem), dtype=torch.float64, device=problem.lower.device)
         point, served = self._at_points(problem), self.serves(problem)
-        for index in (torch.nonzero(served & kind)[:, 0] for kind in (point, ~point)):
-            if len(index) == 0:
-                continue
-            part = problem.items(index)
-            rows = part.rows
-            ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
-            for delta, values in ways:
-                total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
-                found[index] = torch.minimum(found[index], _added(total, part))
+        with suppress(OutOfTime):
+            for index in itertools.chain(*(self._pieces(served & kind) for kind in (point, ~point))):
+                part = problem.items(index)
+                rows = part.rows
+                ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
+                for delta, values in ways:
+                    total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
+                    found[index] = torch.minimum(found[index], _added(total, part))
         return found
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
-        """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
-        rows = problem.rows
-        inputs = None if rows.inputs is None else -rows.inputs
+        """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero; 0
+        where time is up before.
+        """
         found = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
-        ways = self._failures(problem, lower, upper, -rows.outputs, inputs, -rows.inner_bound, point=True)
-        for delta, values in ways:
-            found = torch.maximum(found, some_case(problem, problem.total(values) + delta))
+        with suppress(OutOfTime):
+            for index in self._pieces(torch.ones_like(found, dtype=torch.bool)):
+                part = problem.items(index)
+                rows = part.rows
+                inputs, bound = None if rows.inputs is None else -rows.inputs, -rows.inner_bound
+                ways = self._failures(part, lower[index], upper[index], -rows.outputs, inputs, bound, point=True)
+                for delta, values in ways:
+                    found[index] = torch.maximum(found[index], some_case(part, part.total(values) + delta))
         return found
+
+    def _pieces(self, chosen: Tensor) -> list[Tensor]:
+        """Indices of the chosen items (N,), in parts to be looked at together."""
+        return [piece for piece in torch.nonzero(chosen)[:, 0].split(self._at_once) if len(piece)]
 
     def _failures(
         self, problem: Problem, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, bound: Tensor,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import gamma
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.gaussian import LEAST, cdf
 from bnn_vnnlib.robustness.classification.hidden import hidden
@@ -156,7 +157,9 @@ def _ranges(dense: Dense, law: Law, guess: Typical, budget: float) -> Rectangle:
     return Rectangle(*(side[:, None] for side in (-low, high, least, above, middle, dev)))
 
 
-def least_variance(at: AtPoints, variance: Tensor, noise: Tensor, rates: Tensor, spent: float) -> Tensor:
+def least_variance(
+    at: AtPoints, variance: Tensor, noise: Tensor, rates: Tensor, spent: float, deadline: Deadline
+) -> Tensor:
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j relu_j^2; variance (P, R, H2)."""
     guess = at.typical[1]
     second = (guess.output_variance + guess.output**2)[:, None]
@@ -165,6 +168,7 @@ def least_variance(at: AtPoints, variance: Tensor, noise: Tensor, rates: Tensor,
     for rate in rates.split(at.rates_at_once(noise.shape[1])):
         rho = rate[:, None, None] / spread
         for logs in (at.log_squares, at.log_coupled):
+            deadline.check()
             top = over_rates(rho[..., None] * variance, logs)
             value = ((math.log(spent) - top) / rho * (1 + 1e-12)).nan_to_num(0.0, 0.0, 0.0)
             best = torch.maximum(best, value.amax(0))
