@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.exponents import Exponents
 from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.wide.moments import RowsAtPoints, _exact_rates, failures, log_kappa
+from bnn_vnnlib.robustness.wide.moments import RowsAtPoints, failures, log_kappa
 from bnn_vnnlib.robustness.wide.rows import WideBounds
 from robustness.robustness_builders import model, rows
 from robustness.wide_builders import dense, sampled
@@ -137,15 +136,3 @@ def test_it_is_tried_where_weights_move_a_row_as_much_as_inputs_do(widths: tuple
     for spread, radius, wanted in ((0.5, 0.05, True), (1e-4, 0.05, False), (1e-4, 0.0, True)):
         wide = WideBounds(stack(0, spread, widths), Deadline())
         assert wide.pays(from_labels(x - radius, x + radius, labels, 2)).tolist() == [wanted] * 5
-
-
-def test_rates_times_rows_are_exact() -> None:
-    wanted = torch.tensor(np.random.default_rng(0).uniform(0.1, 9, size=(12, 1, 3)))
-    asked_rows = torch.tensor([[[1.0, -1.0], [0.1, 0.3], [0.5, -0.375]]], dtype=torch.float64)
-    found = _exact_rates(wanted, asked_rows)
-    product = found[..., None] * asked_rows
-    flat = found.reshape(-1).tolist(), asked_rows[0].tolist() * 12, product.reshape(-1, 2).tolist()
-    for rate, row, result in zip(*flat, strict=True):
-        assert [Fraction(rate) * Fraction(entry) for entry in row] == [Fraction(entry) for entry in result]
-    assert (found / wanted - 1).abs().amax() < 0.42
-    assert (found / wanted - 1).abs()[..., [0, 2]].amax() < 0.13

@@ -59,6 +59,22 @@ def test_no_more_networks_fail_than_the_bound_says(hidden: int, spread: float, e
     assert found < 1.0
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.02, 1.0])
+def test_least_margins_are_exact(eps: float) -> None:
+    """No grid goes below them, and a fine one comes near; most cells of the first layer do not meet a small box."""
+    net, x0, count = stack(1, (2, 3, 4, 2), 0.3), np.array([0.2, -0.1]), 40
+    least = least_margins_deep(net, ROW, 0.3, x0 - eps, x0 + eps, count, 5)
+    rng = np.random.default_rng(5)
+    (v, b), (w, c), (d, e) = (sampled(layer, count, rng) for layer in net.layers)
+    axis = np.linspace(-eps, eps, 201 if eps else 1)
+    x = x0 + np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    h = np.maximum(np.einsum("shi,ki->skh", v, x) + b[:, None], 0.0)
+    h = np.maximum(np.einsum("soh,skh->sko", w, h) + c[:, None], 0.0)
+    grid = ((np.einsum("soh,skh->sko", d, h) + e[:, None]) @ ROW - 0.3).min(1)
+    assert (least <= grid + 1e-12).all()
+    assert (grid - least).max() < 0.02 * eps + 1e-12
+
+
 def scaled(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
     """Standard deviations of `spread` times the means, which shrink with the inputs of a layer."""
     rng, layers = np.random.default_rng(seed), []

@@ -37,6 +37,8 @@ def candidates(v: np.ndarray, b: np.ndarray, lower: np.ndarray, upper: np.ndarra
     """(S, K, 2): points of a two-dimensional box among which every function that is linear between the kinks
     v x + b = 0 (S, H, 2), (S, H) takes its minimum: corners, kinks on edges, crossings of kinks; clipped to the box.
     """
+    if (lower == upper).all():
+        return np.broadcast_to(lower, (len(v), 1, 2))
     corners = np.stack(np.meshgrid(*zip(lower, upper, strict=True)), -1).reshape(-1, 2)
     points = [np.broadcast_to(corners, (len(v), 4, 2))]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -71,17 +73,31 @@ def least_margins_deep(
     layers: Stack, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
 ) -> np.ndarray:
     """(S,): the same for two hidden layers; exact, since in each of the cells on which the first layer is linear the
-    second one's kinks are lines, and the least value lies where two kinks or edges cross.
+    second one's kinks are lines, and the least value lies where two kinks or edges cross. Cells that do not meet the
+    box are left out.
     """
     rng = np.random.default_rng(seed)
-    (v, b), (w, c), (d, e) = (sampled(layer, count, rng) for layer in layers.layers)
+    weights = [sampled(layer, count, rng) for layer in layers.layers]
+    (v, b), last = weights[0], (np.einsum("o,soi->si", row, weights[2][0]), weights[2][1] @ row - bound)
+    middle, moved = v @ ((lower + upper) / 2) + b, np.abs(v) @ ((upper - lower) / 2)
+    moved = moved + 1e-9 * (1 + np.abs(middle))  # rounding: rather a cell too many
     found = np.full(count, np.inf)
-    for pattern in itertools.product((0.0, 1.0), repeat=v.shape[1]):
-        slope = np.concatenate([v, (w * pattern) @ v], 1)
-        shift = np.concatenate([b, np.einsum("sij,sj->si", w * pattern, b) + c], 1)
-        x = candidates(slope, shift, lower, upper)
-        hidden = np.maximum(x @ v.mT + b[:, None], 0.0)
-        hidden = np.maximum(hidden @ w.mT + c[:, None], 0.0)
-        margin = (hidden * (row @ d)[:, None]).sum(-1) + (e @ row)[:, None] - bound
-        found = np.minimum(found, margin.min(1))
+    for pattern in itertools.product((False, True), repeat=v.shape[1]):
+        meets = np.where(pattern, middle + moved >= 0, middle - moved <= 0).all(1)
+        if meets.any():
+            part = [(weight[meets], shift[meets]) for weight, shift in (*weights[:2], last)]
+            found[meets] = np.minimum(found[meets], _least_in_cells(part, np.array(pattern), lower, upper))
     return found
+
+
+def _least_in_cells(
+    weights: list[tuple[np.ndarray, np.ndarray]], pattern: np.ndarray, lower: np.ndarray, upper: np.ndarray
+) -> np.ndarray:
+    """(S,): the least value where kinks cross, the first layer in one pattern; the last layer is one row a network."""
+    (v, b), (w, c), (d, e) = weights
+    slope = np.concatenate([v, (w * pattern) @ v], 1)
+    shift = np.concatenate([b, np.einsum("sij,sj->si", w * pattern, b) + c], 1)
+    x = candidates(slope, shift, lower, upper)
+    hidden = np.maximum(x @ v.mT + b[:, None], 0.0)
+    hidden = np.maximum(hidden @ w.mT + c[:, None], 0.0)
+    return np.asarray(((hidden @ d[..., None])[..., 0] + e[:, None]).min(1))

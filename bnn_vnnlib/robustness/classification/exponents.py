@@ -96,7 +96,7 @@ class Exponents:
         return found
 
     def lines(self, ranges: Ranges, outputs: Tensor) -> Lines:
-        """Lines below -log E[exp(u . f) 1_G], u = outputs (P or 1, R, m), exact."""
+        """Lines below -log E[exp(u . f) 1_G], u = outputs (P or 1, R, m), each entry rounded once at most."""
         last = self.stack.layers[-1]
         outputs = outputs.expand(len(ranges.first.center), -1, -1)
         square = outputs * outputs

@@ -53,8 +53,8 @@ LARGEST = 0.99
 MOST_LOST = 0.999
 """Largest e that is served."""
 
-LEAST = 0.02
-"""Smallest y_j: below, rounding would be magnified by 1 / y_j^2."""
+LEAST = 0.01
+"""Smallest y_j times the size |mean_j| + d_j of D_j: below, rounding would be magnified by 1 / y_j^2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Chaos:
         found = np.full_like(theta, np.inf)
         root = np.sqrt(2 * theta)[:, None]
         for reach in reaches:
-            near = np.maximum(root * (root * self.bound + reach * self.norm), LEAST) * UP
+            near = np.maximum(root * (root * self.bound + reach * self.norm), _smallest(self.weights)) * UP
             local = np.minimum(_local(self.weights, self.lines, near), self.full)
             lost = self.norm.shape[1] * 2 * float(special.ndtr(-reach)) * UP
             if lost >= MOST_LOST:
@@ -103,7 +103,7 @@ def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
     off = (lines.coefficient * missed**2).sum(1) * (2 + 1 / LEANING)
     exponent = np.log(2 * norm.shape[1] / SPENT)
     rate = np.sqrt(2 * exponent / (((products**2) @ lines.variance[..., None])[..., 0] + 1e-100))
-    near = np.maximum((rate[..., None] * products).max(1), LEAST) * UP
+    near = np.maximum((rate[..., None] * products).max(1), _smallest(weights)) * UP
     local = np.minimum(_local(weights, lines, near), full)
     size = (products**2 @ local[..., None])[..., 0]
     bound = (rate * size / 2 + exponent / rate) * UP
@@ -129,13 +129,18 @@ def _minus_half_log_det(values: Floats, times: Floats) -> Floats:
     return np.where(good, -np.log1p(-np.where(good[:, None], scaled, 0.0)).sum(1) / 2 * (1 + 1e-9), np.inf)
 
 
+def _smallest(weights: Weights) -> Floats:
+    """(A, H): y_j, at least; in the units of 1 / D_j, so that units of rows or of neurons do not matter."""
+    return LEAST / (np.abs(weights.mean) + weights.dev)
+
+
 def _local(weights: Weights, lines: Lines, near: Floats) -> Floats:
     """u_j for |y| <= near (A, H)."""
     mean, dev = weights.mean, weights.dev
     positive = special.ndtr(mean / dev)
     found = np.zeros_like(mean)
     far = near * np.abs(mean) + (near * dev) ** 2 / 2 > 300.0
-    near = np.where(far, LEAST, near)
+    near = np.where(far, _smallest(weights), near)
     for y in (near, -near):
         whole = np.exp(np.minimum(y * mean + (y * dev) ** 2 / 2, 301.0))
         above = whole * special.ndtr(mean / dev + y * dev)

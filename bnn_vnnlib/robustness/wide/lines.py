@@ -96,7 +96,9 @@ def lines(layer: Neurons, weights: Weights) -> Lines:
     pieces = e1 * (z1 * (1 - layer.rho) - tilt * up) + e2 * (z1 * (1 + layer.rho) + bent - tilt * down)
     center = weights.bias + (pieces - curvature * square).sum(1) - constant
     center = center - layer.share * np.sqrt(weights.bias**2 + weights.bias_dev**2)
-    spread = np.sqrt(((s1 + s2) * z2 - ((e1 + e2) * z1) ** 2).sum(1) + weights.bias_dev**2) + 1e-9
+    largest = (s1 + s2) * z2
+    spread = (np.maximum(largest - ((e1 + e2) * z1) ** 2, 0.0) + 1e-18 * largest).sum(1) + weights.bias_dev**2
+    spread = np.sqrt(spread) + 1e-9 * np.abs(weights.bias) + 1e-100
     excess = (square * layer.h).sum(1)
     return Lines(
         up, down, slope, np.maximum(square - slope**2, 1e-12 * square), tilt, size, curvature, layer.h / 2 * UP,

@@ -82,7 +82,7 @@ def failures(stack: Stack, question: RowsAtPoints, deadline: Deadline) -> list[t
 def _rates(guess: Typical, a: Tensor) -> Tensor:
     """lam, (L, P, R)."""
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    return _exact_rates(RATES[:, None, None] / spread, a)
+    return RATES[:, None, None] / spread
 
 
 def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
@@ -135,14 +135,6 @@ def _at_rates(rows: Tensor, below: Callable[[Tensor], Lines], ranges: Ranges) ->
     rates, points, height = rows.shape[:3]
     flat = rows.transpose(0, 1).reshape(points, rates * height, -1)
     return -below(flat).minimum(ranges.first.radius).reshape(points, rates, height).transpose(0, 1)
-
-
-def _exact_rates(lam: Tensor, a: Tensor) -> Tensor:
-    """Rates near lam (L, P, R) for which lam a is exact: three bits where a (P, R, m) has at most 24, else one."""
-    mantissa, exponent = torch.frexp(lam)
-    short = (a == a.float().double()).all(-1)
-    one = torch.where(mantissa > 0.7071, 1.0, 0.5).to(lam)
-    return torch.ldexp(torch.where(short, (8 * mantissa).round() / 8, one), exponent)
 
 
 def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, noise: Tensor, spent: float) -> Tensor:

@@ -63,7 +63,8 @@ class AtPoints:
         return max(1, MEMORY // (len(self.law.blur) * rows * self.stack.layers[1].outputs * NODES * LEVELS))
 
     def log_moments(self, u: Tensor, spent: float) -> Tensor:
-        """(2, P, R): upper bounds on log E[e^{u . f}; G] and on log E[e^{u . f}; G, J] for u (P, R, m), exact."""
+        """(2, P, R): upper bounds on log E[e^{u . f}; G] and on log E[e^{u . f}; G, J] for u (P, R, m),
+        each entry rounded once at most."""
         last, square = self.stack.layers[2], u * u
         alpha, size = u @ last.mean, u.abs() @ last.mean.abs()
         beta = square @ last.variance / 2 * (1 + PAID)
