@@ -19,7 +19,7 @@ from bnn_vnnlib.robustness.tails import TailBounds
 from bnn_vnnlib.robustness.wide import transforms
 from bnn_vnnlib.robustness.wide.chaos import _local, chaos
 from bnn_vnnlib.robustness.wide.gaussian import log_half_line, mean_abs
-from bnn_vnnlib.robustness.wide.inversion import below
+from bnn_vnnlib.robustness.wide.inversion import _bias, below
 from bnn_vnnlib.robustness.wide.last import Weights, last_weights
 from bnn_vnnlib.robustness.wide.lines import Lines, _ramp_mean, lines
 from bnn_vnnlib.robustness.wide.neurons import LEVELS, Neurons, neurons
@@ -81,6 +81,22 @@ def test_a_row_at_a_point_is_nearly_exact(seed: int, deviation: float) -> None:
     truth, found = hits / count, float(failures(net, question, Deadline())[0])
     assert found > truth - 5 * np.sqrt(truth / (count // 8))
     assert found < truth + 5 * np.sqrt(truth / (count // 8)) + 1e-3
+
+
+@pytest.mark.parametrize("bias", [1.0, 2.5])
+@pytest.mark.parametrize("neuron", [(0.3, 0.8, -1.0, 0.5), (-1.0, 0.5, 0.4, 1.0), (2.0, 0.1, -0.7, 0.02)])
+def test_one_neuron_is_exact_by_quadrature(neuron: tuple[float, float, float, float], bias: float) -> None:
+    """P(B + D relu(z) <= 0) for z ~ N(m, s^2), D ~ N(mu, d^2), B ~ N(bias, .8^2) at a point."""
+    m, s, mu, d = neuron
+    node = np.linspace(-9, 9, 2401)
+    mass = np.exp(-(node**2) / 2) * (node[1] - node[0]) / np.sqrt(2 * np.pi)
+    z, out = np.maximum(m + s * node, 0.0), mu + d * node
+    truth = float(mass @ special.ndtr(-(bias + out[:, None] * z) / 0.8) @ mass)
+    parts = (((m,),), (0.0,), ((s**2,),), (0.0,)), (((mu,),), (bias,), ((d**2,),), (0.64,))
+    net = OneLayer(*(Dense(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts))
+    one = np.ones((1, 1))
+    found = float(failures(net, RowsAtBoxes(one, one, one, np.zeros(1), np.zeros(1, dtype=int)), Deadline())[0])
+    assert truth <= found <= 1.01 * truth
 
 
 def test_ranges_that_depend_on_the_noise_are_not_taken_as_independent() -> None:
@@ -225,7 +241,7 @@ def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPat
     law = spread(coarse)
     rough = law.at(waves)
     claims = np.stack([transforms.errors(coarse, w) + law.error(w) for w in waves.T], -1)
-    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in (transforms.OUTER, transforms.INNER)}
+    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in transforms._RULES}
     monkeypatch.setattr(transforms, "_RULES", fine)
     monkeypatch.setattr(transforms, "FINE", 400)
     true = spread(terms_of(net, question)).at(waves)
@@ -260,7 +276,7 @@ def test_characteristic_functions_are_those_of_the_terms() -> None:
 def test_envelopes_bound_all_larger_waves(seed: int) -> None:
     found = terms_of(*of(seed, 4, 1.0, 0.1))
     waves = np.linspace(0.5, 12.0, 60)[None] / found.lines.spread[:, None]
-    size = np.abs(spread(found).at(waves)).prod(1)
+    size = np.abs(spread(found).at(waves)).prod(1) * np.abs(_bias(found, waves))
     largest = np.maximum.accumulate(size[:, ::-1], 1)[:, ::-1]
     assert (envelope(found, waves) >= largest - 1e-6).all()
 

