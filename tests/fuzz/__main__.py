@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -14,6 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuzz.campaign import Campaign, judged, read_spec
 from fuzz.tiny import judge_tiny
+from fuzz.wide import cases, judge
+
+WIDE_SAMPLES = 100_000
+"""Networks behind one bound of a wide posterior."""
 
 
 def main(
@@ -36,6 +41,7 @@ def main(
     end = time.monotonic() + 60 * minutes
     wrong = _tiny(console, nets, seed, end)
     campaign = Campaign(folder, seed, seconds=seconds)
+    wrong += _wide(console, campaign.next, end)
     _watch(console, campaign, end, 60 * minutes)
     failed = len(campaign.failures)
     console.print(
@@ -59,6 +65,24 @@ def _tiny(console: Console, nets: int, seed: int, end: float) -> int:
             console.print(f"tiny {10**6 * seed + number}: {text}", markup=False)
     console.print(
         f"{done} tiny networks against exact arithmetic, {wrong} violations, {time.monotonic() - start:.0f} s"
+    )
+    return wrong
+
+
+def _wide(console: Console, seed: int, end: float) -> int:
+    """Bounds of wide posteriors against exact infima of sampled networks; at most a fifth of the time left."""
+    start, wrong, done = time.monotonic(), 0, 0
+    for name, case in cases(seed, sys.maxsize, [1, 2, 3]):
+        if time.monotonic() > start + (end - start) / 5:
+            break
+        done += 1
+        line, violated = judge(case, WIDE_SAMPLES)
+        if violated:
+            wrong += 1
+            console.print(f"wide {name}: {line}", markup=False)
+    console.print(
+        f"{done} bounds of wide posteriors against {WIDE_SAMPLES} networks each, {wrong} violations, "
+        f"{time.monotonic() - start:.0f} s"
     )
     return wrong
 

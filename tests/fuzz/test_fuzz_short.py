@@ -21,6 +21,7 @@ from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler
 from fuzz.tiny import judge_tiny
+from fuzz.wide import Case, cases, judge
 
 SECONDS = 0.15
 EASY = Spec(3, inputs=2, outputs=2, width=4, depth=1, spread=0.3, radius=0.3, quantile=0.2)
@@ -34,6 +35,18 @@ def test_random_cases(seed):
 @pytest.mark.parametrize("first", range(0, 80, 20))
 def test_tiny_networks_against_exact_numbers(first):
     assert [text for seed in range(first, first + 20) for text in judge_tiny(seed)] == []
+
+
+def test_wide_posteriors_against_sampled_networks():
+    assert [name for name, case in cases(0, 2, [1, 2, 3]) if judge(case, 20_000)[1]] == []
+
+
+@pytest.mark.parametrize("hidden", [1, 3])
+def test_bounds_of_wide_posteriors_that_are_too_low_are_found(monkeypatch, hidden):
+    (_, case), *_ = cases(0, 1, [hidden])
+    right = case.failure()
+    monkeypatch.setattr(Case, "failure", lambda _: right / 100)
+    assert judge(case, 20_000)[1]
 
 
 def test_cases_are_reproducible():

@@ -1,9 +1,12 @@
 """Bounds of wide posteriors against exact infima of very many sampled networks.
 
-    PYTHONPATH=tests python -m fuzz.wide [--nets 2] [--samples 1000000] [--seed 0] [--hidden 1 2]
+    PYTHONPATH=tests python -m fuzz.wide [--nets 2] [--samples 1000000] [--seed 0] [--hidden 1 2 3]
 
-For one and for two hidden layers, over boxes and at points of two inputs: failures of a row are counted by exact infima
-(enumeration of kinks) and compared with the bound, by a binomial test at 1e-9. Exits with 1 if one is violated.
+One and two hidden layers over boxes and at points of two inputs, three at points: failures of a row are counted by
+exact infima (enumeration of kinks) and compared with the bound, by a binomial test at 1e-9. The first network of each
+seed is plain; the others may have neurons that are doubled, layers or biases or weights that are not random, units of
+neurons and rows far from 1, and boxes without a width in one input. Exits with 1 if one is violated. `make fuzz` gives
+a part of its time to it.
 """
 
 from __future__ import annotations
@@ -12,76 +15,134 @@ import argparse
 import itertools
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from scipy import stats
 
 from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack
+from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.robustness.wide import moments, one_layer, two_layers
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
-from robustness.wide_builders import dense, least_margins, least_margins_deep
-
-ROW = np.array([1.0, -1.0])
+from robustness.wide_builders import dense, least_margins, least_margins_deep, margins_at
 
 EACH = 20_000
 """Networks at once."""
 
+SPREADS = {1: (0.05, 0.5), 2: (0.02, 0.08), 3: (0.01, 0.04)}
+"""Deviations about means of size 1, by hidden layers: more of them leave a bound of 1 for so few neurons."""
 
-def stack(rng: np.random.Generator, hidden: int) -> Stack:
-    """2-H-2 or 2-H-H-2, deviations of .05 to .5 about means of size 1; two hidden layers with less, as bounds are 1 for
-    so few neurons.
-    """
+RADIUS = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Is row . f(x) - bound <= 0 for some x of [low, high]."""
+
+    net: Stack
+    row: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    bound: float
+
+    def least(self, count: int, seed: int) -> np.ndarray:
+        """(count,) exact infima over the box."""
+        parts = self.row, self.bound, self.low, self.high, count, seed
+        if len(self.net.layers) == 2:
+            return least_margins(OneLayer(*self.net.layers), *parts)
+        if len(self.net.layers) == 3:
+            return least_margins_deep(self.net, *parts)
+        return margins_at(self.net, self.row, self.bound, self.low, count, seed)
+
+    def failure(self) -> float:
+        """The probability from above."""
+        if len(self.net.layers) > 2 and (self.low == self.high).all():
+            point = torch.tensor(self.low)[None]
+            asked = RowsAtPoints(point, point, torch.tensor(self.row)[None, None], torch.tensor([[self.bound]]))
+            ways = moments.failures(self.net, asked, Deadline())
+            return min(1.0, *(delta + float(values[0, 0]) for delta, values in ways))
+        question = RowsAtBoxes(
+            self.low[None], self.high[None], self.row[None], np.array([self.bound]), np.zeros(1, dtype=np.int64)
+        )
+        if len(self.net.layers) == 2:
+            return float(one_layer.failures(OneLayer(*self.net.layers), question, Deadline())[0])
+        return float(two_layers.failures(self.net, question, Deadline())[0])
+
+
+def drawn(seed: int, place: int, hidden: int, *, box: bool) -> Case:
+    """A network with two inputs, three or four neurons a layer and two outputs, and a bound that seldom fails."""
+    rng = np.random.default_rng((seed, place, hidden))
     widths = (2, *([int(rng.integers(3, 5))] * hidden), 2)
-    spread = float(rng.uniform(0.05, 0.5) if hidden == 1 else rng.uniform(0.02, 0.08))
-    return Stack(tuple(dense(rng, out, into, spread=spread) for into, out in itertools.pairwise(widths)), "relu")
+    spread = float(rng.uniform(*SPREADS[hidden]))
+    layers = [dense(rng, out, into, spread=spread) for into, out in itertools.pairwise(widths)]
+    x0, row, radius = rng.normal(size=2), np.array([1.0, -1.0]), np.full(2, RADIUS if box else 0.0)
+    if place:
+        layers = _odd(rng, layers)
+        row = row * float(2.0 ** rng.integers(-20, 20))
+        radius = radius * rng.choice([0.0, 1.0], 2, p=[0.3, 0.7])
+    case = Case(Stack(tuple(layers), "relu"), row, x0 - radius, x0 + radius, 0.0)
+    share = float(rng.choice([0.001, 0.01, 0.1])) if place else 0.002
+    return replace(case, bound=float(np.quantile(case.least(EACH, 1), share)))
 
 
-def least(net: Stack, bound: float, low: np.ndarray, high: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """(S,) exact infima over the box."""
-    if len(net.layers) == 2:
-        return least_margins(OneLayer(*net.layers), ROW, bound, low, high, count, seed)
-    return least_margins_deep(net, ROW, bound, low, high, count, seed)
+def _odd(rng: np.random.Generator, layers: list[Dense]) -> list[Dense]:
+    """Some of what the docstring of this module names."""
+    if rng.random() < 0.3:  # one neuron twice, in law
+        place = torch.tensor([0, 0, *range(2, layers[0].outputs)])
+        layers[0] = Dense(*(part[place] for part in vars(layers[0]).values()))
+    for k, layer in enumerate(layers):
+        if rng.random() < 0.3:
+            layer = replace(layer, bias_variance=torch.zeros_like(layer.bias))
+        if 0 < k < len(layers) - 1 and rng.random() < 0.3:
+            layer = replace(layer, variance=torch.zeros_like(layer.variance))
+        if k == 0 and rng.random() < 0.3:  # one input by weights that are known
+            layer = replace(layer, variance=layer.variance * torch.tensor([0.0, 1.0], dtype=torch.float64))
+        layers[k] = layer
+    for k in range(len(layers) - 1):
+        unit = torch.tensor(2.0 ** rng.integers(-15, 15, layers[k].outputs))
+        mean, bias, variance, noise = vars(layers[k]).values()
+        layers[k] = Dense(mean * unit[:, None], bias * unit, variance * unit[:, None] ** 2, noise * unit**2)
+        after = layers[k + 1]
+        layers[k + 1] = replace(after, mean=after.mean / unit, variance=after.variance / unit**2)
+    return layers
 
 
-def bounded(net: Stack, bound: float, low: np.ndarray, high: np.ndarray) -> float:
-    """The failure probability of the row, from above."""
-    if len(net.layers) == 3 and (low == high).all():
-        point = torch.tensor(low)[None]
-        asked = RowsAtPoints(point, point, torch.tensor(ROW)[None, None], torch.tensor([[bound]]))
-        return min(delta + float(values[0, 0]) for delta, values in moments.failures(net, asked, Deadline()))
-    question = RowsAtBoxes(low[None], high[None], ROW[None], np.array([bound]), np.array([0]))
-    if len(net.layers) == 2:
-        return float(one_layer.failures(OneLayer(*net.layers), question, Deadline())[0])
-    return float(two_layers.failures(net, question, Deadline())[0])
+def cases(seed: int, nets: int, hidden: list[int]) -> Iterator[tuple[str, Case]]:
+    """Names and cases."""
+    kinds = [(layers, box) for layers in hidden for box in (False, True) if layers < 3 or not box]
+    for place in range(nets):
+        for layers, box in kinds:
+            case = drawn(seed, place, layers, box=box)
+            kind = "box" if box else "point"
+            yield f"seed {seed}, net {place}, {layers} hidden of {case.net.layers[0].outputs}, {kind}", case
+
+
+def judge(case: Case, samples: int) -> tuple[str, bool]:
+    """A line, and whether the bound is violated."""
+    start, found = time.process_time(), case.failure()
+    failed = sum(int((case.least(EACH, 2 + part) <= 0).sum()) for part in range(0, samples, EACH))
+    chance = float(stats.binom.sf(failed - 1, samples, min(found, 1.0)))
+    seconds = time.process_time() - start
+    return f"failed {failed / samples:.6f} bound {found:.6f} cpu {seconds:.0f} s", chance < 1e-9
 
 
 def main() -> int:
-    """One line a network."""
+    """One line a case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nets", type=int, default=2)
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     torch.set_num_threads(1)
     violated = 0
-    for place, hidden, eps in itertools.product(range(options.nets), options.hidden, (0.0, 0.02)):
-        rng, start = np.random.default_rng((options.seed, place, hidden)), time.process_time()
-        net, x0 = stack(rng, hidden), rng.normal(size=2)
-        low, high = x0 - eps, x0 + eps
-        bound = float(np.quantile(least(net, 0.0, low, high, EACH, 1), 0.002))
-        found = min(bounded(net, bound, low, high), 1.0)
-        failed = 0
-        for part in range(0, options.samples, EACH):
-            failed += int((least(net, bound, low, high, EACH, 2 + part) <= 0).sum())
-        chance = float(stats.binom.sf(failed - 1, options.samples, found))
-        violated += chance < 1e-9
-        shape = f"{hidden} hidden of {net.layers[0].outputs}, eps {eps:g}"
-        seconds = time.process_time() - start
-        sys.stdout.write(f"{shape}: failed {failed / options.samples:.6f} bound {found:.6f} cpu {seconds:.0f} s\n")
+    for name, case in cases(options.seed, options.nets, options.hidden):
+        line, wrong = judge(case, options.samples)
+        violated += wrong
+        sys.stdout.write(f"{name}: {line}{' VIOLATED' if wrong else ''}\n")
         sys.stdout.flush()
     sys.stdout.write(f"violations: {violated}\n")
     return 1 if violated else 0

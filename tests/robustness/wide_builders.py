@@ -101,3 +101,12 @@ def _least_in_cells(
     hidden = np.maximum(x @ v.mT + b[:, None], 0.0)
     hidden = np.maximum(hidden @ w.mT + c[:, None], 0.0)
     return np.asarray(((hidden @ d[..., None])[..., 0] + e[:, None]).min(1))
+
+
+def margins_at(layers: Stack, row: np.ndarray, bound: float, x: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """(S,): row . f(x) - bound at a point, for sampled weights of any number of layers."""
+    rng, h = np.random.default_rng(seed), np.broadcast_to(x, (count, len(x)))
+    for place, layer in enumerate(layers.layers):
+        weight, bias = sampled(layer, count, rng)
+        h = np.einsum("soi,si->so", weight, np.maximum(h, 0.0) if place else h) + bias
+    return np.asarray(h @ row - bound)
