@@ -54,7 +54,9 @@ def below(terms: Terms, targets: Floats) -> Floats:
     period = np.maximum(lines.center, 0.0) + BEYOND * spread + targets.max(1)
     waves, values, wrong, rest = _series(terms, period)
     n = np.arange(1, 2 * waves.shape[1], 2)
-    best = np.ones_like(targets)
+    lost = LOST * (1 + terms.k.shape[1])
+    # very many deviations away the series is of no use, and this is all there is to know
+    best = np.minimum(np.ones_like(targets), far_below(terms, targets.max(1), spread)[:, None] + lost)
     most = spread * max(smooth * (reach + 9) for smooth, reach in SMOOTH)
     far = far_below(terms, targets.max(1) + most - period, spread) + 1.2e-19  # or the Gaussian is below -9 eta
     for smooth, reach in SMOOTH:
@@ -64,7 +66,7 @@ def below(terms: Terms, targets: Floats) -> Floats:
         wave = np.imag(np.einsum("aw,atw->at", values * damped / n, np.exp(-1j * waves[:, None] * t[..., None])))
         error = (wrong * damped / n).sum(1) + rest(eta)
         half = 0.5 - 2 / np.pi * wave + (2 / np.pi * error)[:, None]
-        found = (half + far[:, None] + LOST * (1 + terms.k.shape[1])) / special.ndtr(reach) * UP
+        found = (half + far[:, None] + lost) / special.ndtr(reach) * UP
         best = np.fmin(best, np.maximum(found, 0.0))
     return best
 

@@ -26,6 +26,9 @@ QUICK = (3.5,)
 TARGETS = 48
 """l that are tried."""
 
+SIZES = np.concatenate([np.linspace(0.0, 8.0, 81), np.geomspace(8.5, 200.0, 20)])
+"""l over `Lines.scale`, among which the largest one is chosen."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowsAtBoxes:
@@ -83,7 +86,7 @@ def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Floats, Floats
     """theta, and the largest l to try, by the normal approximation of Y: any numbers are sound."""
     rates = RATES / found.scale[:, None]
     moment = np.stack([square.log_moment(rate, QUICK) for rate in rates.T], 1)
-    level = found.scale[:, None] * np.linspace(0.0, 8.0, 81)
+    level = found.scale[:, None] * SIZES
     center = found.center[:, None] - rates * found.excess[:, None] / 2
     low = special.ndtr((level[:, None] - center[..., None]) / found.spread[:, None, None])
     total = low + np.exp(np.minimum(moment[..., None] - rates[..., None] * level[:, None], 0.0))
