@@ -14,8 +14,9 @@ from scipy import special
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
 from bnn_vnnlib.robustness.wide.chaos import SPENT
+from bnn_vnnlib.robustness.wide.gaussian import mean_abs
 from bnn_vnnlib.robustness.wide.last import last_weights
-from bnn_vnnlib.robustness.wide.neurons import BEYOND, SHARES, neurons
+from bnn_vnnlib.robustness.wide.neurons import BEYOND, LEVELS, SHARES, neurons
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
 from robustness.wide_builders import dense, network, sampled
 
@@ -60,7 +61,8 @@ def test_lines_of_single_neurons_hold_for_every_x(eps: float) -> None:
         common = (kappa * layer.s[0][:, None]).sum(0) / layer.s[0].sum() if layer.share[0] else 0 * x0
         zeta, rho, levels = v @ x0 + b, layer.rho[0], layer.levels[0]
         rest = v - zeta[..., None] * kappa  # nu + E
-        plain = levels - rho[:, None] * levels[:, -1:]  # what is left for R'
+        expected = mean_abs(layer.nu[0], net.first.variance.numpy()) @ layer.radius[0]
+        plain = expected[:, None] + LEVELS * np.sqrt(layer.h[0])[:, None]  # for R' alone
         place = ((np.abs(rest) @ layer.radius[0])[..., None] > plain * (1 - 1e-12)).sum(-1)
         inside = place < levels.shape[1]
         level = np.take_along_axis(levels[None].repeat(len(v), 0), np.minimum(place, 3)[..., None], -1)[..., 0]
