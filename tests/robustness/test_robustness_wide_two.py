@@ -15,6 +15,7 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.attack import Attack
+from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.problem import from_labels
 from bnn_vnnlib.robustness.refine_points import MorePoints
@@ -24,7 +25,8 @@ from bnn_vnnlib.robustness.wide.change import Second, loss, second
 from bnn_vnnlib.robustness.wide.last import Weights, last_weights
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 from bnn_vnnlib.robustness.wide.rows import WideBounds
-from bnn_vnnlib.robustness.wide.two_layers import _worst, failures
+from bnn_vnnlib.robustness.wide.two_layers import _ranges, _worst, failures
+from bnn_vnnlib.robustness.wide.unsure import _random, cheapest
 from robustness.robustness_builders import bounds_of, model, problem, rows
 from robustness.wide_builders import dense, least_margins_deep, sampled
 
@@ -101,12 +103,15 @@ def placed_wide(net: Stack, x0: np.ndarray, share: float) -> float:
     return float(np.quantile(h @ ROW, share))
 
 
-def parts(net: Stack, x0: np.ndarray, eps: float, structure: float) -> tuple[Around, Second, Weights]:
+def parts(
+    net: Stack, x0: np.ndarray, eps: float, structure: float
+) -> tuple[Around, Second, Weights, Rectangle | None, float]:
     weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
     lower, upper = x0[None] - eps, x0[None] + eps
     point, guess = _worst(net, lower, upper, weights)
     layer = around(net.layers[0], point, lower, upper)
-    return layer, second(layer, net.layers[1], guess, structure), weights
+    ranges, spent = _ranges(net, point, structure / 4)
+    return layer, second(layer, net.layers[1], guess, structure), weights, ranges, structure + float(spent[0])
 
 
 @pytest.mark.parametrize(("seed", "spread", "eps"), [(0, 0.3, 0.1), (1, 0.1, 0.3), (2, 0.5, 0.02)])
@@ -114,14 +119,14 @@ def test_rows_lose_no_more_than_the_loss(seed: int, spread: float, eps: float) -
     """The exact change of sampled networks, with large budgets, and a loss within sight of it."""
     net, x0, count = stack(seed, (2, 3, 4, 2), spread), np.random.default_rng(seed).normal(size=2), 5_000
     for structure, share in ((0.2, 0.2), (0.5, 0.3)):
-        layer, at, weights = parts(net, x0, eps, structure)
-        lost = float(loss(layer, at, weights, share)[0])
+        layer, at, weights, ranges, spent = parts(net, x0, eps, structure)
+        lost = float(loss(layer, at, weights, share, ranges)[0])
         x = layer.point[0]
         there = least_margins_deep(net, ROW, 0.0, x, x, count, 5)
         least = least_margins_deep(net, ROW, 0.0, x0 - eps, x0 + eps, count, 5)
         fallen = there - least
         assert (fallen >= -1e-9).all()
-        assert stats.binom.sf(int((fallen > lost).sum()) - 1, count, structure + share) > 1e-9
+        assert stats.binom.sf(int((fallen > lost).sum()) - 1, count, spent + share) > 1e-9
         assert lost < 50 * np.quantile(fallen, 0.9) + 1e-6
 
 
@@ -213,16 +218,45 @@ def test_slopes_of_the_second_layer_on_a_grid() -> None:
             empty, empty, ends[0], ends[1], ends[2], ends[3], empty[..., None], empty, (empty, empty), 3.0
         )  # fmt: skip
         weights = Weights(np.array([[rng.normal()]]), np.array([[0.5]]), np.zeros(1), np.zeros(1))
-        a, p, q = (float(part[0, 0]) for part in change._chosen(at, weights))
+        found = cheapest(change._constant(at), weights, at.fall, at.rise)
+        a, p, q = (float(part.ravel()[0]) for part in (found.slope, found.plus, found.minus))
         z, v = np.meshgrid(np.linspace(low, high, 81), np.linspace(-fall, rise, 81))
         f = np.maximum(z + v, 0) - np.maximum(z, 0) - a * v
         assert f.min() >= -p - 1e-12
         assert f.max() <= q + 1e-12
 
 
+def test_costs_of_unsure_neurons() -> None:
+    """p and q on every cell against f for all v, and masses against the worst law of a rectangle: for the cost and any
+    function that grows with it, means from above and from nearby.
+    """
+    rng = np.random.default_rng(1)
+    for place in range(200):
+        low, least, fall, rise = rng.normal() - 0.5, rng.uniform(0.2, 1), rng.uniform(0.1, 1.5), rng.uniform(0.1, 1.5)
+        high, most = low + rng.uniform(0, 1), least + rng.uniform(0, 0.5)
+        slope = float(place % 2)
+        ends = [np.array([[part]]) for part in (fall, rise, high if slope == 0 else -low, least, most)]
+        found = _random(*(ends if slope == 0 else [ends[1], ends[0], *ends[2:]]), slope)
+        mass, p, q = found.mass[0, 0], found.plus[0, 0], found.minus[0, 0]
+        z = np.linspace(-6, 6, 6001)
+        v = np.linspace(-fall, rise, 41)[:, None]
+        f = np.maximum(z + v, 0) - np.maximum(z, 0) - slope * v
+        lost = np.maximum(1.3 * -f.min(0), 0) + np.maximum(0.7 * f.max(0), 0)
+        claimed = 1.3 * p + 0.7 * q
+        for m, s in itertools.product((low, (low + high) / 2, high), (least, most)):
+            law = np.exp(-(((z - m) / s) ** 2) / 2) * (z[1] - z[0]) / (s * np.sqrt(2 * np.pi))
+            for rate in (0.1, 1.0, 3.0):
+                truth, bound = np.expm1(rate * lost) @ law, mass @ np.expm1(rate * claimed)
+                assert truth <= bound + 1e-6
+        tight = low + 1e-9 if slope else high
+        law = np.exp(-(((z - tight) / most) ** 2) / 2) * (z[1] - z[0]) / (most * np.sqrt(2 * np.pi))
+        if abs(least - most) < 0.05:
+            assert mass @ np.expm1(claimed) < 1.6 * np.expm1(lost) @ law + 0.02
+
+
 def test_inputs_of_the_second_layer_stay_in_their_ranges() -> None:
     net, x0, count = stack(1, (2, 4, 5, 2), 0.4), np.random.default_rng(1).normal(size=2), 40_000
-    layer, _, _ = parts(net, x0, 0.1, 0.5)
+    layer, *_ = parts(net, x0, 0.1, 0.5)
     dense_ = net.layers[1]
     low, high = change._inputs(
         layer, dense_.mean.numpy(), dense_.bias.numpy(), dense_.variance.numpy(), dense_.bias_variance.numpy(),

@@ -160,10 +160,17 @@ def slopes(layer: Around, rows: Rows, theta: Floats, log_share: float) -> tuple[
     return found[0], found[1]
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
 def kinks(layer: Around, rows: Rows, theta: Floats, reach: tuple[Floats, Floats], log_share: float) -> Floats:
     """(Q, K): what the kinks of a row cost, exceeded with probability at most exp(log_share)."""
     mass, fall, rise = (part[:, None] for part in _cells(layer, theta, *reach))
+    return cost(mass, fall, rise, rows, log_share)
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
+def cost(mass: Floats, fall: Floats, rise: Floats, rows: Rows, log_share: float) -> Floats:
+    """(Q, K): sum_k w_k^+ fall_k + w_k^- rise_k exceeds it with probability at most exp(log_share), where (fall_k,
+    rise_k), independent of each other and of w, take their values with these masses, all (Q, K or 1, H, C), and else 0.
+    """
     dev = np.maximum(np.sqrt(rows.variance), 1e-12 * np.abs(rows.mean) + 1e-100)
     extra = rows.extra[..., None] * np.maximum(fall, rise)
     plus, minus = mean_relu(rows.mean, dev)[..., None], mean_relu(-rows.mean, dev)[..., None]

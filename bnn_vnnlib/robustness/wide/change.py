@@ -19,9 +19,8 @@ and f <= q, q = max((1 - a) min(rise, (high + rise)^+), (a fall - low^+)^+):
     zeta + v <= 0:  f = -a v - relu(zeta) <= (a fall - low^+)^+.
 Hence, since a_i is a fixed number (chosen from the ranges),
     row(x) - row(x*) >= sum_i a_i D_i v_i(x) - sum_i (D_i^+ p_i + D_i^- q_i).
-The last sum is convex in D with Lipschitz constant root of sum dev^2 max(p, q)^2 in standard units, so that it exceeds
-its mean by y times that with probability at most Phi(-y). The first one is w . g(x), w_k = sum_i a_i mean_i W_ik + e_k,
-e_k = sum_i a_i (D_i - mean_i) W_ik: a row of `around` with
+The last sum is bounded by Chernoff's bound (`around.cost`), where p and q may depend on zeta, see `unsure`. The first
+one is w . g(x), w_k = sum_i a_i mean_i W_ik + e_k, e_k = sum_i a_i (D_i - mean_i) W_ik: a row of `around` with
 - |e_k| <= y root of sum_i (a_i dev_i W_ik)^2 but with probability 2 Phi(-y), given W; and that root, a norm, is at most
   root of sum (a_i dev_i)^2 E W_ik^2 + y max_i (a_i dev_i sd W_ik) but with probability Phi(-y);
 - N_j = sum_k e_k a_k V_kj = sum_i a_i (D_i - mean_i) U_ij, U_ij that of row W_i: |N_j| <= y root of sum_i (a_i dev_i
@@ -44,9 +43,10 @@ from scipy import special
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle, log_moment
 from bnn_vnnlib.robustness.classification.layers import Dense
-from bnn_vnnlib.robustness.wide.around import Around, Rows, kinks, slopes
+from bnn_vnnlib.robustness.wide.around import Around, Rows, cost, kinks, slopes
 from bnn_vnnlib.robustness.wide.gaussian import UP, Floats, mean_relu
 from bnn_vnnlib.robustness.wide.last import Weights
+from bnn_vnnlib.robustness.wide.unsure import Costs, cheapest
 
 RATES = (0.7, 0.9, 1.0, 1.2)
 """tau over the best one for a Gaussian law, for zeta."""
@@ -129,16 +129,15 @@ def _inputs(
     return -ends[0], ends[1]
 
 
-def loss(layer: Around, at: Second, weights: Weights, share: float) -> Floats:
-    """(Q,): what the rows lose at most on the events."""
+def loss(layer: Around, at: Second, weights: Weights, share: float, ranges: Rectangle | None = None) -> Floats:
+    """(Q,): what the rows lose at most on the events; ranges (Q, 1, H2) of mean and deviation of zeta given h(x*)."""
     inputs = layer.point.shape[1]
     each = share / (4 * inputs + 2)
     log_share, y = np.log(each), quantile(each)
-    slope, worst_plus, worst_minus = _chosen(at, weights)
-    plus, minus = mean_relu(weights.mean, weights.dev), mean_relu(-weights.mean, weights.dev)
-    rounding = 1e-14 * (np.abs(weights.mean) + weights.dev)
-    unsure = ((plus + rounding) * worst_plus + (minus + rounding) * worst_minus).sum(1)
-    unsure = unsure + y * np.sqrt(((weights.dev * np.maximum(worst_plus, worst_minus)) ** 2).sum(1))
+    found = cheapest(_constant(at), weights, at.fall, at.rise, ranges)
+    slope, parts = found.slope, (found.mass[:, None], found.plus[:, None], found.minus[:, None])
+    last = Rows(weights.mean[:, None], weights.dev[:, None] ** 2 * UP, np.zeros_like(weights.mean)[:, None])
+    unsure = cost(*parts, last, log_share)[:, 0]
     scaled, moved = slope * weights.mean, slope * weights.dev
     size = np.sqrt(((moved[..., None] * np.hypot(at.mean, np.sqrt(at.variance))) ** 2).sum(1))
     largest = (moved[..., None] * np.sqrt(at.variance)).max(1)
@@ -152,16 +151,14 @@ def loss(layer: Around, at: Second, weights: Weights, share: float) -> Floats:
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ranges may be infinite
-def _chosen(at: Second, weights: Weights) -> tuple[Floats, Floats, Floats]:
-    """a, p and q (Q, H2): of four candidates for a the one that costs least on average."""
+def _constant(at: Second) -> list[Costs]:
+    """Four candidates for a, with p and q for all zeta of the range."""
     below, above = np.minimum(at.fall, np.maximum(at.high, 0.0)), np.minimum(at.rise, np.maximum(-at.low, 0.0))
     over_, start = np.minimum(at.rise, np.maximum(at.high + at.rise, 0.0)), np.maximum(at.low, 0.0)
-    zero = np.zeros_like(below)
-    middle = [below / (below + above), (over_ + start) / (over_ + at.fall)]
-    tried = np.stack([zero, zero + 1, *(np.clip(np.nan_to_num(part), 0.0, 1.0) for part in middle)])
-    worst_plus = np.maximum((1 - tried) * below, tried * above) * UP
-    worst_minus = np.maximum((1 - tried) * over_, np.maximum(tried * at.fall - start, 0.0)) * UP
-    cost = mean_relu(weights.mean, weights.dev) * worst_plus + mean_relu(-weights.mean, weights.dev) * worst_minus
-    best = np.where(np.isnan(cost), np.inf, cost).argmin(0)[None]
-    chosen = [np.take_along_axis(part, best, 0)[0] for part in (tried, worst_plus, worst_minus)]
-    return chosen[0], chosen[1], chosen[2]
+    zero, found = np.zeros_like(below), []
+    for tried in (zero, zero + 1, below / (below + above), (over_ + start) / (over_ + at.fall)):
+        a = np.clip(np.nan_to_num(tried), 0.0, 1.0)
+        plus = np.maximum((1 - a) * below, a * above) * UP
+        minus = np.maximum((1 - a) * over_, np.maximum(a * at.fall - start, 0.0)) * UP
+        found.append(Costs(a, np.ones((*a.shape, 1)), plus[..., None], minus[..., None]))
+    return found

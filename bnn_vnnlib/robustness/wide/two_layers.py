@@ -3,17 +3,23 @@
 At a point x* of the box that may depend on the row (where the mean gradient leads, as far as it is sure),
     P(row(x) <= bound for some x of the box) <= P(row(x*) <= bound + loss) + what the events of `change` spend,
 since on these events row(x) >= row(x*) - loss for all x. The first term is bounded by `moments`. All budgets are tried.
+The ranges of means and deviations in front of the second layer are those of `second_order`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.classification.typical import typical
 from bnn_vnnlib.robustness.wide import moments as at_points
+from bnn_vnnlib.robustness.wide import second_order
 from bnn_vnnlib.robustness.wide.around import Rows, around, moments
 from bnn_vnnlib.robustness.wide.change import loss, second
 from bnn_vnnlib.robustness.wide.gaussian import Floats
@@ -21,11 +27,23 @@ from bnn_vnnlib.robustness.wide.last import Weights, last_weights
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 
-STRUCTURE = 3e-3
-"""Spent on single neurons."""
 
-SHARES = (1e-3, 1e-2, 4e-2)
-"""Spent on the row."""
+@dataclass(frozen=True)
+class Budget:
+    """structure, ranges : spent on single neurons, and on the means and deviations in front of the second layer given
+    the first layer's outputs; shares : spent on the row, one of these.
+    """
+
+    structure: float
+    ranges: float
+    shares: tuple[float, ...]
+
+
+BUDGETS = (Budget(3e-3, 1e-3, (1e-3, 1e-2, 4e-2)), Budget(3e-4, 1e-4, (1e-4, 1e-3)))
+"""The second one where the first one is nearly all that a row fails with."""
+
+FLOOR = 4.0
+"""So many times the least that the first budget leaves."""
 
 SURE = 3.5
 """Standard deviations of the gradient that count as sure, where x* is chosen."""
@@ -53,21 +71,32 @@ def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
     found = np.ones(len(question.box))
     weights, blur, good = last_weights(stack.layers[-1], question.outputs, question.bound)
+
+    def tried(budget: Budget, chosen: np.ndarray) -> None:
+        for some in np.split(chosen, range(each, len(chosen), each)):
+            if len(some):
+                deadline.check()
+                values = _bounded(stack, question, weights.rows(some), some, deadline, budget) + blur[some]
+                found[some] = np.fmin(found[some], values)
+
     each = max(1, MEMORY // _size(stack))
-    chosen = np.flatnonzero(good)
-    for start in range(0, len(chosen), each):
-        deadline.check()
-        some = chosen[start : start + each]
-        found[some] = _bounded(stack, question, weights.rows(some), some, deadline) + blur[some]
-    return np.minimum(np.nan_to_num(found, nan=1.0), 1.0)
+    first, second_ = BUDGETS
+    tried(first, np.flatnonzero(good))
+    floor = first.structure + first.ranges + first.shares[0]
+    with suppress(OutOfTime):  # what the first one found counts
+        tried(second_, np.flatnonzero(good & (found < FLOOR * floor)))
+    return np.minimum(found, 1.0)
 
 
-def _bounded(stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline) -> Floats:
+def _bounded(
+    stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline, budget: Budget
+) -> Floats:
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
     point, guess = _worst(stack, lower, upper, weights)
     layer = around(stack.layers[0], point, lower, upper)
-    at = second(layer, stack.layers[1], guess, STRUCTURE)
-    lost = np.stack([loss(layer, at, weights, share) for share in SHARES], 1)
+    at = second(layer, stack.layers[1], guess, budget.structure)
+    ranges, spent = _ranges(stack, point, budget.ranges)
+    lost = np.stack([loss(layer, at, weights, share, ranges) for share in budget.shares], 1)
     known = np.isfinite(lost) & layer.served[:, None]
     bound = np.nextafter(question.bound[some, None] + np.where(known, lost, 0.0) * (1 + 1e-9), np.inf)
     best = np.ones_like(lost)
@@ -77,7 +106,17 @@ def _bounded(stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.nda
         outputs = torch.as_tensor(question.outputs[some[hopeful]])[:, None].expand(-1, bound.shape[1], -1)
         ways = at_points.failures(stack, RowsAtPoints(x, x, outputs, torch.as_tensor(bound[hopeful])), deadline)
         best[hopeful] = np.stack([values.numpy() + delta for delta, values in ways]).min(0)
-    return (np.where(known, best, 1.0) + STRUCTURE + np.array(SHARES)).min(1) * (1 + 1e-9)
+    spent = spent + budget.structure
+    return (np.where(known, best, 1.0) + spent[:, None] + np.array(budget.shares)).min(1) * (1 + 1e-9)
+
+
+def _ranges(stack: Stack, point: Floats, budget: float) -> tuple[Rectangle | None, Floats]:
+    """Of (m, s) given h at points (Q, n), and the probability that one of them does not hold, (Q,)."""
+    if not second_order.serves(stack):
+        return None, np.zeros(len(point))
+    x = torch.as_tensor(point)
+    at = second_order.at_points(stack, x, x, budget)
+    return at.ranges, budget + at.law.blur.numpy()
 
 
 def _margins(stack: Stack, point: Floats, outputs: Floats) -> Floats:
