@@ -79,6 +79,69 @@ def test_a_dense_layer_claims_what_the_general_walk_claims(
     assert compared > 0
 
 
+def test_all_thresholds_of_a_row_in_one_walk() -> None:
+    """As if the row were asked once for each of them."""
+    network = GRAPHS["deep_conv"]()
+    rng = np.random.default_rng(0)
+    posterior = GaussianDiagonal({k: sd**2 for k, sd in random_deviations(network, rng, 0.1).items()})
+    n, m = network.signature.input_size, network.signature.output_size
+    lower = tensor(rng.normal(size=(3, n)))
+    rows, thresholds = tensor(rng.normal(size=(3, 2, m))), tensor([-8.0, -4.0, 0.0])
+    budgets = tensor([1e-2, 1e-5])
+    weights = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
+    engine = TailEngine(network)
+    found = engine.levels(*weights, (lower, lower + 0.1), rows, thresholds, budgets)
+    for k, threshold in enumerate(thresholds):
+        bound = threshold.expand(1, 2)
+        alone = engine.failures(*weights, (lower, lower + 0.1), rows, None, bound, budgets)
+        torch.testing.assert_close(found[..., k], alone, rtol=1e-9, atol=1e-12)
+    assert 0 < found.min() < 0.9
+    assert found.max() == 1
+    nothing = engine.levels(*weights, (lower[:0], lower[:0]), rows[:0], thresholds, budgets)
+    assert nothing.shape == (2, 0, 2, 3)
+
+
+CONVOLUTIONS = {
+    "plain": ((1, 2, 4, 5), {}),
+    "pads": ((1, 2, 4, 3), {"pads": (1, 2, 0, 1)}),
+    "strides": ((2, 2, 5, 6), {"strides": (2, 3), "pads": (0, 1, 1, 0)}),
+    "dilations": ((1, 2, 5, 4), {"dilations": (3, 2), "pads": (1, 0, 1, 0)}),
+    "groups": ((1, 4, 4, 4), {"groups": 2}),
+}
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("moved", ["", "both"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_of_the_input_claims_what_the_general_walk_claims(
+    monkeypatch: pytest.MonkeyPatch, name: str, moved: str, thorough: bool
+) -> None:
+    """Mean, spread, and the mean given the earlier weights, of every element in the order in which it is claimed."""
+    shape, options = CONVOLUTIONS[name]
+    builder = Builder(seed=3)
+    if moved:
+        x = builder.transpose(builder.input(*(shape[axis] for axis in (0, 2, 3, 1))), 0, 3, 1, 2)
+    else:
+        x = builder.input(*shape)
+    kernel = (4, shape[1] // options.get("groups", 1), 2, 2)
+    x = builder.shift(builder.conv(x, kernel, **options), (4, 1, 1))
+    size = math.prod(builder.shape(x))
+    if moved:
+        x = builder.transpose(builder.reshape(builder.transpose(x, 0, 2, 3, 1), size // 4, 4), 1, 0)
+    builder.linear(builder.reshape(builder.activation(x), 1, size), (2, size))
+    case, _, _ = setup(monkeypatch, "conv", 0.3, 0.8, 1e-2, builder.network(), thorough)
+    (position, *_) = claimed(case.network)
+    ((short, middle),) = case.run.units(position, size)
+    unit = torch.eye(size, dtype=torch.float64)
+    rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *case.network.nodes[position].shape)
+    own = case.run.variation.own(case.network, position) if thorough else frozenset()
+    for found, walked in zip((short, middle), case.run._walk([(position, rows)], False, own=own), strict=True):
+        assert [type(bound) for bound in found.bounds] == [type(bound) for bound in walked.bounds]
+        for bound, other in zip(found.bounds, walked.bounds, strict=True):
+            torch.testing.assert_close(bound.mean, other.mean, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(_spread(bound), _spread(other), rtol=1e-9, atol=1e-9)
+
+
 def _spread(bound: Normal | Martingale) -> Tensor:
     """With the swings where there are some."""
     return bound.spread if isinstance(bound, Normal) else bound.spread(tensor(2.0))

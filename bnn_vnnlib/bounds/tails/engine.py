@@ -66,6 +66,21 @@ class TailEngine:
             parts.append(rows.tail(plan).failure(linear.some(bound, part)))
         return torch.cat(parts, 1) if parts else box[0].new_zeros(len(budgets), 0, outputs.shape[1])
 
+    def levels(
+        self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
+        thresholds: Tensor, budgets: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """`failures` (K, N, R, T) of every row at several thresholds (T,): one walk, whatever their number."""
+        self.check(deviations)
+        parts = []
+        for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
+            rows = Rows(self.network, means, deviations, box, outputs, None, len(budgets), part, self.correlation)
+            tail = rows.tail(self._plan(budgets[:, None], False))
+            parts.append(torch.stack([tail.failure(value) for value in thresholds], -1))
+        if parts:
+            return torch.cat(parts, 1)
+        return box[0].new_zeros(len(budgets), 0, outputs.shape[1], len(thresholds))
+
     def tuned(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
         inputs: Tensor | None, bound: Tensor, budgets: Tensor, total: Callable[[Tensor, slice], Tensor], steps: int,

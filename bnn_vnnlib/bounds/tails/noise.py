@@ -226,6 +226,29 @@ class Noise:
         if near is not None and isinstance(fresh, Tensor):
             self.near = self._fold(self.near, _twice(_rows(fresh, near)), terms)
 
+    def convolved(self, node: Conv, position: int, h: Interval, order: Tensor) -> None:
+        """`units` of a convolution at `position`, in this order: independent weights, each used once by an element."""
+        deviation, terms = self.deviations.param(node.weight).spread, maps.fan(node)
+        if deviation is None:
+            return
+        center, radius = center_radius(h)
+
+        def rows(weight: Tensor, z: Tensor) -> Tensor:
+            return _twice(maps.apply(node, weight, z).flatten(2)[..., order])
+
+        self._charge(position, node.weight, rows(squared(deviation), squared(center.abs() + radius)), terms)
+        plain = torch.sqrt(squared(deviation) * node.weight.copies)
+        self.folded = self._fold(self.folded, rows(plain, radius), terms)
+        if self.variation is not None:
+            self.near = self._fold(self.near, rows(plain, self.variation.known[node.inputs[0]]), terms)
+
+    def convolved_bias(self, node: Shift, position: int, order: Tensor) -> None:
+        """The same for what is added to it."""
+        deviation = self.deviations.param(node.bias).spread
+        if deviation is not None:
+            flat = squared(filled(aligned(deviation, node), node).flatten(2))[..., order]
+            self._charge(position, node.bias, _twice(flat).expand_as(self.zero), 1)
+
     def _unit_biases(self, position: int, node: Shift) -> None:
         deviation = self.deviations.param(node.bias).spread
         if deviation is not None:

@@ -178,6 +178,9 @@ class Run:
         own: frozenset[int] = frozenset()
         if self.variation is not None and self.plan.thorough:
             own = self.variation.own(self.network, position)
+        if (convolved := self._convolved(position, zero, own)) is not None:
+            yield convolved
+            return
         styles = (False, True) if any(place < position for place in self.smooth) else (False,)
         found = [self._dense(position, zero, smooth, own) for smooth in styles]
         if found[0] is not None:
@@ -231,15 +234,52 @@ class Run:
             raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
 
-    def _layer(self, node: Node, weighted: Linear, z: Interval) -> Tensor:
-        """Lower bounds (K, M, 2 size) of the units of a dense layer with mean weights, then of the negated ones.
+    def _convolved(self, position: int, zero: Tensor, own: frozenset[int]) -> tuple[Tail, Tail] | None:
+        """All units of a convolution of the input, in whatever order they are claimed; None for any other node.
+
+        An element uses every weight of its kernel once, so that its noise is that of a dense layer, and the sums over
+        the kernel are convolutions: nothing of the size of elements x inputs is stored.
+        """
+        nodes, place = self.network.nodes, position
+        while isinstance(nodes[place], Reshape | Transpose):
+            (place,) = nodes[place].inputs
+        last = nodes[place]
+        source = last.inputs[0] if isinstance(last, Shift) else place
+        weighted = nodes[source]
+        if not isinstance(weighted, Conv) or self.correlation is not None or not self._is_input(weighted.inputs[0]):
+            return None
+        order = self._order(place, position)
+        _, noise = self._start(zero, False, own)
+        noise.convolved(weighted, source, self.ranges.values[weighted.inputs[0]], order)
+        if isinstance(last, Shift):
+            noise.convolved_bias(last, place, order)
+        tail = noise.tail(self._layer(last, weighted, self.ranges.values[weighted.inputs[0]], order))
+        if not noise.own:
+            return tail, tail
+        return tail, noise.middle(self._layer(last, weighted, self._at_center(weighted.inputs[0]), order))
+
+    def _order(self, place: int, position: int) -> Tensor:
+        """Which element of the node at `place` each element of the one at `position` is, which only moves them."""
+        chain = []
+        while position != place:
+            chain.append(self.network.nodes[position])
+            (position,) = chain[-1].inputs
+        shape = self.network.nodes[place].shape
+        index = torch.arange(math.prod(shape), device=self.box.lower.device).reshape(shape)
+        for node in reversed(chain):
+            index = index.permute(node.perm) if isinstance(node, Transpose) else index.reshape(node.shape)
+        return index.flatten()
+
+    def _layer(self, node: Node, weighted: Linear | Conv, z: Interval, order: Tensor | None = None) -> Tensor:
+        """Lower bounds (K, M, 2 size) of the units of a layer with mean weights, then of the negated ones.
 
         The interval of one map is exact: no walk, which would store outputs x inputs for every item.
         """
         found, _ = interval.weighted(weighted, self.means, z)
         if isinstance(node, Shift):
             found, _ = interval.shift(node, self.means, found)
-        return torch.cat([found.lower.flatten(2), -found.upper.flatten(2)], 2)
+        sides = found.lower.flatten(2), -found.upper.flatten(2)
+        return torch.cat(sides if order is None else [side[..., order] for side in sides], 2)
 
     def _at_center(self, position: int) -> Interval:
         """The centre of the box, moved and shifted."""
