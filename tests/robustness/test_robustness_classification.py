@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.classification import gaussian
+from bnn_vnnlib.robustness.classification import by_tails, gaussian
 from bnn_vnnlib.robustness.classification.by_samples import Samples
 from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
 from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
@@ -324,6 +324,57 @@ def test_tails_of_deep_classifiers_against_sampled_networks(spread):
             assert (found <= rows.mean(0) + 6 * rows.std(0) / np.sqrt(len(rows)) + 1e-9).all()
         best = max(best, float(found[:, :3].amax()))
     assert best > 0.3
+
+
+@pytest.mark.parametrize("classes", [3, by_tails.ALL + 1])
+def test_tails_come_first_where_there_are_no_closed_forms_and_few_classes(classes):
+    net = random_model(0, [2, 4, 4, classes], activation="tanh")
+    expect = expectation(net, "softmax")
+    found = methods(expect.bounds, net.posterior, expect.weights, expect.mass)
+    first, last = (found.quick, found.tails) if classes == 3 else (found.tails, found.quick)
+    assert [type(method) for method in first] == [SoftmaxTails]
+    assert last == ()
+
+
+def test_tails_of_many_classes_bound_what_the_rows_count_most(monkeypatch):
+    """As where all of them are bounded, for rows that count one class; and no more than sampled means."""
+    classes = by_tails.ALL + 2
+    net = random_model(1, [3, 6, classes], spread=0.1, activation="tanh")
+    expect = expectation(net, "softmax")
+    (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).tails
+    generator = torch.Generator().manual_seed(0)
+    lower = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    one = unit(classes)[0]
+    counted = torch.stack([one[[5, 5, 0]], one[[1, 2, 3]], one[[13, 0, 13]], one[[7, 7, 7]]])
+    rows = torch.cat([counted, torch.randn(4, 2, classes, generator=generator, dtype=torch.float64)], 1)
+    found = method.lower(lower, lower + 0.05, rows)
+    assert by_tails._classes(rows).shape[1] < classes
+    monkeypatch.setattr(by_tails, "ALL", classes)
+    whole = method.lower(lower, lower + 0.05, rows)
+    torch.testing.assert_close(found[:, :3], whole[:, :3], rtol=1e-9, atol=1e-9)
+    assert (whole >= found - 1e-12).all()
+    assert (whole[:, 3:] > found[:, 3:] + 0.01).any()
+    params = sample(net.network, net.posterior, 3000, generator)
+    for x in inside(lower, lower + 0.05, 10, 0):
+        drawn = (torch.softmax(evaluate(net.network, x, params), -1)[:, :, None] * rows).sum(-1)
+        assert (whole <= drawn.mean(0) + 6 * drawn.std(0) / np.sqrt(len(drawn)) + 1e-9).all()
+
+
+def test_a_row_takes_what_the_bounds_of_all_classes_leave(monkeypatch):
+    """D >= (.2, .1, 0) and D_1 <= .3: -D_0 >= -.9, D_0 - D_1 >= -.6, D_1 + 2 D_2 >= .1, -D_1 >= -.3, 1 - D_1 >= .7."""
+    net = random_model(0, [2, 4, 4, 3], activation="tanh")
+    expect = expectation(net, "softmax")
+    (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).quick
+    known = torch.tensor([[0.2, 0.1, 0.0]], dtype=torch.float64)
+    most = torch.tensor([[1.0, 0.3, 1.0]], dtype=torch.float64)
+    monkeypatch.setattr(SoftmaxTails, "_bounds", lambda *_: (known, most))
+    rows = [[-1.0, 0, 0], [1, -1, 0], [0, 1, 2], [1, 1, 1], [0, -1, 0], [1, 0, 1]]
+    rows = torch.tensor([rows], dtype=torch.float64)
+    point = torch.zeros(1, 2, dtype=torch.float64)
+    found = method.lower(point, point, rows)[0]
+    truth = torch.tensor([-0.9, -0.6, 0.1, 1.0, -0.3, 0.7], dtype=torch.float64)
+    assert (found <= truth).all()
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-12)
 
 
 def test_splitting_reaches_the_minimum_and_stops_at_its_goal():

@@ -11,7 +11,7 @@ from robustness_builders import bounds_of, expectation, model, random_model
 from scipy.stats import norm
 
 from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.robustness.classification.by_tails import _layer_cake
+from bnn_vnnlib.robustness.classification.by_tails import _above, _layer_cake
 from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
 from bnn_vnnlib.robustness.classification.hidden import hidden
 from bnn_vnnlib.robustness.classification.layers import Dense, one_layer
@@ -129,12 +129,22 @@ def test_the_log_excess_is_paid_in_full() -> None:
 
 def test_the_layer_cake_of_one_threshold() -> None:
     """At best, softmax >= 1 / (1 + 2 e^-t) off events of probability delta + p_1 + p_2."""
-    failure, budgets, t = torch.ones(1, 1, 2, 2, dtype=torch.float64), tensor(0.01), tensor(0.5, 2.0)
+    failure, budgets, t = torch.ones(1, 1, 1, 2, 2, dtype=torch.float64), tensor(0.01), tensor(0.5, 2.0)
     failure[..., 0] = tensor(0.02, 0.03)
     assert float(_layer_cake(failure, t, budgets)) == pytest.approx(0.94 / (1 + 2 * np.exp(-0.5)), rel=1e-9)
     failure[..., 1] = tensor(0.2, 0.2)
     steps = 0.94 / (1 + 2 * np.exp(-0.5)), 0.59 * (1 / (1 + 2 * np.exp(-2.0)) - 1 / (1 + 2 * np.exp(-0.5)))
     assert float(_layer_cake(failure, t, budgets)) == pytest.approx(sum(steps), rel=1e-9)
+
+
+def test_a_class_is_no_more_likely_than_another_one_lets_it() -> None:
+    """P(f_i - f_j <= -1) <= .1 and P(.. <= 2) <= .4, each plus .01: these shares of the steps of 1 / (1 + e^t)."""
+    failure, t = tensor(0.1, 0.4).reshape(1, 1, 1, 2), tensor(-1.0, 2.0)
+    first, second = 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))
+    expected = second + (first - second) * 0.41 + (1 - first) * 0.11
+    assert float(_above(failure, t, tensor(0.01))) == pytest.approx(expected, rel=1e-12)
+    # a law that these bounds allow: f_i - f_j is far below -1, at -1 and at 2 with the probabilities .11, .3 and .59
+    assert float(_above(failure, t, tensor(0.01))) >= 0.11 + 0.3 * first + 0.59 * second
 
 
 def deep(*layers: tuple[float, float, float, float]) -> MomentsDeep:

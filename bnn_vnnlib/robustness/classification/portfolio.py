@@ -13,7 +13,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.model.nodes import Constant
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.classification.by_samples import Samples
-from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
+from bnn_vnnlib.robustness.classification.by_tails import ALL, SoftmaxTails
 from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
 from bnn_vnnlib.robustness.classification.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
@@ -37,10 +37,10 @@ SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 @dataclass(frozen=True, eq=False)
 class Portfolio:
     """quick : one look; thorough : inputs are split; criteria : see `decision.method`;
-    tails : too dear for every class of every item: for graphs without closed forms, and for points.
+    tails : too dear for every class of every item: for graphs without closed forms and many classes, and for points.
     """
 
-    quick: tuple[SoftmaxRows, ...] = ()
+    quick: tuple[SoftmaxTails | SoftmaxRows, ...] = ()
     thorough: tuple[SoftmaxRows, ...] = ()
     criteria: tuple[MeanNetwork, ...] = ()
     tails: tuple[SoftmaxTails | SoftmaxRows, ...] = ()
@@ -62,7 +62,8 @@ def methods(
     device = weights.scale.device
     found = None if outputs > LARGEST else stack(network, posterior, device)
     if found is None or found.kind != "relu":
-        return Portfolio(tails=_tails(bounds, posterior, device))
+        tails = _tails(bounds, posterior, device)
+        return Portfolio(quick=tails) if outputs <= ALL else Portfolio(tails=tails)
     layers = found.with_zero_logit() if bounds.transform == "sigmoid" else found
     if len(layers.layers) == 2:
         return _shallow(bounds, layers)
