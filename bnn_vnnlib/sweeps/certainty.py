@@ -32,7 +32,7 @@ from bnn_vnnlib.sweeps.folder import Folder
 from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
 from bnn_vnnlib.sweeps.questions import Bounding, never
-from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, readings, yes_or_no
+from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
 
@@ -109,11 +109,13 @@ class UncertaintyTask:
         lower, upper = self.balls.boxes(index, radius)
         violation = self._violation(model, classes)
         found = verify_batch(model, lower, upper, properties=[violation], **self.bounding.arguments)
+        found = nested(found, len(self.radii))
         columns: Arrays = {"row": self.row[index], "radius": radius}
         columns |= {"decision_lower": found.lower, "decision_upper": found.upper}
         if classes:
             tau = self.reading.tau if self.reading.tau is not None else TAU
-            columns |= class_columns(found, tau, quick=self.reading.quick, single=found.lower.shape[1] == 1)
+            single, count = found.lower.shape[1] == 1, len(self.radii)
+            columns |= class_columns(found, tau, quick=self.reading.quick, single=single, count=count)
             columns |= self._of_label(model, found.lower, found.upper, index)
         if self.reading.epistemic is not None:
             columns |= self._epistemic(model, lower, upper, index, classes=classes)

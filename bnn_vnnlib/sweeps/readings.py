@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,16 +24,27 @@ def yes_or_no(yes: Flags, no: Flags) -> NDArray[np.str_]:
     return np.where(yes, YES, np.where(no, NO, OPEN))
 
 
-def class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool) -> Arrays:
+def nested(found: BatchResult, count: int) -> BatchResult:
+    """Bounds of balls around each input, `count` radii in increasing order: what holds on a ball holds inside it."""
+    low, high = (side.reshape(-1, count, side.shape[-1])[:, ::-1] for side in (found.lower, found.upper))
+    lower, upper = np.maximum.accumulate(low, axis=1), np.minimum.accumulate(high, axis=1)
+    return replace(
+        found, lower=lower[:, ::-1].reshape(found.lower.shape), upper=upper[:, ::-1].reshape(found.upper.shape)
+    )
+
+
+def class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool, count: int) -> Arrays:
     """Readings of a classifier's balls.
 
     Parameters
     ----------
     found : bounds on D, with verdicts on "uncertain" unless `quick`
     single : one probability; the opposite event is a class as well
+    count : of radii; rows are inputs times radii, these in increasing order
 
     Proofs: D_i <= upper_i <= tau for all i is what "uncertain" says; lower_i > tau refutes it at every point. Where
-    lower_i > upper_j for all j != i, D_i > D_j everywhere, so i is the decision.
+    lower_i > upper_j for all j != i, D_i > D_j everywhere, so i is the decision. What is proved of every x of a ball
+    holds in the balls inside it, and what some x of a ball refutes is refuted in the balls around it.
     """
     lower, upper = found.lower, found.upper
     if single:
@@ -43,6 +54,8 @@ def class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool) 
     yes, no = np.asarray((upper <= tau).all(1)), np.asarray((lower > tau).any(1))
     if not quick:
         yes, no = yes | (found.verdicts == Verdict.UNSAT), no | (found.verdicts == Verdict.SAT)
+    yes = np.logical_or.accumulate(yes.reshape(-1, count)[:, ::-1], axis=1)[:, ::-1].ravel()
+    no = np.logical_or.accumulate(no.reshape(-1, count), axis=1).ravel()
     best = lower.argmax(1)
     rest = np.where(np.arange(lower.shape[1]) == best[:, None], -np.inf, upper).max(1)
     decided = np.where(lower.max(1) > rest, best, -1)
