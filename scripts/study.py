@@ -55,7 +55,7 @@ def hcas(
         choice = it.Choice(tuple(network or ()), it.CELLS if partition else it.CUBES, ours)
         console.print(it.run(places, choice, bounds), markup=False)
         if maps:
-            it.maps(places)
+            it.maps(places, choice)
 
 
 @app.command()

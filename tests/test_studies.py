@@ -95,7 +95,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             dense(folder, f"mnist_vogn_{shape}_eps{trained}", (784, *[width // 16] * depth, 10), "relu")
     signs = rng.integers(0, 256, (12, 28, 28, 3)).astype(np.uint8)
     np.savez(folder / "gtsrb_50kmh_roadwork_28.npz", x=signs, y=rng.choice([2, 25], 12))
-    image_net(folder, "gtsrb_VOGN_small_Posterior_5")
+    for posterior in (0, 5):
+        image_net(folder, f"gtsrb_VOGN_small_Posterior_{posterior}")
     return folder
 
 
@@ -291,10 +292,19 @@ def test_shuffled_patches_keep_every_pixel() -> None:
     assert (moved != x).mean() > 0.5
 
 
+HCAS_NAMES = "there are " + ", ".join(f"'hcas_rob_pra0_tau{time:02d}'" for time in (0, 5, 10, 15, 20, 30, 40, 60))
+REGRESSION_MESSAGE = (
+    "no network's name contains 'a b' or 'x y'; "
+    "there are 'published concrete, 32 tanh', 'published powerplant, 32 tanh'"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hcas", "--data", "DATA", "--out", "OUT", "--network", "nowhere"], "no network's name contains nowhere"),
+        (["hcas", "--data", "DATA", "--out", "OUT", "--network", "nowhere"], f"contains 'nowhere'; {HCAS_NAMES}, .."),
+        (["hcas", "--data", "DATA", "--out", "OUT", "--own"], "there are no networks to choose from"),
+        (["regression", "--data", "DATA", "--out", "OUT", "--network", "a b", "--network", "x y"], REGRESSION_MESSAGE),
         (["regression", "--data", "OUT", "--out", "OUT"], "uci_vogn32tanh_concrete1.npz is in none of"),
         (["hcas", "--data", "DATA", "--out", "OUT", "--bounds", "OUT/none.parquet"], "none.parquet"),
         (["decision", "--data", "DATA", "--out", "OUT", "--own"], "benchmarks/hcas has no network of pra0_tau20"),

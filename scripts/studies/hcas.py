@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.model import Model
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, SweepResult, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import Arrays, read_columns
 from bnn_vnnlib.sweeps.targets import mean_output
@@ -18,7 +18,7 @@ from studies import published as paper
 from studies import tables
 from studies.figures import OPEN, SAFE, UNSAFE, panels, save
 from studies.hcas_maps import draw_map
-from studies.places import Floats, Labels, Places, hcas_grid, hcas_labels, own
+from studies.places import Floats, Labels, Places, hcas_grid, hcas_labels, named, own_models
 from studies.tables import Row
 from studies.watching import watched
 
@@ -27,6 +27,7 @@ TAU_SAFE, TAU_UNSAFE = 0.98, 0.05
 ADVISORIES = ("clear of conflict", "weak left", "weak right", "strong left", "strong right")
 TIMES = (0, 5, 10, 15, 20, 30, 40, 60)
 CUBES, CELLS = "cubes", "cells"
+MAPPED = "pra0_tau20"
 HEADING = 10
 """Index of the relative heading of the maps: -pi / 2."""
 _PLACE = re.compile(r"pra(\d)_tau(\d\d)")
@@ -41,12 +42,9 @@ class Choice:
     ours: bool = False
 
     def names(self) -> list[str]:
-        """Names of the published networks that are looked at."""
-        everything = [f"hcas_rob_pra{pra}_tau{time:02d}" for pra in range(5) for time in TIMES]
-        chosen = [n for n in everything if not self.networks or any(part in n for part in self.networks)]
-        if not chosen:
-            raise OptionError(f"no network's name contains {' or '.join(self.networks)}; there are {everything[0]}, ..")
-        return chosen
+        """Names of the networks that are looked at."""
+        published = [f"hcas_rob_pra{pra}_tau{time:02d}" for pra in range(5) for time in TIMES]
+        return named(own_models("hcas") if self.ours else published, self.networks)
 
 
 def cubes(grid: Floats) -> tuple[Floats, Floats]:
@@ -89,10 +87,13 @@ def bounded(places: Places, name: str, model: Model, kind: str, rows: np.ndarray
 
 def networks(places: Places, choice: Choice) -> Iterator[tuple[str, Model]]:
     """The published networks, or our own."""
-    if choice.ours:
-        yield from ((name, model) for name, model in own("hcas").items())
-    else:
-        yield from ((name, places.published(name, "categorical")) for name in choice.names())
+    for name in choice.names():
+        yield name, network(places, name, choice.ours)
+
+
+def network(places: Places, name: str, ours: bool) -> Model:
+    """One of them."""
+    return read_model(own_models("hcas")[name]) if ours else places.published(name, "categorical")
 
 
 def counts(name: str, columns: Arrays) -> list[Row]:
@@ -181,12 +182,14 @@ def run(places: Places, choice: Choice, bounds: Path | None = None) -> str:
     return tables.write(places.out, stem, table, caption)
 
 
-def maps(places: Places, name: str = "hcas_rob_pra0_tau20", index: int = HEADING) -> None:
-    """Encounter geometry at one relative heading: what is advised, and what is certified."""
+def maps(places: Places, choice: Choice, index: int = HEADING) -> None:
+    """Encounter geometry at one relative heading for one of the networks: what is advised, and what is certified."""
+    names = choice.names()
+    name = next((name for name in names if MAPPED in name), names[0])
     grid = hcas_grid(places)
     headings = np.unique(grid[:, 2])
     rows = np.flatnonzero(grid[:, 2] == headings[index])
-    model = places.published(name, "categorical")
+    model = network(places, name, choice.ours)
     found = bounded(places, name, model, CELLS, rows, "map")
     labels: Labels = found.columns["label"]
     bounds = found.columns["p_safe_lower"], found.columns["p_safe_upper"]

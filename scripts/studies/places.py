@@ -8,6 +8,7 @@ benchmarks/.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import numpy as np
 from npz_to_onnx import convert
 from numpy.typing import NDArray
 
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.model import Model, model_from_proto, read_model
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MANY = 8
+"""Names in a message, at most."""
 UCI_FILES = {"concrete": "uci_concrete.npz", "powerplant": "uci_power-plant.npz"}
 
 
@@ -82,6 +85,24 @@ def own(family: str) -> dict[str, Model]:
     return {name: read_model(path) for name, path in own_models(family).items()}
 
 
+def named(names: Iterable[str], parts: Sequence[str]) -> list[str]:
+    """The names that contain one of `parts`; all of them if there are none.
+
+    Raises
+    ------
+    InputError : there are no names
+    OptionError : no name contains any; names what there is
+    """
+    names = list(names)
+    if not names:
+        raise InputError("there are no networks to choose from")
+    chosen = [name for name in names if not parts or any(part in name for part in parts)]
+    if not chosen:
+        known = ", ".join(repr(name) for name in names[:MANY]) + (", .." if len(names) > MANY else "")
+        raise OptionError(f"no network's name contains {' or '.join(map(repr, parts))}; there are {known}")
+    return chosen
+
+
 def hcas_grid(places: Places) -> Floats:
     """(53792, 3) scaled inputs: distance, bearing, heading; the distance varies fastest."""
     return np.load(places.file("hcas_X.npy")).astype(np.float64)
@@ -117,3 +138,11 @@ def signs(places: Places) -> tuple[Floats, Labels]:
     """Images (N, 28, 28, 3) in [0, 1] of two signs; 50 km/h is 0, road work is 1."""
     with np.load(places.file("gtsrb_50kmh_roadwork_28.npz")) as stored:
         return stored["x"] / 255.0, (stored["y"] == 25).astype(np.int64)
+
+
+def signs_held_out(labels: Labels) -> Labels:
+    """Rows of `signs` that our own networks were not trained on (benchmarks/families/sources.py)."""
+    from sklearn.model_selection import train_test_split
+
+    split = train_test_split(np.arange(len(labels)), test_size=0.25, random_state=0, stratify=labels)
+    return np.sort(np.asarray(split[1], np.int64))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Bounding, Radii, RadiusResult, Source, make_inputs, radii
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save
-from studies.places import Places, own, regression
+from studies.places import Places, named, own, regression
 from studies.tables import Row
 from studies.watching import watched
 
@@ -26,10 +25,9 @@ CHUNK = 1024
 PUBLISHED = {name: f"uci_vogn32tanh_{name}1" for name in ("concrete", "powerplant")}
 
 
-def networks(places: Places, name: str, only: Sequence[str] = ()) -> dict[str, Model]:
-    """The published network, and ours; those alone whose name contains one of `only`, if there are any."""
-    found = {f"published {name}, 32 tanh": places.published(PUBLISHED[name], "gaussian")} | own(name)
-    return {kind: model for kind, model in found.items() if not only or any(part in kind for part in only)}
+def networks(places: Places, name: str) -> dict[str, Model]:
+    """The published network, and ours."""
+    return {f"published {name}, 32 tanh": places.published(PUBLISHED[name], "gaussian")} | own(name)
 
 
 def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult:
@@ -85,12 +83,12 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
 
 def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
-    chosen = {name: models for name in PUBLISHED if (models := networks(places, name, only))}
-    if not chosen:
-        raise OptionError(f"no network's name contains {' or '.join(only)}")
+    everything = {name: networks(places, name) for name in PUBLISHED}
+    chosen = named((kind for models in everything.values() for kind in models), only)
     found = {
-        name: {kind: searched(places, name, kind, model) for kind, model in models.items()}
-        for name, models in chosen.items()
+        name: {kind: searched(places, name, kind, model) for kind, model in models.items() if kind in chosen}
+        for name, models in everything.items()
+        if not models.keys().isdisjoint(chosen)
     }
     rows = [row_of(name, kind, result) for name, results in found.items() for kind, result in results.items()]
     draw(places.out, found)

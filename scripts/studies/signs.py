@@ -1,8 +1,14 @@
-"""Traffic signs: Bayesian convolutional networks, one convolution (published) and two (ours)."""
+"""Traffic signs: Bayesian convolutional networks, one convolution (published) and two (ours).
+
+Bounds on D answer both questions by themselves, so nothing is attacked: what they leave open counts as not proved.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,85 +17,141 @@ from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, u
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save
-from studies.places import Floats, Labels, Places, own, signs
+from studies.places import Floats, Labels, Places, own, signs, signs_held_out
 from studies.tables import Row
 from studies.watching import watched
 
-RADIUS = 2 / 255
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RADII = (0.0, 1 / 255, 2 / 255)
+"""The paper states 2/255; the published code has 1/255."""
 TAU = 0.55
-PUBLISHED = "gtsrb_VOGN_small_Posterior_5"
+NOISE = 400 / 250
+"""Noise for each image, as published."""
+PUBLISHED = ("gtsrb_VOGN_small_Posterior_0", "gtsrb_VOGN_small_Posterior_5")
+"""Trained without and with the robust likelihood, on images whose channels are blue, green, red: with red first the
+first one is right on 58 % of the images, with blue first on 99 %."""
 CHUNK = 10
+SIGNS, NOISY, CENTRED = "signs", "noise in [0, 1]", "noise in [-.5, .5]"
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A network, its images and labels, and noise."""
+    """A network, its images and their labels, and noise by its kind."""
 
     name: str
     model: Model
-    x: Floats
     labels: Labels
-    noise: Floats
+    inputs: Mapping[str, Floats]
 
 
 def subjects(places: Places) -> list[Subject]:
-    """Images are flattened as each network takes them: channels last (published), channels first (ours)."""
+    """Images are flattened as each network takes them: blue first, channels last (published); channels first (ours).
+
+    What noise was published is not known; the images behind the published networks are stored in [-.5, .5].
+    """
     images, labels = signs(places)
-    rows = places.some(len(images))
-    images, labels = images[rows], labels[rows]
-    noise = np.random.default_rng(0).random(images.shape)
 
-    def flat(x: Floats, first: bool) -> Floats:
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if first else x).reshape(len(x), -1)
+    def subject(name: str, model: Model, known: Labels, ours: bool) -> Subject:
+        rows = known[places.some(len(known))]
+        noise = np.random.default_rng(0).random((round(NOISE * len(rows)), *images.shape[1:]))
 
-    found = [(PUBLISHED, places.published(PUBLISHED, "categorical"), False)]
-    found += [(name, model, True) for name, model in own("traffic_signs").items()]
-    return [Subject(name, model, flat(images, first), labels, flat(noise, first)) for name, model, first in found]
+        def flat(x: Floats) -> Floats:
+            moved = x.transpose(0, 3, 1, 2) if ours else x[..., ::-1]
+            return np.ascontiguousarray(moved).reshape(len(x), -1)
+
+        inputs = {SIGNS: flat(images[rows]), NOISY: flat(noise)}
+        return Subject(name, model, labels[rows], inputs if ours else {**inputs, CENTRED: flat(noise - 0.5)})
+
+    everything = np.arange(len(images))
+    found = [subject(name, places.published(name, "categorical"), everything, False) for name in PUBLISHED]
+    ours = own("traffic_signs")
+    held_out = signs_held_out(labels) if ours else labels
+    return [*found, *(subject(name, model, held_out, True) for name, model in ours.items())]
 
 
 def bounded(places: Places, subject: Subject, kind: str) -> UncertaintyResult:
-    """Bounds on D at the image and at 2/255 around it."""
-    arrays = {"x": subject.x, "label": subject.labels} if kind == "signs" else {"x": subject.noise}
-    folder = places.out / "work" / f"signs-{len(subject.x)}" / f"{subject.name}-{kind}"
+    """Bounds on D at the images (or the noise) and in the balls around them."""
+    arrays = {"x": subject.inputs[kind]} | ({"label": subject.labels} if kind == SIGNS else {})
+    clip = (-0.5, 0.5) if kind == CENTRED else (0.0, 1.0)
+    word = {SIGNS: "signs", NOISY: "noise", CENTRED: "centred"}[kind]
+    folder = places.out / "work" / f"signs-{len(subject.labels)}" / f"{subject.name}-{word}"
     with watched(f"{subject.name}, {kind}") as watch:
         return uncertainty(
-            Source(memory=subject.model), make_inputs(arrays, clip=(0.0, 1.0)), (0.0, RADIUS), Reading(tau=TAU),
+            Source(memory=subject.model), make_inputs(arrays, clip=clip), RADII, Reading(TAU, quick=True),
             out=folder, chunk=CHUNK, watch=watch,
         )  # fmt: skip
 
 
+def rows_of(name: str, kind: str, result: UncertaintyResult) -> list[Row]:
+    """One row a radius."""
+    of_signs = kind == SIGNS
+    theirs = paper.SIGNS["certified" if of_signs else "noise uncertain"]
+    return [
+        {
+            "network": name, "inputs": kind, "eps": reading.radius, "count": reading.inputs,
+            "proved correct %": 100 * reading.correct if of_signs else None,
+            "mean D lower of the label": reading.lower if of_signs else None,
+            "mean D upper of the label": reading.upper if of_signs else None,
+            f"proved uncertain (tau {TAU}) %": 100 * reading.uncertain,
+            "proved not uncertain %": 100 * reading.not_uncertain,
+            "mean of the largest D upper": reading.aleatoric,
+            "published %": theirs if reading.radius > 0 else None,
+            "s an input": result.spent.seconds / reading.inputs,
+        }
+        for reading in result.readings
+    ]  # fmt: skip
+
+
+def draw(out: Path, results: Mapping[str, Mapping[str, UncertaintyResult]]) -> None:
+    """Bounds at the largest radius, inputs sorted: on the label's probability, and on the largest one on noise."""
+    kinds = (SIGNS, NOISY, CENTRED)
+    figure, axes = panels(len(results), len(kinds), width=3.1, height=2.2)
+    for number, one in enumerate(axes):
+        line, place = divmod(number, len(results))
+        (name, found), kind = list(results.items())[place], kinds[line]
+        if kind not in found:
+            one.set_axis_off()
+            continue
+        panel(one, found[kind], kind)
+        one.set_title(f"{name}\n{kind}" if line == 0 else kind)
+        if place == 0:
+            one.set_ylabel("D of the label" if kind == SIGNS else "largest D of any class")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    save(figure, out, "signs")
+
+
+def panel(one: Axes, result: UncertaintyResult, kind: str) -> None:
+    """The inputs of one kind on one network."""
+    low, high = ends(result, kind, RADII[-1])
+    least, most = ends(result, kind, 0.0)
+    order = np.argsort(low + high)
+    number = np.arange(1, len(order) + 1)
+    one.fill_between(number, low[order], high[order], color=SERIES[0], alpha=0.35, step="mid", linewidth=0,
+                     label="bounds within 2/255")  # fmt: skip
+    middle = (least + most)[order] / 2
+    one.errorbar(number, middle, (most - least)[order] / 2, fmt=".", color="black", markersize=2, elinewidth=0.6,
+                 label="bounds at the input")  # fmt: skip
+    one.axhline(0.5, color=SERIES[4], linewidth=1, linestyle="--", label="D = .5")
+    one.axhline(TAU, color=SERIES[1], linewidth=1, linestyle=":", label=f"tau = {TAU}")
+    one.set(xlabel="inputs, sorted", ylim=(-0.02, 1.02))
+
+
+def ends(result: UncertaintyResult, kind: str, radius: float) -> tuple[Floats, Floats]:
+    """Bounds on D of the label, or on the largest D (at least the share of one class), by input."""
+    some = result.columns["radius"] == radius
+    if kind == SIGNS:
+        return result.columns["label_lower"][some], result.columns["label_upper"][some]
+    low, high = (result.columns[f"decision_{side}"][some] for side in ("lower", "upper"))
+    return np.maximum(low.max(-1), 1 / low.shape[1]), high.max(-1)
+
+
 def run(places: Places) -> str:
     """Write the table and the figure."""
-    rows: list[Row] = []
-    results: dict[str, dict[str, UncertaintyResult]] = {}
-    for subject in subjects(places):
-        results[subject.name] = {kind: bounded(places, subject, kind) for kind in ("signs", "noise")}
-        for kind, result in results[subject.name].items():
-            for reading in result.readings:
-                at_radius = reading.radius > 0
-                rows.append({
-                    "network": subject.name, "inputs": kind, "eps": reading.radius, "count": reading.inputs,
-                    "proved correct %": 100 * reading.correct if kind == "signs" else None,
-                    "mean D lower of the label": reading.lower if kind == "signs" else None,
-                    "mean D upper of the label": reading.upper if kind == "signs" else None,
-                    f"proved uncertain (tau {TAU}) %": 100 * reading.uncertain,
-                    "proved not uncertain %": 100 * reading.not_uncertain,
-                    "published %": paper.SIGNS["certified" if kind == "signs" else "noise uncertain"]
-                    if at_radius else None,
-                    "s an input": result.spent.seconds / reading.inputs,
-                })  # fmt: skip
-    figure, axes = panels(len(results))
-    for one, (name, found) in zip(axes, results.items(), strict=True):
-        columns = found["signs"].columns
-        near = columns["radius"] > 0
-        order = np.argsort(columns["label_lower"][near])
-        low, high = columns["label_lower"][near][order], columns["label_upper"][near][order]
-        one.fill_between(np.arange(len(low)), low, high, color=SERIES[0], alpha=0.35, label="bounds on D at 2/255")
-        point = columns["label_lower"][~near][order]
-        one.plot(np.arange(len(low)), point, ".", color="black", markersize=2, label="D at the image")
-        one.axhline(0.5, color=SERIES[4], linewidth=0.8)
-        one.set(title=name, xlabel="images, sorted", ylim=(-0.02, 1.02))
-    axes[0].set_ylabel("D of the label")
-    axes[0].legend(loc="upper left", frameon=False)
-    save(figure, places.out, "signs")
+    results = {one.name: {kind: bounded(places, one, kind) for kind in one.inputs} for one in subjects(places)}
+    draw(places.out, results)
+    rows = [
+        row for name, found in results.items() for kind, result in found.items() for row in rows_of(name, kind, result)
+    ]
     return tables.write(places.out, "signs", rows, f"{places.which}, pixels in [0, 1]")
