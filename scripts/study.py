@@ -63,6 +63,7 @@ def decision(
     data: Data,
     out: Out,
     limit: Limit = 500,
+    network: Only = None,
     place: Annotated[str, typer.Option(help="Which advisory and time.")] = "pra0_tau20",
     ours: Annotated[bool, typer.Option("--own", help="The networks of benchmarks/hcas.")] = False,
 ) -> None:
@@ -71,7 +72,7 @@ def decision(
         from studies import decision as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit), place, ours), markup=False)
+        console.print(it.run(Places(data, out, limit), place, ours, tuple(network or ())), markup=False)
 
 
 @app.command()
@@ -89,18 +90,22 @@ def mnist(
     data: Data,
     out: Out,
     limit: Limit = 1000,
+    network: Only = None,
     only: Annotated[Literal["decision", "radii"] | None, typer.Option(help="One of the two tables.")] = None,
 ) -> None:
     """Digits: bounds on the decision against the radius, and radii against width and depth."""
     with study() as console:
+        from bnn_vnnlib.errors import OptionError
         from studies import mnist as it
         from studies.places import Places
 
+        if network and only is None:
+            raise OptionError("the two tables have different networks: with --network say --only decision or radii")
         places = Places(data, out, limit)
         if only != "radii":
-            console.print(it.decisions(places), markup=False)
+            console.print(it.decisions(places, tuple(network or ())), markup=False)
         if only != "decision":
-            console.print(it.architectures(places), markup=False)
+            console.print(it.architectures(places, tuple(network or ())), markup=False)
 
 
 @app.command()

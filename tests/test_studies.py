@@ -303,6 +303,14 @@ REGRESSION_MESSAGE = (
     ("arguments", "message"),
     [
         (["hcas", "--data", "DATA", "--out", "OUT", "--network", "nowhere"], f"contains 'nowhere'; {HCAS_NAMES}, .."),
+        (
+            ["decision", "--data", "DATA", "--out", "OUT", "--network", "nix"],
+            "there are 'hcas_rob_pra0_tau20', 'hcas_hmc",
+        ),
+        (
+            ["mnist", "--data", "DATA", "--out", "OUT", "--network", "32x1"],
+            "with --network say --only",
+        ),
         (["hcas", "--data", "DATA", "--out", "OUT", "--own"], "there are no networks to choose from"),
         (["regression", "--data", "DATA", "--out", "OUT", "--network", "a b", "--network", "x y"], REGRESSION_MESSAGE),
         (["regression", "--data", "OUT", "--out", "OUT"], "uci_vogn32tanh_concrete1.npz is in none of"),

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.model import Model
+from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import Arrays
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save
 from studies.hcas import ADVISORIES, cubes, place_of
-from studies.places import Places, hcas_grid, hcas_labels, own
+from studies.places import Places, hcas_grid, hcas_labels, named, own_models
 from studies.tables import Row
 from studies.watching import watched
 
+STYLES = ("-", "--", ":")
 
-def pair(places: Places, place: str, ours: bool) -> dict[str, Model]:
+
+def pair(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> dict[str, Model]:
     """The networks of one advisory and time: by variational inference, and by Hamiltonian Monte Carlo."""
     if ours:
-        found = {name: model for name, model in own("hcas").items() if place in name}
+        found = {name: path for name, path in own_models("hcas").items() if place in name}
         if not found:
             raise InputError(f"benchmarks/hcas has no network of {place}")
-        return found
+        return {name: read_model(found[name]) for name in named(found, only)}
     kinds = {"VI": f"hcas_rob_{place}", "HMC": f"hcas_hmc_{place}"}
-    return {kind: places.published(name, "categorical") for kind, name in kinds.items() if places.has(f"{name}.npz")}
+    there = {name: kind for kind, name in kinds.items() if places.has(f"{name}.npz")}
+    return {there[name]: places.published(name, "categorical") for name in named(there, only)}
 
 
 def bounded(places: Places, place: str, name: str, model: Model) -> Arrays:
@@ -84,18 +88,20 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
         kept = columns["label"] >= 0
         gap = (columns["upper"] - columns["lower"])[kept]
         hist.hist(gap, np.linspace(0, 1, 26).tolist(), histtype="step", color=SERIES[k], linewidth=1.5, label=kind,
-                  weights=np.full(len(gap), 100 / len(gap)))  # fmt: skip
+                  linestyle=STYLES[k % len(STYLES)], weights=np.full(len(gap), 100 / len(gap)))  # fmt: skip
     bars.set_xticks(range(len(ADVISORIES)), [f"phi_{label}" for label in range(len(ADVISORIES))])
     bars.set(xlabel="property", ylabel="mean lower bound on D", ylim=(0, 1))
-    bars.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), frameon=False)
-    hist.set(xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log")
-    hist.legend(loc="upper right", frameon=False)
+    most = max(int((columns["label"] >= 0).sum()) for columns in found.values())
+    hist.set(xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log", ylim=(50 / most, 110))
+    hist.yaxis.set_major_formatter("{x:g}")
+    hist.yaxis.set_minor_formatter("")
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save(figure, out, name)
 
 
-def run(places: Places, place: str, ours: bool) -> str:
+def run(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
-    found = {kind: bounded(places, place, kind, model) for kind, model in pair(places, place, ours).items()}
+    found = {kind: bounded(places, place, kind, model) for kind, model in pair(places, place, ours, only).items()}
     name = f"decision_{'own_' if ours else ''}{place}"
     draw(places.out, name, found)
     rows = [row for kind, columns in found.items() for row in summary(kind, columns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from bnn_vnnlib.sweeps import (
 from studies import published as paper
 from studies import tables
 from studies.figures import MARKS, SERIES, panels, save
-from studies.places import Places, mnist, mnist_held_out, own
+from studies.places import Places, mnist, mnist_held_out, named, own
 from studies.tables import Row
 from studies.watching import watched
 
@@ -57,9 +58,10 @@ def bounded(places: Places, name: str, model: Model, ours: bool) -> UncertaintyR
         return uncertainty(Source(memory=model), inputs, EPS, Reading(quick=True), out=folder, watch=watch)
 
 
-def decisions(places: Places) -> str:
+def decisions(places: Places, only: Sequence[str] = ()) -> str:
     """D against eps: table and figure."""
-    found = {name: bounded(places, name, *what) for name, what in networks(places).items()}
+    everything = networks(places)
+    found = {name: bounded(places, name, *everything[name]) for name in named(everything, only)}
     rows: list[Row] = []
     for name, result in found.items():
         for reading in result.readings:
@@ -106,25 +108,25 @@ def searched(places: Places, name: str, model: Model, inputs: Inputs) -> RadiusR
         )  # fmt: skip
 
 
-def architectures(places: Places) -> str:
+def architectures(places: Places, only: Sequence[str] = ()) -> str:
     """Radii against width and depth: table and figure."""
     count = None if places.limit is None else max(1, places.limit // SHARE)
     rows: list[Row] = []
-    for shape in SHAPES:
-        for trained in ("0.05", "0.1"):
-            name = f"mnist_vogn_{shape}_eps{trained}"
-            found = searched(places, name, places.published(name, "categorical"), images(places, False, count))
-            right, finite = found.robust >= 0, np.isfinite(found.unrobust)
-            width, depth = (int(part) for part in shape.split("x"))
-            theirs = paper.MNIST_CODE_RADII.get(shape)
-            rows.append({
-                "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
-                "correct": int(right.sum()), "mean MaxRR": tables.mean(found.robust[right]),
-                "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((~finite).sum()),
-                "published code MaxRR": None if theirs is None else theirs[0],
-                "published code MinUR": None if theirs is None else theirs[1],
-                "s an image": found.spent.seconds / len(right),
-            })  # fmt: skip
+    names = {f"mnist_vogn_{shape}_eps{trained}": (shape, trained) for shape in SHAPES for trained in ("0.05", "0.1")}
+    for name in named(names, only):
+        shape, trained = names[name]
+        found = searched(places, name, places.published(name, "categorical"), images(places, False, count))
+        right, finite = found.robust >= 0, np.isfinite(found.unrobust)
+        width, depth = (int(part) for part in shape.split("x"))
+        theirs = paper.MNIST_CODE_RADII.get(shape)
+        rows.append({
+            "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
+            "correct": int(right.sum()), "mean MaxRR": tables.mean(found.robust[right]),
+            "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((~finite).sum()),
+            "published code MaxRR": None if theirs is None else theirs[0],
+            "published code MinUR": None if theirs is None else theirs[1],
+            "s an image": found.spent.seconds / len(right),
+        })  # fmt: skip
     draw_architectures(places.out, rows)
     return tables.write(places.out, "mnist_radii", rows, f"P_safe, threshold {THRESHOLD}; pixels in [0, 1]")
 
@@ -139,6 +141,8 @@ def draw_architectures(out: Path, rows: list[Row]) -> None:
                 for row in rows
                 if row[fixed] == value and row["trained at eps"] == trained
             )
+            if not of:
+                continue
             style = "-" if "MaxRR" in column else "--"
             one.plot(
                 *zip(*of, strict=True),
@@ -150,5 +154,6 @@ def draw_architectures(out: Path, rows: list[Row]) -> None:
         one.set(xlabel=f"{along} ({fixed} {value})", ylabel="mean radius (pixels in [0, 1])")
         one.set_xticks(sorted({float(row[along] or 0) for row in rows if row[fixed] == value}))
         one.set_ylim(bottom=0)
-    axes[0].legend(frameon=False)
+    known = {name: handle for one in axes for handle, name in zip(*one.get_legend_handles_labels(), strict=True)}
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, out, "mnist_radii")
