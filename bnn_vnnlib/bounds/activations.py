@@ -72,23 +72,23 @@ class Kink:
 
     def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Exact lines where the sign is fixed; the choice runs from alpha to 1, on the side away from the chord."""
-        at_lower = torch.where(lower < 0, alpha * lower, lower)
-        at_upper = torch.where(upper < 0, alpha * upper, upper)
-        chord = _chord(lower, upper, at_lower, at_upper)
-        gaps = torch.stack([at_lower - chord * lower, at_upper - chord * upper])
-        outward = (4 * UNIT * (lower.abs() + upper.abs()) + TINY) * max(1.0, alpha)
-        offset = gaps.amax(0) + outward if alpha <= 1 else gaps.amin(0) - outward
-        one, below = lower.new_tensor(1.0), lower.new_tensor(alpha)  # bare numbers would become float32
+        positive = lower >= 0
+        mixed = ~(positive | (upper <= 0))  # also where a bound is undefined
+        one, below = lower.new_ones(()), lower.new_tensor(alpha)  # bare numbers would become float32
+        sign = torch.where(positive, one, below)
+        width, at_lower = upper - lower, alpha * lower
+        chord = torch.where(mixed, (upper - at_lower) / width, sign).nan_to_num(0.0, 0.0, 0.0)
+        gaps = torch.addcmul(at_lower, chord, lower, value=-1.0), torch.addcmul(upper, chord, upper, value=-1.0)
+        outward = (4 * UNIT * max(1.0, alpha)) * width + TINY * max(1.0, alpha)
+        offset = torch.maximum(*gaps) + outward if alpha <= 1 else torch.minimum(*gaps) - outward
+        zero = torch.zeros_like(lower)
+        offset = torch.where(mixed, offset, zero)
         if choice is None:
             tangent = torch.where(upper >= -lower, one, below)
         else:
             tangent = alpha + choice[0 if alpha <= 1 else 1].clamp(0, 1) * (1 - alpha)
             tangent = tangent.clamp(min(alpha, 1.0), max(alpha, 1.0))  # rounding must not leave the valid slopes
-        fixed = (lower >= 0) | (upper <= 0)
-        sign = torch.where(lower >= 0, one, below)
-        zero = torch.zeros_like(lower)
-        chord, offset = torch.where(fixed, sign, chord), torch.where(fixed, zero, offset)
-        tangent = torch.where(fixed, sign, tangent)
+            tangent = torch.where(mixed, tangent, sign)
         return Lines(tangent, zero, chord, offset) if alpha <= 1 else Lines(chord, offset, tangent, zero)
 
 

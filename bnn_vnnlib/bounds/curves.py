@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ EDGE = 2.0**-50
 
 
 @dataclass(frozen=True, eq=False)
+class Line:
+    """slope z + level."""
+
+    slope: Tensor
+    level: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Lines:
     """lower_slope z + lower_intercept <= f(z) <= upper_slope z + upper_intercept for all z in [l, u]."""
 
@@ -42,6 +51,22 @@ class Lines:
     lower_intercept: Tensor
     upper_slope: Tensor
     upper_intercept: Tensor
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order in which they are declared."""
+        return self.lower_slope, self.lower_intercept, self.upper_slope, self.upper_intercept
+
+    @cached_property
+    def middle(self) -> Line:
+        """Half the sum of both lines."""
+        slopes, levels = (self.lower_slope, self.upper_slope), (self.lower_intercept, self.upper_intercept)
+        return Line(torch.lerp(*slopes, 0.5), torch.lerp(*levels, 0.5))
+
+    @cached_property
+    def half(self) -> Line:
+        """Half the difference, the upper line less the lower one."""
+        return Line((self.upper_slope - self.lower_slope) / 2, (self.upper_intercept - self.lower_intercept) / 2)
 
 
 @dataclass(frozen=True, eq=False)

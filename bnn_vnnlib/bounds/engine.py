@@ -5,6 +5,7 @@ A network is a graph of nodes, a method is a table of rules, and this module wal
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +16,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules
+from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
@@ -165,17 +166,20 @@ class Engine:
         seeds = linear.seeds_of(self.network, outputs.expand(k, items, -1, -1))
         sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
+        walk = linear.begin(self.network, weights, ranges, seeds)
+        last, form = linear.fold(walk), None
+        found = []
+        if self.method == "linear":
+            form = self._form(walk.copy(), last, box, inputs, linear.LINEAR)
+            found = [form.minimum(box)]
         # either method can be the better one on a row, and the folded intervals cost next to nothing
-        tables = (linear.LINEAR, linear.INTERVAL) if self.method == "linear" else (linear.INTERVAL,)
-        found = [self._form(weights, ranges, box, seeds, inputs, table) for table in tables]
-        bounds = [form.minimum(box) for form in found]
-        return RowBounds(torch.stack(bounds).amax(0), found[0] if forms else None, magnitude)
+        if self.method == "interval" or any(not isinstance(self.network.nodes[p], Input) for p in walk.pending):
+            folded = self._form(walk, last, box, inputs, linear.INTERVAL)
+            form, found = form or folded, [*found, folded.minimum(box)]
+        return RowBounds(functools.reduce(torch.maximum, found), form if forms else None, magnitude)
 
-    def _form(
-        self, weights: WeightBoxes, ranges: Ranges, box: Interval, seeds: list[tuple[int, Tensor]],
-        inputs: Tensor | None, rules: Rules,
-    ) -> LinearForm:  # fmt: skip
-        form = linear.walk_back(self.network, weights, ranges, seeds, box.lower.shape[-1], rules)
+    def _form(self, walk: Walk, last: int, box: Interval, inputs: Tensor | None, rules: Rules) -> LinearForm:
+        form = linear.finish(walk, last, box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, box)
 
     def chunk(self, boxes: int, rows: int) -> int:

@@ -14,8 +14,13 @@ takes its minimum over an interval at an end point.
 
 Rounding: any coefficients A' are valid as long as the difference to the exact ones is paid for, and that difference,
 of at most gamma times |A| |W| |z|, is bounded by gamma |A| . magnitude with the magnitudes of the interval pass. The
-walk carries the sum of these payments in `error`. A coefficient may also underflow, by at most TINY, and is paid for
-as TINY |z| (`underflow`).
+walk takes these payments off the constant. A coefficient may also underflow, by at most TINY, and is paid for as
+TINY |z| (`underflow`); such payments, and the rare ones, are collected in `error`.
+What a node adds to the constant (`Walk.gain`) is the row times numbers c less the absolute row times r, where |c| + r
+is at most the size of a node, magnitude or range, up to a few roundings. One payment serves the products, the vectors
+c and r, and the place of the gain in the sum over all nodes: `Walk.rate` is 4 gamma(2 m + nodes), which is more than
+(16 m + 8 nodes + 64) u for sums of m products, of which the products need 3 m u, the vectors 10 u, and n <= 8 nodes
+gains n u, each times |A| . size. So r and the payment are added up before they meet |A|.
 Reference: Wicker et al., Adversarial Robustness Certification for BNNs (McCormick bounds, here replaced by the chord);
 Zhang et al., CROWN, NeurIPS 2018 (backward walk).
 """
@@ -29,9 +34,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval, maps
-from bnn_vnnlib.bounds.interval import Interval, center_of, radius_of
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.rounding import SMALL, TINY
 from bnn_vnnlib.bounds.walk import LinearForm as LinearForm
 from bnn_vnnlib.bounds.walk import Ranges as Ranges
 from bnn_vnnlib.bounds.walk import Walk as Walk
@@ -70,43 +74,49 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     (source,) = node.inputs
     box = walk.weights.param(node.weight)
     shape = walk.network.nodes[source].shape
-    rough = walk.rough and isinstance(walk.network.nodes[source], Input) and math.prod(shape) > WIDE
 
     def back(weight: Tensor, a: Tensor) -> Tensor:
         return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
 
     size = a.abs()
-    noise = None
-    if rough:
+    noises = []
+    if walk.rough and isinstance(walk.network.nodes[source], Input) and math.prod(shape) > WIDE:
         _take_largest(walk, node, box, size)
-    elif box.spread is not None:
-        scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
-        least = TINY * (scale > 0).to(scale.dtype)  # what |A| scale may lose to underflow, whatever the spread
-        noise = back(box.spread, torch.addcmul(least, size, scale))
-    if box.slack is not None and not rough:
-        slack = back(box.slack, size)
-        noise = slack if noise is None else noise + slack
-    terms = math.prod(shape) + maps.fan(node)
-    error = 4 * gamma(2 * terms) * dot(size, walk.ranges.magnitudes[position]) + TINY
-    _carry(walk, source, back(box.center, a), noise, error)
+    else:
+        scale = walk.weights.scale
+        noises = [(back(part, size), f) for part, f in ((box.spread, scale), (box.slack, None)) if part is not None]
+    loss = walk.rate(math.prod(shape) + maps.fan(node)) * walk.ranges.magnitudes[position]
+    if position in walk.owed:
+        loss = loss + walk.owed.pop(position)
+    walk.gain(-dot(size, loss))
+    _carry(walk, source, back(box.center, a), noises)
 
 
 def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: Tensor) -> None:
     """Take |A| (Wr max |z|) off the constant: looser than the chord, with a product of matrices less."""
     noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[node.inputs[0]].magnitude)
     if noise is not None:
-        loss = dot(size, filled(noise + TINY, node))
-        walk.gain(-loss, 4 * gamma(2 * (math.prod(node.shape) + maps.fan(node))) * loss + TINY)
+        paid = 1 + walk.rate(math.prod(node.shape) + maps.fan(node))
+        walk.gain(-paid * dot(size, filled(noise + SMALL, node)))
 
 
-def _carry(walk: Walk, source: int, carried: Tensor, noise: Tensor | None, error: Tensor) -> None:
-    """Give A Wc - s noise to the source, with noise = |A| Wr, and take noise . t off the constant."""
-    if noise is None:
-        walk.error = walk.error + error
-    else:
-        slope, offset = _chord_of_absolute(walk.ranges.values[source])
+def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    """Give A Wc - s noise to the source and take noise . t off the constant, for noise = |A| Wr in parts.
+
+    A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s and t get it, which are smaller.
+    """
+    z = walk.ranges.values[source]
+    for noise, factor in noises:
+        slope, offset = z.chord
+        if factor is not None:
+            factor = factor.reshape(*factor.shape, *(1,) * (slope.dim() - 2))
+            slope = factor * slope
+            walk.error = torch.addcmul(walk.error, z.extent, factor.reshape(*factor.shape[:2], 1), value=TINY)
+            if offset is not None:  # both products may underflow: by TINY (1 + |z|) at most, for each unit of noise
+                offset = factor * offset + SMALL * (1 + z.magnitude)
         carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
-        walk.gain(-dot(noise, offset) if bool(offset.any()) else torch.zeros_like(walk.constant), error)
+        if offset is not None:
+            walk.gain(-dot(noise, offset))
     walk.underflow(source)
     walk.give(source, carried)
 
@@ -126,78 +136,55 @@ def start_at_units(walk: Walk, position: int) -> bool:
     def both(tensor: Tensor, sign: int = 1) -> Tensor:
         return torch.cat([tensor, sign * tensor], 2)
 
-    (source,), scale = dense.inputs, walk.weights.scale[:, :, None, None]
+    (source,) = dense.inputs
     box, shape = walk.weights.param(dense.weight), nodes[source].shape
-    g = 4 * gamma(2 * (math.prod(shape) + maps.fan(dense)))
-    error = g * both(walk.ranges.magnitudes[place].flatten(2)) + TINY
-    if bias is not None:
-        added = walk.weights.param(bias.bias)
-        center, radius = center_of(added, len(bias.shape)), radius_of(added, walk.weights.scale, len(bias.shape))
-        flat = both(filled(center, bias).flatten(2), -1)
-        paid = g * both(filled(walk.ranges.magnitudes[position], bias).flatten(2)) + TINY
-        if isinstance(radius, Tensor):
-            flat = flat - both(filled(radius, bias).flatten(2))
-        walk.gain(flat, paid)
-    noise = None
-    if box.spread is not None:
-        noise = scale * both(box.spread[:, None])
-    if box.slack is not None:
-        slack = both(box.slack[:, None])
-        noise = slack if noise is None else noise + slack
-    k, m = walk.error.shape[:2]
+    paid = walk.ranges.magnitudes[place]
+    if bias is None:
+        walk.gain(-both(walk.rate(math.prod(shape) + maps.fan(dense)) * paid.flatten(2)))
+    else:
+        b = walk.weights.addend(bias.bias, len(bias.shape))
+        paid = walk.rate(math.prod(shape) + maps.fan(dense)) * (paid + b.magnitude)
+        loss = paid if b.radius is None else paid + b.radius
+        walk.gain(both(filled(b.center, bias).flatten(2), -1) - both(loss.flatten(2)))
+    k, m = walk.constant.shape[:2]
     carried = both(box.center[:, None], -1).expand(k, m, -1, -1).reshape(k, m, -1, *shape)
-    noise = None if noise is None else noise.reshape(*noise.shape[:3], *shape)
-    _carry(walk, source, carried, noise, error)
+    noises = [
+        (both(part[:, None]).reshape(1, 1, -1, *shape), factor)
+        for part, factor in ((box.spread, walk.weights.scale), (box.slack, None))
+        if part is not None
+    ]
+    _carry(walk, source, carried, noises)
     return True
-
-
-def _chord_of_absolute(z: Interval) -> tuple[Tensor, Tensor]:
-    """s, t with |z| <= s z + t on [l, u]: exact where the sign is fixed, t rounded up elsewhere."""
-    lower, upper = z.lower, z.upper
-    width = upper - lower
-    slope = torch.where(width > 0, (upper.abs() - lower.abs()) / width, torch.zeros_like(width)).nan_to_num(0.0)
-    slope = slope.clamp(-1, 1)
-    offset = torch.maximum(lower.abs() - slope * lower, upper.abs() - slope * upper)
-    offset = offset + (4 * UNIT * (lower.abs() + upper.abs()) + TINY)
-    slope = torch.where(lower >= 0, 1.0, torch.where(upper <= 0, -1.0, slope))
-    return slope, torch.where((lower >= 0) | (upper <= 0), torch.zeros_like(offset), offset)
 
 
 def shift(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
     """A (z + b): the entries of b that are added at several places are one variable, so A is summed over them first."""
-    box, rank = walk.weights.param(node.bias), len(node.shape)
-    center, radius = center_of(box, rank), radius_of(box, walk.weights.scale, rank)
-    tied = sum_to(a, center.shape[2:])
-    value = dot(tied, center)
-    if isinstance(radius, Tensor):
-        value = value - dot(tied.abs(), radius)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), filled(walk.ranges.magnitudes[position], node))
-    walk.gain(value, payment + TINY)
-    walk.give(node.inputs[0], a)
-
-
-def _constant(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
-    """A c, for c in its enclosure."""
-    value = walk.ranges.values[position]
-    center = (value.lower + value.upper) / 2
-    radius = torch.maximum(value.upper - center, center - value.lower) * (1 + 2 * UNIT)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), filled(walk.ranges.magnitudes[position], node))
-    walk.gain(dot(a, filled(center, node)) - dot(a.abs(), filled(radius, node)), payment + TINY)
+    b = walk.weights.addend(node.bias, len(node.shape))
+    tied = sum_to(a, b.center.shape[2:])
+    value = dot(tied, b.center)
+    loss = walk.rate(math.prod(node.shape)) * b.magnitude
+    if b.radius is not None and tied is a:
+        loss = loss + b.radius
+    elif b.radius is not None:
+        value = value - dot(tied.abs(), b.radius)
+    walk.gain(value)
+    walk.owe(node.inputs[0], a, filled(loss, node))
 
 
 def _activation(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
-    """The lower line where A >= 0, the upper line where A < 0."""
+    """The lower line where A >= 0, the upper line where A < 0: A (half the sum) - |A| (half the difference).
+
+    Halves of subnormal numbers are off by their spacing, which SMALL covers, for slopes at any |z|.
+    """
     (source,) = node.inputs
-    lines = walk.ranges.lines[position]
-    positive, negative = a.clamp(min=0), a.clamp(max=0)
-    carried = positive * lines.lower_slope[:, :, None] + negative * lines.upper_slope[:, :, None]
-    value = dot(positive, lines.lower_intercept) + dot(negative, lines.upper_intercept)
-    steepest = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
-    widest = torch.maximum(lines.lower_intercept.abs(), lines.upper_intercept.abs())
-    size = widest + steepest * walk.ranges.values[source].magnitude
-    walk.gain(value, 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), size) + TINY)
+    middle, half = walk.ranges.lines[position].middle, walk.ranges.lines[position].half
+    steepest = middle.slope.abs() + half.slope.abs() + SMALL
+    size = torch.addcmul(middle.level.abs() + half.level.abs(), steepest, walk.ranges.values[source].magnitude)
+    loss = torch.add(half.level, size, alpha=walk.rate(math.prod(node.shape))) + SMALL
+    absolute = a.abs()
+    walk.gain(dot(a, middle.level) - dot(absolute, loss))
     walk.underflow(source)
-    walk.give(source, carried)
+    walk.give(source, (a * middle.slope[:, :, None]).addcmul_(absolute, half.slope[:, :, None], value=-1.0))
 
 
 def _add(walk: Walk, node: Sum, position: int, a: Tensor) -> None:
@@ -223,8 +210,7 @@ def _broadcast(walk: Walk, node: Broadcast, position: int, a: Tensor) -> None:
     (source,) = node.inputs
     shape = walk.network.nodes[source].shape
     aligned = torch.Size((1,) * (len(node.shape) - len(shape)) + shape)
-    payment = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), walk.ranges.values[position].magnitude)
-    walk.error = walk.error + payment + TINY
+    walk.gain(-walk.rate(math.prod(node.shape)) * dot(a.abs(), walk.ranges.values[position].magnitude))
     walk.give(source, sum_to(a, aligned).reshape(*a.shape[:3], *shape))
 
 
@@ -239,8 +225,7 @@ def _select(walk: Walk, node: Select, position: int, a: Tensor) -> None:
     """To each entry the sum over its copies, of which there are at most `copies`."""
     (source,) = node.inputs
     if node.copies > 1:
-        paid = 4 * gamma(2 * node.copies) * dot(a.abs(), walk.ranges.values[position].magnitude)
-        walk.error = walk.error + paid + TINY
+        walk.gain(-walk.rate(node.copies) * dot(a.abs(), walk.ranges.values[position].magnitude))
     walk.give(source, maps.select_back(node, a, walk.network.nodes[source].shape))
 
 
@@ -251,8 +236,7 @@ def _product(walk: Walk, node: Product, position: int, a: Tensor) -> None:
     positive, negative = a.clamp(min=0), a.clamp(max=0)
     value = -dot(positive, below.p * below.q) - dot(negative, above.p * above.q)
     # |p| <= |x| and |q| <= |y|: each of the three terms is at most |x| |y|; p q may underflow
-    paid = 16 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), x.magnitude * y.magnitude)
-    walk.gain(value, paid + TINY * (1 + dot(a.abs(), torch.ones_like(below.p))))
+    walk.gain(value - dot(a.abs(), 4 * walk.rate(math.prod(node.shape)) * (x.magnitude * y.magnitude) + SMALL))
     for source, low, high in zip(node.inputs, (below.q, below.p), (above.q, above.p), strict=True):
         walk.underflow(source)
         walk.give(source, positive * low[:, :, None] + negative * high[:, :, None])
@@ -267,8 +251,8 @@ def _max(walk: Walk, node: Max, position: int, a: Tensor) -> None:
     carried = a.new_zeros(*a.shape, x.lower.shape[-1]).scatter(-1, _over_rows(lines.under, a), positive)
     carried = carried.scatter_add(-1, _over_rows(lines.over, a), negative * lines.slope[:, :, None])
     size = x.magnitude.amax(-1) + lines.offset[..., 0].abs()
-    paid = 4 * gamma(2 * math.prod(node.shape)) * dot(a.abs(), size) + TINY
-    walk.gain(dot(negative[..., 0], lines.offset[..., 0]), paid)
+    paid = dot(a.abs(), walk.rate(math.prod(node.shape)) * size)
+    walk.gain(dot(negative[..., 0], lines.offset[..., 0]) - paid)
     walk.underflow(source)
     walk.give(source, carried)
 
@@ -280,9 +264,10 @@ def _over_rows(index: Tensor, a: Tensor) -> Tensor:
 
 def _enclosed(walk: Walk, node: Node, position: int, a: Tensor) -> None:
     """Stop at a node that is not linear: the minimum over its enclosure."""
-    value = walk.ranges.values[position]
-    box = Interval(*(side.reshape(*side.shape[:2], -1) for side in (value.lower, value.upper)))
-    walk.gain(LinearForm(a.reshape(*a.shape[:3], -1), a.new_zeros(())).minimum(box), walk.error.new_zeros(()))
+    z = walk.ranges.values[position]
+    center, radius = z.center_radius
+    loss = torch.add(radius, z.magnitude, alpha=walk.rate(math.prod(node.shape)))
+    walk.gain(dot(a, filled(center, node)) - dot(a.abs(), filled(loss, node)))
 
 
 Rules = Mapping[type[Node], Callable[..., None]]
@@ -292,7 +277,7 @@ LINEAR: Rules = {
     Conv: weighted,
     Scale: weighted,
     Shift: shift,
-    Constant: _constant,
+    Constant: _enclosed,
     Activation: _activation,
     Sum: _add,
     Reshape: _reshape,
@@ -329,12 +314,31 @@ def walk_back(
     rules : the method
     rough : take the noise of a map over a wide input at the largest |x|
     """
+    walk = begin(network, weights, ranges, seeds, rough=rough)
+    return finish(walk, max(walk.pending), size, rules)
+
+
+def begin(
+    network: Network, weights: WeightBoxes, ranges: Ranges, seeds: Sequence[tuple[int, Tensor]], *, rough: bool = False
+) -> Walk:
+    """A walk that has not left its seeds."""
     lead = seeds[0][1]
     zero = lead.new_zeros(lead.shape[:3])
-    walk = Walk(network, weights, ranges, {}, zero, zero, rough)
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough)
     for position, a in seeds:
         walk.give(position, a)
-    return finish(walk, max(walk.pending), size, rules)
+    return walk
+
+
+def fold(walk: Walk) -> int:
+    """Go on as long as all methods do the same; the position of the first node where they do not, or of an input."""
+    while walk.pending:
+        last = max(walk.pending)
+        node = walk.network.nodes[last]
+        if isinstance(node, Input) or LINEAR[type(node)] is not INTERVAL[type(node)]:
+            return last
+        LINEAR[type(node)](walk, node, last, walk.pending.pop(last))
+    return -1
 
 
 def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
@@ -363,7 +367,7 @@ def dense_units(
 ) -> LinearForm | None:
     """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
-    walk = Walk(network, weights, ranges, {}, zero, zero, rough=True)
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
     return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
 
 
@@ -378,10 +382,13 @@ def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
             parts.append((node.start, a.reshape(*a.shape[:3], -1)))
         else:
             rules[type(node)](walk, node, position, a)
-    offset = walk.constant - walk.error * (1 + 1e-6)  # the payments themselves were added up with roundings
-    offset = offset - 2 * UNIT * offset.abs()
+    # the payments themselves were added up with roundings; each of the sums may have lost its share of TINY
+    offset = walk.constant - (walk.error * (1 + 2e-6) + TINY * len(walk.network.nodes))
+    offset = offset.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
     if len(parts) == 1 and parts[0][1].shape[-1] == size:
         return LinearForm(parts[0][1], offset)
+    if not parts:
+        return LinearForm(offset.new_zeros(()).expand(*offset.shape, size), offset, level=True)
     slope = offset.new_zeros(*offset.shape, size)
     for start, part in parts:
         slope[..., start : start + part.shape[-1]] += part

@@ -79,14 +79,15 @@ def _aligned(weight: Tensor, rank: int) -> Tensor:
 
 def _contract(weight: Tensor, z: Tensor, axis: int) -> Tensor:
     """Contract `axis` of the node's shape with the last axis of weight (K or 1, out, in)."""
-    z = z.movedim(axis + 2, -1)
+    last = axis + 3 == z.dim()
+    z = z if last else z.movedim(axis + 2, -1)
     lead = z.shape[1:-1]
     if len(weight) == 1:
         y = z @ weight[0].mT
     else:
         y = z.reshape(len(z), -1, z.shape[-1]) @ weight.mT
         y = y.reshape(len(y), *lead, weight.shape[-2])
-    return y.movedim(-1, axis + 2)
+    return y if last else y.movedim(-1, axis + 2)
 
 
 def _grouped(weight: Tensor, z: Tensor, groups: int) -> tuple[Tensor, Tensor, int]:

@@ -10,6 +10,7 @@ fused kernels; it does not cover Winograd, FFT or Strassen schemes, which the CP
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ UNIT = 2.0**-53
 
 TINY = 2.0**-1022
 """Absolute term that covers underflow in every sum."""
+
+SMALL = 2.0**-900
+"""Covers underflow in an entry of a vector that is multiplied again: its products, unlike those of TINY, are seldom
+subnormal numbers, with which processors are slow."""
 
 ELEMENTARY = 64 * UNIT
 """Relative error allowed to one call of exp, tanh, sigmoid or the like in torch (documented errors are a few ulp)."""
@@ -42,7 +47,7 @@ class _Next(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, towards: float) -> Tensor:
-        return torch.nextafter(x, x.new_tensor(towards))
+        return torch.nextafter(x, _end(towards, x.dtype, x.device))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -62,4 +67,9 @@ def up(x: Tensor) -> Tensor:
 def _next(x: Tensor, towards: float) -> Tensor:
     if x.requires_grad:
         return _Next.apply(x, towards)
-    return torch.nextafter(x, x.new_tensor(towards))
+    return torch.nextafter(x, _end(towards, x.dtype, x.device))
+
+
+@cache
+def _end(towards: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(towards, dtype=dtype, device=device)

@@ -176,7 +176,7 @@ class SplitEngine:
         lead = self.bound.shape[:2]
         still = Choice(choice.signs, choice.alpha, torch.zeros_like(choice.beta), choice.mixture)
         zero = self.bound.new_zeros(*lead, rows + count)
-        walk = Walk(self.network, self.weights, self.ranges, {}, zero, zero)
+        walk = Walk(self.network, self.weights, self.ranges, {}, zero, zero[..., :1])
         for position, a in linear.seeds_of(self.network, torch.nn.functional.pad(self.outputs, (0, 0, 0, count))):
             walk.give(position, a)
         unit = torch.eye(count, dtype=zero.dtype, device=zero.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Node
+from bnn_vnnlib.model.nodes import Conv, Linear, Node, Scale
 
 RangeKey = tuple[str, int, int]
 
@@ -37,7 +37,7 @@ class Ranges:
         for position, size in self.magnitudes.items():
             out["magnitude", position, 0] = size
         for position, lines in self.lines.items():
-            out |= {("line", position, i): part for i, part in enumerate(vars(lines).values())}
+            out |= {("line", position, i): part for i, part in enumerate(lines.parts)}
         return out
 
     @classmethod
@@ -61,11 +61,12 @@ class Ranges:
 class LinearForm:
     """row(x) >= slope . x + offset for all x of the item's box and all weights of the box.
 
-    slope (K, M, R, n), offset (K, M, R); all rounding is in the offset.
+    slope (K, M, R, n), offset (K, M, R); all rounding is in the offset. level : the slope is 0 everywhere
     """
 
     slope: Tensor
     offset: Tensor
+    level: bool = False
 
     def plus(self, inputs: Tensor, box: Interval) -> LinearForm:
         """Add exact rows G x, (M or 1, R, n): one rounding a coefficient, paid at |x|."""
@@ -74,21 +75,26 @@ class LinearForm:
         return LinearForm(slope, self.offset - paid - 2 * UNIT * self.offset.abs())
 
     def minimum(self, box: Interval) -> Tensor:
-        """Lower bound (K, M, R) over the input box (1, M, n)."""
-        xc = (box.lower + box.upper) / 2
-        xr = torch.maximum(box.upper - xc, xc - box.lower) * (1 + 2 * UNIT)
-        g = gamma(2 * xc.shape[-1])
-        # products with a vector: nothing of the size of the slopes is stored but their absolute values
-        value = dot(self.slope, xc) - dot(self.slope.abs(), xr * (1 + g) + g * xc.abs()) * (1 + g)
-        lower = value + self.offset
-        lower = lower - 4 * UNIT * (value.abs() + self.offset.abs()) - TINY
-        return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        """Lower bound (K, M, R) over the input box (1, M, n).
+
+        Products and sums are off by less than (2 n + 8) u |slope| . |x|, for which the second product takes gamma(2 n)
+        |x| along, and by a unit of the offset.
+        """
+        lower, size = self.offset, self.offset.abs()
+        if not self.level:
+            center, radius = box.center_radius
+            reach = torch.add(radius, box.magnitude, alpha=gamma(2 * center.shape[-1]))
+            # products with a vector: nothing of the size of the slopes is stored but their absolute values
+            lower = dot(self.slope, center) - dot(self.slope.abs(), reach) + lower
+        return torch.sub(lower, size, alpha=2 * UNIT).sub(TINY).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 @dataclass(eq=False)
 class Walk:
     """The state of one walk: coefficients still to be taken to the input, and what has been paid.
 
+    pending : coefficients (K, M, R, *shape) of nodes that wait; owed : what |A| of such a node still has to be charged
+    with (K or 1, M or 1, *shape); constant (K, M, R); error (K, M, R or 1)
     rough : spend less on the noise of maps over a wide input, see `linear`
     """
 
@@ -99,28 +105,57 @@ class Walk:
     constant: Tensor
     error: Tensor
     rough: bool = False
+    owed: dict[int, Tensor] = field(default_factory=dict)
+
+    def copy(self) -> Walk:
+        """To go on in another way from here."""
+        return replace(self, pending=dict(self.pending), owed=dict(self.owed))
 
     def give(self, position: int, a: Tensor) -> None:
         """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""
         if position in self.pending:
+            self.settle(position)
             a = self.pending[position] + a
             self.error = self.error + UNIT * dot(a.abs(), self.ranges.values[position].magnitude)
         self.pending[position] = a
 
+    def owe(self, position: int, a: Tensor, loss: Tensor) -> None:
+        """Give coefficients of which |a| . loss is to be taken off; a weighted map does it together with its own."""
+        later = position not in self.pending and isinstance(self.network.nodes[position], Linear | Conv | Scale)
+        self.give(position, a)
+        if later:
+            self.owed[position] = loss
+        else:
+            self.gain(-dot(a.abs(), loss))
+
+    def settle(self, position: int) -> None:
+        """Take off what is owed for a node's coefficients as they are."""
+        if position in self.owed:
+            self.gain(-dot(self.pending[position].abs(), self.owed.pop(position)))
+
     def underflow(self, position: int) -> None:
         """Pay for the products that make a node's coefficients: each may be off by TINY, whatever the node's value."""
-        magnitude = self.ranges.values[position].magnitude
-        self.error = self.error + (TINY * magnitude).reshape(*magnitude.shape[:2], 1, -1).sum(-1)
+        self.error = torch.add(self.error, self.ranges.values[position].extent, alpha=TINY)
 
-    def gain(self, value: Tensor, error: Tensor) -> None:
-        """Add to the constant; `error` bounds the error of `value`."""
+    def rate(self, terms: int) -> float:
+        """What is paid for sums of so many products, per sum of absolute products; see `linear` on rounding."""
+        return 4 * gamma(2 * terms + len(self.network.nodes))
+
+    def gain(self, value: Tensor) -> None:
+        """Add a lower bound to the constant, in which its own rounding is paid for at a `rate`."""
         self.constant = self.constant + value
-        self.error = self.error + error + 2 * UNIT * (self.constant.abs() + value.abs())
 
 
 def dot(a: Tensor, z: Tensor) -> Tensor:
     """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
-    return (a.reshape(*a.shape[:3], -1) @ z.reshape(*z.shape[:2], -1, 1))[..., 0]
+    r, lead = a.shape[2], a.shape[:2]
+    if z.shape[:2] == (1, 1):  # one vector for all rows
+        return torch.mv(a.reshape(lead.numel() * r, -1), z.reshape(-1)).reshape(*lead, r)
+    if lead == (1, 1):  # the same rows for all vectors
+        return (z.reshape(z.shape[:2].numel(), -1) @ a.reshape(r, -1).mT).reshape(*z.shape[:2], r)
+    k, m = torch.broadcast_shapes(lead, z.shape[:2])
+    rows, column = (tensor.expand(k, m, *tensor.shape[2:]) for tensor in (a, z))
+    return torch.bmm(rows.reshape(k * m, r, -1), column.reshape(k * m, -1, 1)).reshape(k, m, r)
 
 
 def over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:

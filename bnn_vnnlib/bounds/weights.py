@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, up
 from bnn_vnnlib.model.nodes import Param
 
 
@@ -23,6 +24,25 @@ class ParamBox:
     center: Tensor
     spread: Tensor | None
     slack: Tensor | None
+
+    @cached_property
+    def size(self) -> Tensor:
+        """|center|."""
+        return self.center.abs()
+
+
+@dataclass(frozen=True, eq=False)
+class Addend:
+    """A parameter that is added, aligned with nodes of some rank: (K or 1, M or 1, 1, .., *shape).
+
+    center; radius, rounded up, or None if it is exact; lower, upper : its ends; magnitude : of what is added
+    """
+
+    center: Tensor
+    radius: Tensor | None
+    lower: Tensor
+    upper: Tensor
+    magnitude: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +60,7 @@ class WeightBoxes:
     spreads: Mapping[str, Tensor]
     scale: Tensor
     _cache: dict[Param, ParamBox] = field(default_factory=dict, repr=False)
+    _addends: dict[tuple[Param, int], Addend] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -76,6 +97,26 @@ class WeightBoxes:
             self._cache[param] = self._gather(param)
         return self._cache[param]
 
+    def addend(self, param: Param, rank: int) -> Addend:
+        """The same of a parameter that is added to a node of that rank."""
+        if (param, rank) not in self._addends:
+            box = self.param(param)
+            center, radius = aligned(box.center, rank), self._radius(box, rank)
+            lower, upper = (center, center) if radius is None else (down(center - radius), up(center + radius))
+            magnitude = (center.abs() if radius is None else center.abs() + radius) * (1 + 2 * UNIT)
+            self._addends[param, rank] = Addend(center, radius, lower, upper, magnitude)
+        return self._addends[param, rank]
+
+    def _radius(self, box: ParamBox, rank: int) -> Tensor | None:
+        if box.spread is None and box.slack is None:
+            return None
+        total = self.scale.new_zeros(())
+        if box.spread is not None:
+            total = self.scale.reshape(*self.scale.shape, *(1,) * rank) * aligned(box.spread, rank)
+        if box.slack is not None:
+            total = total + aligned(box.slack, rank)
+        return total * (1 + 4 * UNIT) + TINY
+
     def _gather(self, param: Param) -> ParamBox:
         device, kind = self.scale.device, self.scale.dtype
         index = torch.as_tensor(param.index, device=device).reshape(-1)
@@ -95,3 +136,9 @@ class WeightBoxes:
         if slack is not None and not bool(slack.any()):
             slack = None
         return ParamBox(center, spread, None if slack is None else slack * (1 + 4 * UNIT))
+
+
+def aligned(tensor: Tensor, rank: int) -> Tensor:
+    """(K or 1, *shape) as part of nodes of that rank: (K or 1, 1, 1, .., *shape)."""
+    k, *shape = tensor.shape
+    return tensor.reshape(k, 1, *(1,) * (rank - len(shape)), *shape)

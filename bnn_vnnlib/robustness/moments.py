@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
-from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
+from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
     Activation,
@@ -84,11 +84,11 @@ def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> T
 
 def _shift(node: Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
     box = weights.param(node.bias)
-    return (z + interval.center_of(ParamBox(_root(box), None, None), len(node.shape))) * (1 + 2 * UNIT)
+    return (z + aligned(_root(box), len(node.shape))) * (1 + 2 * UNIT)
 
 
 def _constant(node: Constant, weights: WeightBoxes) -> Tensor:
-    return interval.center_of(ParamBox(_root(weights.param(node.value)), None, None), len(node.shape))
+    return aligned(_root(weights.param(node.value)), len(node.shape))
 
 
 def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from bnn_vnnlib.bounds import linear, maps
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Ranges, Rules, Walk, dot
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, center_radius, slopes
@@ -62,10 +62,10 @@ class Differences:
         magnitude = 2 * self.ranges.magnitudes[place].flatten(2)
         walk, noise = self._start(position, torch.zeros_like(magnitude).expand(*self.box.lower.shape[:2], -1))
         noise.rows_of(weighted, place, near)
-        walk.error = walk.error + 4 * gamma(2 * (near[0, 0].numel() + maps.fan(weighted))) * magnitude + TINY
+        walk.gain(-walk.rate(near[0, 0].numel() + maps.fan(weighted)) * magnitude)
         walk.underflow(source)
         shape = nodes[source].shape
-        walk.give(source, box.center.expand(*self.box.lower.shape[:2], -1, -1).reshape(*walk.error.shape, *shape))
+        walk.give(source, box.center.expand(*self.box.lower.shape[:2], -1, -1).reshape(*walk.constant.shape, *shape))
         return self._finish(walk, noise, source)
 
     def _start(self, position: int, zero: Tensor) -> tuple[Walk, Noise]:
@@ -73,7 +73,7 @@ class Differences:
         # a difference is at most twice the largest value
         magnitudes = {p: 2 * magnitude for p, magnitude in self.ranges.magnitudes.items()}
         lines = {p: self._lines(p) for p in self.ranges.lines if p < position}
-        walk = Walk(self.network, self.means, Ranges(values, magnitudes, lines), {}, zero, zero)
+        walk = Walk(self.network, self.means, Ranges(values, magnitudes, lines), {}, zero, zero[..., :1])
         return walk, Noise(self.deviations, None, zero, correlation=self.variation.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:
@@ -111,5 +111,4 @@ def _nothing(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
 def _stop(walk: Walk, node: Node, position: int, a: Tensor) -> None:
     """What is not linear varies by its rho' at most."""
     near = walk.ranges.values[position].upper
-    value = dot(a.abs(), near)
-    walk.gain(-value, 4 * math.prod(node.shape) * UNIT * value)
+    walk.gain(-(1 + walk.rate(math.prod(node.shape))) * dot(a.abs(), near))

@@ -194,7 +194,7 @@ class Noise:
         """Amplitudes move like coefficients, without signs."""
         amplitude = self.amplitude.pop(position, None)
         if amplitude is not None:
-            shadow = Walk(walk.network, walk.weights, walk.ranges, {}, self.zero, self.zero)
+            shadow = Walk(walk.network, walk.weights, walk.ranges, {}, self.zero, self.zero[..., :1])
             LINEAR[type(node)](shadow, node, position, amplitude)
             for source, moved in shadow.pending.items():
                 self._pass(source, moved.abs())

@@ -91,7 +91,7 @@ class Run:
             lines = {position: found.lines for position, found in self.smooth.items()}
             ranges = Ranges(ranges.values, ranges.magnitudes, {**ranges.lines, **lines})
             far = {position: (found.below, found.above) for position, found in self.smooth.items()}
-        walk = Walk(self.network, self.means, ranges, {}, zero, zero)
+        walk = Walk(self.network, self.means, ranges, {}, zero, zero[..., :1])
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
@@ -110,10 +110,7 @@ class Run:
             values[position] = interval.inputs(node, self.box)
             return
         if isinstance(node, Shift):
-            box = self.means.param(node.bias)
-            center = interval.center_of(box, len(node.shape))
-            radius = interval.radius_of(box, self.means.scale, len(node.shape))
-            self.ranges.magnitudes[position] = (center.abs() + radius) * (1 + 2 * UNIT)
+            self.ranges.magnitudes[position] = self.means.addend(node.bias, len(node.shape)).magnitude
             return
         if any(source not in values for source in node.inputs):
             return
