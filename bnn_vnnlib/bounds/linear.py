@@ -40,6 +40,7 @@ from bnn_vnnlib.bounds.walk import LinearForm as LinearForm
 from bnn_vnnlib.bounds.walk import Ranges as Ranges
 from bnn_vnnlib.bounds.walk import Walk as Walk
 from bnn_vnnlib.bounds.walk import dot as dot
+from bnn_vnnlib.bounds.walk import dots as dots
 from bnn_vnnlib.bounds.walk import filled as filled
 from bnn_vnnlib.bounds.walk import over_rows as over_rows
 from bnn_vnnlib.bounds.walk import some as some

@@ -26,6 +26,9 @@ SMALL = 2.0**-900
 """Covers underflow in an entry of a vector that is multiplied again: its products, unlike those of TINY, are seldom
 subnormal numbers, with which processors are slow."""
 
+LOST = 1e-290
+"""Squares below this may have lost digits."""
+
 ELEMENTARY = 64 * UNIT
 """Relative error allowed to one call of exp, tanh, sigmoid or the like in torch (documented errors are a few ulp)."""
 
@@ -62,6 +65,19 @@ def down(x: Tensor) -> Tensor:
 def up(x: Tensor) -> Tensor:
     """Smallest float64 above x: an upper bound on the exact result of the operation that was rounded to x."""
     return _next(x, torch.inf)
+
+
+def squared(x: Tensor) -> Tensor:
+    """x^2, moved up by min(|x|, TINY) for the digits that it may lose to underflow; exactly 0 for 0.
+
+    Of |x| >= TINY the square loses less than TINY, of others it is less than |x|.
+    """
+    return torch.addcmul(x.abs().clamp(max=TINY), x, x)
+
+
+def squared_down(x: Tensor) -> Tensor:
+    """x^2, or 0 where it may have lost digits to underflow."""
+    return torch.nn.functional.threshold(x * x, LOST, 0.0)
 
 
 def _next(x: Tensor, towards: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -156,6 +156,16 @@ def dot(a: Tensor, z: Tensor) -> Tensor:
     k, m = torch.broadcast_shapes(lead, z.shape[:2])
     rows, column = (tensor.expand(k, m, *tensor.shape[2:]) for tensor in (a, z))
     return torch.bmm(rows.reshape(k * m, r, -1), column.reshape(k * m, -1, 1)).reshape(k, m, r)
+
+
+def dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`dot` with each of several vectors: the rows are read once."""
+    if len(vectors) == 1:
+        return (dot(a, vectors[0]),)
+    k, m, r = torch.broadcast_shapes(a.shape[:2], *(z.shape[:2] for z in vectors)) + a.shape[2:3]
+    columns = torch.stack([z.expand(k, m, *z.shape[2:]).reshape(k * m, -1) for z in vectors], 1)
+    rows = a.expand(k, m, *a.shape[2:]).reshape(k * m, r, -1)
+    return torch.bmm(rows, columns.mT).reshape(k, m, r, -1).unbind(-1)
 
 
 def over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, up
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, squared, squared_down, up
 from bnn_vnnlib.model.nodes import Param
 
 
@@ -29,6 +29,21 @@ class ParamBox:
     def size(self) -> Tensor:
         """|center|."""
         return self.center.abs()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Of a spread that stands for standard deviations: its square, rounded up."""
+        return squared(self.center.new_zeros(1) if self.spread is None else self.spread)
+
+    @cached_property
+    def sure_variance(self) -> Tensor:
+        """The same from below."""
+        return squared_down(self.center.new_zeros(1) if self.spread is None else self.spread)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Sum of all variances."""
+        return self.variance.sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval, maps
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
@@ -66,18 +66,13 @@ def _root(box: ParamBox) -> Tensor:
     return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
 
 
-def _squared(x: Tensor) -> Tensor:
-    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
-    return x**2 + TINY * (x != 0).to(x.dtype)  # a number times a mask would be float32, where TINY is 0
-
-
 def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
     box = weights.param(node.weight)
     g = gamma(2 * maps.fan(node) + 16)
     norm = maps.apply(node, _root(box), z)
     if box.spread is not None and node.weight.copies == 1:
         mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
-        noise = torch.sqrt(maps.apply(node, _squared(box.spread), _squared(z)) * (1 + g) + TINY)
+        noise = torch.sqrt(maps.apply(node, box.variance, squared(z)) * (1 + g) + TINY)
         norm = torch.minimum(norm, mean + noise)
     return norm * (1 + g) + TINY
 

@@ -17,10 +17,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from speed import ours
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnn_vnnlib
-from speed import ours
 
 PACKAGE = str(Path(bnn_vnnlib.__file__).parent)
 

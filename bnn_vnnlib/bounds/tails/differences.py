@@ -21,7 +21,7 @@ from bnn_vnnlib.bounds.linear import LINEAR, Ranges, Rules, Walk, dot
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
-from bnn_vnnlib.bounds.tails.variation import Variation, center_radius, slopes
+from bnn_vnnlib.bounds.tails.variation import Variation, slopes
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
@@ -80,7 +80,7 @@ class Differences:
         rules: Rules = {**noise.rules(), Activation: LINEAR[Activation], Shift: _same, Constant: _nothing,
                         Product: _stop, Max: _stop}  # fmt: skip
         form = linear.finish(walk, last, self.box.lower.shape[-1], rules)
-        _, radius = center_radius(self.box)
+        _, radius = self.box.center_radius
         (normal,) = noise.tail(form.minimum(Interval(-radius, radius))).bounds
         if not isinstance(normal, Normal):
             raise TypeError("without a variation there is one normal bound")

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import linear, maps
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, filled, sum_to
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, dots, filled, sum_to
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
 from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
-from bnn_vnnlib.bounds.tails.uses import Uses, Weighted, aligned
-from bnn_vnnlib.bounds.tails.variation import Moments, Variation, center_radius, squared, squared_down
-from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.bounds.tails.uses import Range, Uses, Weighted, excess
+from bnn_vnnlib.bounds.tails.variation import Moments, Variation
+from bnn_vnnlib.bounds.weights import WeightBoxes, aligned
 from bnn_vnnlib.model.nodes import (
     Activation,
     Concat,
@@ -87,7 +87,8 @@ class Noise:
         """The tail of a row with this m0."""
         bounds: tuple[Normal | Martingale, ...] = ()
         if self.smooth is None:
-            bounds = (Normal(_less(level, FOLD * self.folded), _root(self._with(self.squares, "squares"), self.zero)),)
+            square = _total(self._with(self.squares, "squares"), self.zero)
+            bounds = (Normal(_less(level, FOLD * self.folded), _root(square)),)
         if self.variation is None:
             return Tail(bounds)
         centred = _less(level, FOLD * self.near)
@@ -98,8 +99,8 @@ class Noise:
         if self.shared is not None:
             least, play = least + self.shared.least, play + self.shared.play
         least = least * (1 - 2 * (len(self.squares) + 16) * UNIT)
-        most = _root(self._with(self.most, "most"), self.zero) ** 2 * (1 + 2 * UNIT)
-        folded = _root(self._with(self.near_squares, "near_squares"), self.zero)
+        most = _total(self._with(self.most, "most"), self.zero)
+        folded = _root(_total(self._with(self.near_squares, "near_squares"), self.zero))
         return Tail(bounds, Split(centred, folded, least, most, play == 0))
 
     def middle(self, level: Tensor) -> Tail:
@@ -119,10 +120,10 @@ class Noise:
 
     def weighted(self, walk: Walk, node: Weighted, position: int, a: Tensor) -> None:
         """The mean goes on; all noise times h is charged."""
-        deviation, amplitude = self.deviations.param(node.weight).spread, self.amplitude.pop(position, None)
+        box, amplitude = self.deviations.param(node.weight), self.amplitude.pop(position, None)
         (source,) = node.inputs
         shape = walk.network.nodes[source].shape
-        uses = None if deviation is None else Uses(node, deviation, a, amplitude, shape)
+        uses = None if box.spread is None else Uses(node, box, a, amplitude, shape)
         if uses is not None:
             self._independent(node, position, source, uses, walk.ranges.values[source])
         self._fold_all(node, position, a, source, uses, walk.ranges.values[source], shape)
@@ -130,52 +131,73 @@ class Noise:
 
     def _independent(self, node: Weighted, position: int, source: int, uses: Uses, h: Interval) -> None:
         """What independent weights add to the squares."""
-        self._charge(position, node.weight, uses.most(*center_radius(h)), uses.terms)
         if self.variation is None:
+            self._charge(position, node.weight, uses.most([h.center_radius])[0], uses.terms)
             return
         if uses.once and source in self.variation.moments:
             self._swing(node.weight, uses.variance, self.variation.moments[source], uses.terms)
-        if self.detailed:
-            near = self.variation.known[source]
-            self._charge_split(node, uses, near, *self.variation.at_center(source, h))
+        if not self.detailed:
+            self._charge(position, node.weight, uses.most([h.center_radius])[0], uses.terms)
+            return
+        near, inside = self.variation.known[source], self.variation.at_center(source, h)
+        wanted: list[Range] = [h.center_radius, (torch.zeros_like(near), near)]
+        if source in self.variation.fixed:  # else h0 may be anywhere in the range of h
+            wanted.append(inside)
+        found = uses.most(wanted)
+        self._charge(position, node.weight, found[0], uses.terms)
+        add(self.near_squares, node.weight, found[1], uses.terms)
+        add(self.most, node.weight, found[2] if len(found) > 2 else found[0], uses.terms)
+        self._charge_least(node.weight, uses.least(*inside), uses.terms)
+        self.play = self.play + inside[1].reshape(*inside[1].shape[:2], 1, -1).amax(-1)
 
     def _fold_all(
         self, node: Weighted, position: int, a: Tensor, source: int, uses: Uses | None, h: Interval,
         shape: tuple[int, ...],
     ) -> None:  # fmt: skip
         """Charge the groups, and the folded part of all noise: s_j^2 is a sum of variances."""
-        square: Tensor | float = 0.0
         terms = math.prod(shape) + math.prod(node.shape) + maps.fan(node)
-        if uses is not None:
-            square = uses.plain * node.weight.copies
-        fresh, ranges = square, center_radius(h)
+        root = None if uses is None else _copied(uses.root, node.weight)
+        fresh, ranges = root, h.center_radius
         near = None if self.variation is None else self.variation.known[source]
         if self.shared is not None:
+            square = 0.0 if uses is None else uses.plain * node.weight.copies
             around = None if self.variation is None else self.variation.at_center(source, h)
             late = self.shared.late
             shared, first = self.shared.weighted(node, position, a, shape, ranges, near, around)
-            square, fresh = square + shared, fresh + first
+            root, fresh = _sqrt(square + shared), _sqrt(square + first)
             self.near = self._fold(self.near, self.shared.late - late, terms)
-        if isinstance(square, Tensor):
-            self.folded = self._fold(self.folded, dot(torch.sqrt(square), ranges[1]), terms)
-        if near is not None and isinstance(fresh, Tensor):
-            self.near = self._fold(self.near, dot(torch.sqrt(fresh), near), terms)
+        if root is not None and fresh is root and near is not None:
+            folded, closer = dots(root, [ranges[1], near])
+            self.folded, self.near = self._fold(self.folded, folded, terms), self._fold(self.near, closer, terms)
+            return
+        if root is not None:
+            self.folded = self._fold(self.folded, dot(root, ranges[1]), terms)
+        if near is not None and fresh is not None:
+            self.near = self._fold(self.near, dot(fresh, near), terms)
 
     def shift(self, walk: Walk, node: Shift, position: int, a: Tensor) -> None:
         """A bias that is added at several places is one variable."""
-        deviation, amplitude = self.deviations.param(node.bias).spread, self.amplitude.pop(position, None)
+        box, amplitude = self.deviations.param(node.bias), self.amplitude.pop(position, None)
         if self.shared is not None:
             self.shared.shift(node, a, len(node.shape))
-        if deviation is not None:
-            deviation = aligned(deviation, node)
-            terms, shape = 2 * math.prod(node.shape), deviation.shape[2:]
-            total, slack = sum_to(a, shape).abs(), gamma(terms) * sum_to(a.abs(), shape)
-            reach = total + slack if amplitude is None else total + slack + sum_to(amplitude, shape)
-            square = dot(squared(reach), squared(deviation))
+        if box.spread is not None:
+            variance, terms = aligned(box.variance, len(node.shape)), 2 * math.prod(node.shape)
+            tied = sum_to(a, variance.shape[2:])
+            reach = total = tied.abs()
+            if tied is not a:  # sums are rounded
+                slack = gamma(terms) * sum_to(a.abs(), variance.shape[2:])
+                reach, total = total + slack, (total - slack).clamp(min=0)
+            if amplitude is not None:
+                reach = reach + sum_to(amplitude, variance.shape[2:])
+            squares = squared(reach)
+            square = dot(squares, variance)
             self._charge(position, node.bias, square, terms)
             if self.detailed:
                 add(self.most, node.bias, square, terms)
-                sure = dot(squared_down((total - slack).clamp(min=0)), squared_down(deviation))
+                if reach is total:
+                    sure = square - excess(squares, box, terms)
+                else:
+                    sure = dot(squared_down(total), aligned(box.sure_variance, len(node.shape)))
                 self._charge_least(node.bias, sure, terms)
         if amplitude is not None:
             self._pass(node.inputs[0], amplitude)
@@ -204,55 +226,55 @@ class Noise:
         """The same for the rows I and -I over a dense layer at `place`: its own weights and biases, row by row."""
         if isinstance(node, Shift):
             self._unit_biases(position, node)
-        deviation, (source,) = self.deviations.param(weighted.weight).spread, weighted.inputs
-        terms, ranges = weighted.weight.shape[-1], center_radius(h)
-        square: Tensor | float = 0.0
-        if deviation is not None:
-            variance = squared(deviation[0])
-            total = squared(ranges[0].abs() + ranges[1]).flatten(2) @ variance.mT
+        box, (source,) = self.deviations.param(weighted.weight), weighted.inputs
+        terms, ranges = weighted.weight.shape[-1], h.center_radius
+        root: Tensor | None = None
+        if box.spread is not None:
+            total = squared(ranges[0].abs() + ranges[1]).flatten(2) @ box.variance[0].mT
             self._charge(position, weighted.weight, _twice(total), terms)
-            square = variance * weighted.weight.copies
+            root = _copied(box.spread, weighted.weight)
             moments = None if self.variation is None else self.variation.moments.get(source)
             if moments is not None:
-                self._swing(weighted.weight, squared(deviation)[None], moments, terms, 2)
-        fresh, near = square, None if self.variation is None else self.variation.known[source]
+                self._swing(weighted.weight, box.variance[None], moments, terms, 2)
+        fresh, near = root, None if self.variation is None else self.variation.known[source]
         if self.shared is not None:
+            square = 0.0 if box.spread is None else box.variance[0] * weighted.weight.copies
             late = self.shared.late
             shared, first = self.shared.units(weighted, place, ranges, near)
-            square, fresh = square + shared, fresh + first
+            root, fresh = _sqrt(square + shared), _sqrt(square + first)
             self.near = self._fold(self.near, self.shared.late - late, terms)
-        if isinstance(square, Tensor):
-            self.folded = self._fold(self.folded, _twice(_rows(square, ranges[1])), terms)
-        if near is not None and isinstance(fresh, Tensor):
+        if root is not None:
+            self.folded = self._fold(self.folded, _twice(_rows(root, ranges[1])), terms)
+        if near is not None and fresh is not None:
             self.near = self._fold(self.near, _twice(_rows(fresh, near)), terms)
 
     def convolved(self, node: Conv, position: int, h: Interval, order: Tensor) -> None:
         """`units` of a convolution at `position`, in this order: independent weights, each used once by an element."""
-        deviation, terms = self.deviations.param(node.weight).spread, maps.fan(node)
-        if deviation is None:
+        box, terms = self.deviations.param(node.weight), maps.fan(node)
+        if box.spread is None:
             return
-        center, radius = center_radius(h)
+        center, radius = h.center_radius
 
         def rows(weight: Tensor, z: Tensor) -> Tensor:
             return _twice(maps.apply(node, weight, z).flatten(2)[..., order])
 
-        self._charge(position, node.weight, rows(squared(deviation), squared(center.abs() + radius)), terms)
-        plain = torch.sqrt(squared(deviation) * node.weight.copies)
+        self._charge(position, node.weight, rows(box.variance, squared(center.abs() + radius)), terms)
+        plain = _copied(box.spread, node.weight)
         self.folded = self._fold(self.folded, rows(plain, radius), terms)
         if self.variation is not None:
             self.near = self._fold(self.near, rows(plain, self.variation.known[node.inputs[0]]), terms)
 
     def convolved_bias(self, node: Shift, position: int, order: Tensor) -> None:
         """The same for what is added to it."""
-        deviation = self.deviations.param(node.bias).spread
-        if deviation is not None:
-            flat = squared(filled(aligned(deviation, node), node).flatten(2))[..., order]
+        box = self.deviations.param(node.bias)
+        if box.spread is not None:
+            flat = filled(aligned(box.variance, len(node.shape)), node).flatten(2)[..., order]
             self._charge(position, node.bias, _twice(flat).expand_as(self.zero), 1)
 
     def _unit_biases(self, position: int, node: Shift) -> None:
-        deviation = self.deviations.param(node.bias).spread
-        if deviation is not None:
-            flat = squared(filled(aligned(deviation, node), node).flatten(2))
+        box = self.deviations.param(node.bias)
+        if box.spread is not None:
+            flat = filled(aligned(box.variance, len(node.shape)), node).flatten(2)
             self._charge(position, node.bias, torch.cat([flat, flat], 2).expand_as(self.zero), 1)
         if self.shared is not None:
             size = self.zero.shape[2] // 2
@@ -262,17 +284,17 @@ class Noise:
 
     def rows_of(self, weighted: Linear, place: int, near: Tensor) -> None:
         """The same for the rows I over a dense layer between -near and near."""
-        deviation, terms = self.deviations.param(weighted.weight).spread, weighted.weight.shape[-1]
-        square: Tensor | float = 0.0
-        if deviation is not None:
-            variance = squared(deviation[0])
-            add(self.squares, weighted.weight, squared(near).flatten(2) @ variance.mT, terms)
-            square = variance * weighted.weight.copies
+        box, terms = self.deviations.param(weighted.weight), weighted.weight.shape[-1]
+        root: Tensor | None = None
+        if box.spread is not None:
+            add(self.squares, weighted.weight, squared(near).flatten(2) @ box.variance[0].mT, terms)
+            root = _copied(box.spread, weighted.weight)
         if self.shared is not None:
+            square = 0.0 if box.spread is None else box.variance[0] * weighted.weight.copies
             shared, _ = self.shared.units(weighted, place, (torch.zeros_like(near), near), None, 1)
-            square = square + shared
-        if isinstance(square, Tensor):
-            self.folded = self._fold(self.folded, _rows(square, near), terms)
+            root = _sqrt(square + shared)
+        if root is not None:
+            self.folded = self._fold(self.folded, _rows(root, near), terms)
 
     def _swing(self, param: Param, variance: Tensor, moments: Moments, terms: int, repeat: int = 1) -> None:
         """From the s_j^2 of each row (K or 1, M or 1, R, *shape)."""
@@ -297,12 +319,6 @@ class Noise:
         if self.own and position not in self.own:
             add(self.below, param, square, terms)
 
-    def _charge_split(self, node: Weighted, uses: Uses, near: Tensor, center: Tensor, radius: Tensor) -> None:
-        add(self.near_squares, node.weight, uses.most(torch.zeros_like(near), near), uses.terms)
-        add(self.most, node.weight, uses.most(center, radius), uses.terms)
-        self._charge_least(node.weight, uses.least(center, radius), uses.terms)
-        self.play = self.play + radius.reshape(*radius.shape[:2], 1, -1).amax(-1)
-
     def _charge_least(self, param: Param, square: Tensor, terms: int) -> None:
         if param.copies == 1:  # entries that are one variable could cancel
             self.least = self.least + (square * (1 - gamma(4 * terms + 64)) - TINY).clamp(min=0)
@@ -311,10 +327,19 @@ class Noise:
         return (total + folded * (1 + gamma(4 * terms + 16))) * (1 + 2 * UNIT) + TINY
 
 
-def _rows(square: Tensor, radius: Tensor) -> Tensor:
-    """Of each row of a dense layer sum_j s_ij radius_j (K, M, out), from s_ij^2 (.., out, *input)."""
-    flat = torch.sqrt(square.reshape(-1, radius[0, 0].numel()))
-    return radius.flatten(2) @ flat.mT
+def _rows(root: Tensor, radius: Tensor) -> Tensor:
+    """Of each row of a dense layer sum_j s_ij radius_j (K, M, out), from s_ij (.., out, *input)."""
+    return radius.flatten(2) @ root.reshape(-1, radius[0, 0].numel()).mT
+
+
+def _copied(root: Tensor, param: Param) -> Tensor:
+    """Deviations of sums over all copies of an entry."""
+    return root if param.copies == 1 else root * math.sqrt(param.copies)
+
+
+def _sqrt(square: Tensor | float) -> Tensor | None:
+    """Of nothing, nothing."""
+    return torch.sqrt(square) if isinstance(square, Tensor) else None
 
 
 def _twice(rows: Tensor) -> Tensor:
@@ -323,19 +348,21 @@ def _twice(rows: Tensor) -> Tensor:
 
 def add(squares: Squares, param: Param, square: Tensor, terms: int) -> None:
     """Add one use of a parameter; uses of a source at several nodes add up before they are squared."""
-    square = square * param.copies * (1 + gamma(4 * terms + 16)) + TINY
+    square = square * (param.copies * (1 + gamma(4 * terms + 16))) + TINY
     if param.source in squares:
         square = (torch.sqrt(squares[param.source]) + torch.sqrt(square)) ** 2 * (1 + 16 * UNIT)
     squares[param.source] = square
 
 
-def _root(squares: Mapping[str, Tensor], zero: Tensor) -> Tensor:
-    """Root of the sum over the sources, which are independent of each other, rounded up."""
-    if not squares:
-        return zero
-    total = sum(squares.values(), zero)
-    return torch.sqrt(total * (1 + 2 * len(squares) * UNIT)) * (1 + 4 * UNIT)
+def _total(squares: Mapping[str, Tensor], zero: Tensor) -> Tensor:
+    """Sum over the sources, which are independent of each other, rounded up."""
+    return sum(squares.values(), zero) * (1 + 2 * (len(squares) + 1) * UNIT)
+
+
+def _root(square: Tensor) -> Tensor:
+    """Rounded up."""
+    return torch.sqrt(square) * (1 + 4 * UNIT)
 
 
 def _less(level: Tensor, fold: Tensor) -> Tensor:
-    return level - fold - 2 * UNIT * (level.abs() + fold)
+    return torch.sub(level - fold, level.abs() + fold, alpha=2 * UNIT)

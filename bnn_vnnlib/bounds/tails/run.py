@@ -58,6 +58,7 @@ class Run:
         self.smooth: dict[int, Smooth] = {}
         self._middles: dict[int, Interval] = {}
         self._laws: dict[int, Law] = {}
+        self._mean_layers: dict[int, Interval] = {}
         for position, node in enumerate(self.network.nodes):
             self._enclose(position, node)
             if self.variation is not None:
@@ -122,7 +123,9 @@ class Run:
             self._smoothen(position, node)
         result, magnitude = interval.RULES[type(node)](node, self.means, *arguments)
         self.ranges.magnitudes[position] = magnitude
-        if not isinstance(node, Linear | Conv | Scale):
+        if isinstance(node, Linear | Conv | Scale):
+            self._mean_layers[position] = result
+        else:
             values[position] = result
 
     def _claim(self, position: int, deviations: Deviations) -> None:
@@ -221,12 +224,14 @@ class Run:
             return None
         walk, noise = self._start(zero, smooth, own)
         source = self.ranges.values[weighted.inputs[0]]
-        noise.units(position, node, position if weighted is node else node.inputs[0], weighted, source)
+        place = position if weighted is node else node.inputs[0]
+        noise.units(position, node, place, weighted, source)
         if self._is_input(weighted.inputs[0]):
-            tail = noise.tail(self._layer(node, weighted, source))
+            tail = noise.tail(self._layer(node, self._mean_layers[place]))
             if not noise.own:
                 return tail, tail
-            return tail, noise.middle(self._layer(node, weighted, self._at_center(weighted.inputs[0])))
+            center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
+            return tail, noise.middle(self._layer(node, center))
         if not linear.start_at_units(walk, position):
             raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
@@ -250,10 +255,11 @@ class Run:
         noise.convolved(weighted, source, self.ranges.values[weighted.inputs[0]], order)
         if isinstance(last, Shift):
             noise.convolved_bias(last, place, order)
-        tail = noise.tail(self._layer(last, weighted, self.ranges.values[weighted.inputs[0]], order))
+        tail = noise.tail(self._layer(last, self._mean_layers[source], order))
         if not noise.own:
             return tail, tail
-        return tail, noise.middle(self._layer(last, weighted, self._at_center(weighted.inputs[0]), order))
+        center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
+        return tail, noise.middle(self._layer(last, center, order))
 
     def _order(self, place: int, position: int) -> Tensor:
         """Which element of the node at `place` each element of the one at `position` is, which only moves them."""
@@ -267,12 +273,12 @@ class Run:
             index = index.permute(node.perm) if isinstance(node, Transpose) else index.reshape(node.shape)
         return index.flatten()
 
-    def _layer(self, node: Node, weighted: Linear | Conv, z: Interval, order: Tensor | None = None) -> Tensor:
+    def _layer(self, node: Node, found: Interval, order: Tensor | None = None) -> Tensor:
         """Lower bounds (K, M, 2 size) of the units of a layer with mean weights, then of the negated ones.
 
-        The interval of one map is exact: no walk, which would store outputs x inputs for every item.
+        found : the layer without its bias. The interval of one map is exact: no walk, which would store
+        outputs x inputs for every item.
         """
-        found, _ = interval.weighted(weighted, self.means, z)
         if isinstance(node, Shift):
             found, _ = interval.shift(node, self.means, found)
         sides = found.lower.flatten(2), -found.upper.flatten(2)

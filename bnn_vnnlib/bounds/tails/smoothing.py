@@ -30,7 +30,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT
-from bnn_vnnlib.bounds.tails.variation import Moments, center_radius
+from bnn_vnnlib.bounds.tails.variation import Moments
 from bnn_vnnlib.model.nodes import Activation, Node
 
 ERROR = 1e-13
@@ -73,7 +73,7 @@ def smoothed(node: Activation, law: Law, lines: Lines, choice: Tensor | None = N
     leak = _leak(node)
     if leak is None:
         return None
-    center, radius = center_radius(law.middle)
+    center, radius = law.middle.center_radius
     unstable = (law.z.lower < 0) & (law.z.upper > 0)
     c, low = _below(center, radius, _root(law.least) * (1 - 4 * UNIT), law.near, None if choice is None else choice[0])
     slope, intercept, far = _leaking(leak, c, low, law, -1)

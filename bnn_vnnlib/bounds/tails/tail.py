@@ -51,6 +51,7 @@ probability at most Phi(-z): the `swing`. M is stopped where <M> exceeds the new
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,12 +121,13 @@ class Martingale:
 
     def spread(self, z: Tensor | None = None) -> Tensor:
         """L, rounded up; except with probability events Phi(-z) if z is given."""
-        total = torch.zeros_like(self.mean)
+        parts = []
         for square, swing in zip(self.squares, self.swings, strict=True):
             if z is not None and swing is not None:
                 square = torch.minimum(square, (swing.root + z * swing.slope) ** 2 * (1 + 8 * UNIT) + TINY)
-            total = total + square
-        return torch.sqrt(total * (1 + 2 * len(self.squares) * UNIT)) * (1 + 4 * UNIT)
+            parts.append(square)
+        total = sum(parts[1:], parts[0]) if parts else torch.zeros_like(self.mean)
+        return torch.sqrt(total * (1 + 2 * len(parts) * UNIT)) * (1 + 4 * UNIT)
 
     def failure(self, threshold: Tensor) -> Tensor:
         """Upper bound on the probability."""
@@ -193,7 +195,7 @@ class Tail:
 
     def quantile(self, levels: Levels) -> Tensor:
         """Threshold that the row stays above on G, except with probability p."""
-        return torch.stack([bound.quantile(levels) for bound in self.bounds]).amax(0)
+        return functools.reduce(torch.maximum, [bound.quantile(levels) for bound in self.bounds])
 
     def better(self, other: Tail) -> Tail:
         """What both say."""
@@ -214,14 +216,14 @@ def deviations_of(probability: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _dropped(mean: Tensor, deviations: Tensor, spread: Tensor) -> Tensor:
-    drop = deviations * spread * (1 + 4 * UNIT)
-    value = mean - drop
-    return (value - 2 * UNIT * (mean.abs() + drop)).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    drop = deviations * (1 + 4 * UNIT) * spread
+    lower = torch.sub(mean - drop, mean.abs() + drop, alpha=2 * UNIT)
+    return lower.nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
 
 def _below(mean: Tensor, threshold: Tensor) -> Tensor:
     """mean - threshold, rounded down."""
-    return mean - threshold - 2 * UNIT * (mean.abs() + threshold.abs())
+    return torch.sub(mean - threshold, mean.abs() + threshold.abs(), alpha=2 * UNIT)
 
 
 def _ndtr(x: NDArray[np.float64]) -> NDArray[np.float64]:

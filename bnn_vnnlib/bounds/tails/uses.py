@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_vnnlib.bounds import maps
-from bnn_vnnlib.bounds.linear import dot, over_rows, sum_to
-from bnn_vnnlib.bounds.rounding import TINY, gamma
-from bnn_vnnlib.bounds.tails.variation import squared, squared_down
-from bnn_vnnlib.model.nodes import Conv, Linear, Node, Scale
+from bnn_vnnlib.bounds.linear import dot, dots, over_rows, sum_to
+from bnn_vnnlib.bounds.rounding import TINY, gamma, squared, squared_down
+from bnn_vnnlib.bounds.weights import ParamBox, aligned
+from bnn_vnnlib.model.nodes import Conv, Linear, Scale
 
 Weighted = Linear | Conv | Scale
+
+Range = tuple[Tensor, Tensor]
+"""Center and radius."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +32,27 @@ class Uses:
     """
 
     node: Weighted
-    deviation: Tensor
+    box: ParamBox
     a: Tensor
     amplitude: Tensor | None
     shape: tuple[int, ...]
 
+    @property
+    def deviation(self) -> Tensor:
+        """sigma."""
+        if self.box.spread is None:
+            raise TypeError("a map without noise has no uses")
+        return self.box.spread
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """A^2, rounded up."""
+        return squared(self.a)
+
     @cached_property
     def plain(self) -> Tensor:
         """s_j^2, rounded up."""
-        return self._variance(self.a)
+        return self._variance(self.squares)
 
     @cached_property
     def root(self) -> Tensor:
@@ -46,29 +62,34 @@ class Uses:
     @cached_property
     def variance(self) -> Tensor:
         """s_j^2 with the amplitudes, rounded up."""
-        return self.plain if self.amplitude is None else self._variance(self.a.abs() + self.amplitude)
+        return self.plain if self.amplitude is None else self._variance(squared(self.a.abs() + self.amplitude))
 
     @property
     def terms(self) -> int:
         """Products in one sum, at most."""
         return math.prod(self.shape) + math.prod(self.node.shape) + maps.fan(self.node)
 
-    def most(self, center: Tensor, radius: Tensor) -> Tensor:
-        """From above."""
-        reach = center.abs() + radius
+    def most(self, ranges: Sequence[Range]) -> Sequence[Tensor]:
+        """From above, for each range of h."""
         if self.once:
-            return dot(self.variance, squared(reach))
+            return dots(self.variance, [squared(center.abs() + radius) for center, radius in ranges])
+        return [self._most(center, radius) for center, radius in ranges]
+
+    def _most(self, center: Tensor, radius: Tensor) -> Tensor:
         total, rest = self._sums(center, radius)
         if self.amplitude is not None:
-            rest = rest + self._uses(self.amplitude, reach)
+            rest = rest + self._uses(self.amplitude, center.abs() + radius)
         return (squared(total + rest) * squared(self._flat)).sum(-1)
 
     def least(self, center: Tensor, radius: Tensor) -> Tensor:
-        """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings."""
+        """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings.
+
+        For a weight that is used once, `plain` is s_j^2 apart from relative roundings and an `excess`.
+        """
         if self.once:
-            variances = squared_down(self.deviation)
-            back = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squared_down(self.a))
-            return dot((back - TINY).clamp(min=0), squared_down((center.abs() - radius).clamp(min=0)))
+            square = squared_down((center.abs() - radius).clamp(min=0))
+            added = excess(self.squares, self.box, self.terms)
+            return dot(self.plain, square) - added * square.flatten(2).sum(-1, keepdim=True)
         total, rest = self._sums(center, radius)
         return (squared_down((total - rest).clamp(min=0)) * squared_down(self._flat)).sum(-1)
 
@@ -78,13 +99,14 @@ class Uses:
         node = self.node
         return isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis]
 
-    def _variance(self, size: Tensor) -> Tensor:
-        variances = squared(self.deviation)
-        return over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squared(size)) + TINY
+    def _variance(self, squares: Tensor) -> Tensor:
+        variances = self.box.variance
+        found = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squares)
+        return found.add_(TINY)  # a sum of products, which nobody else has
 
     @property
     def _flat(self) -> Tensor:
-        deviation = aligned(self.deviation, self.node) if isinstance(self.node, Scale) else self.deviation
+        deviation = aligned(self.deviation, len(self.node.shape)) if isinstance(self.node, Scale) else self.deviation
         return deviation.reshape(1, 1, 1, -1)
 
     def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +120,7 @@ class Uses:
         node = self.node
         match node:
             case Scale():
-                shape = aligned(self.deviation, node).shape[2:]
+                shape = aligned(self.deviation, len(node.shape)).shape[2:]
                 return sum_to(a * h[:, :, None], shape).reshape(*a.shape[:3], -1)
             case Linear():
                 left = a.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
@@ -106,6 +128,15 @@ class Uses:
                 return (left.mT @ right).flatten(3)
             case Conv():
                 return _convolved(node, a, h)
+
+
+def excess(squares: Tensor, box: ParamBox, terms: int) -> Tensor:
+    """(K, M, R): what is added for underflow to a sum of less than `terms` products A^2 sigma^2.
+
+    `squared` adds at most TINY to each factor, and for products and sum there are 2 TINY: less than
+    TINY (sum of A^2 + sum of sigma^2 + terms + 2), with a factor of 2 for relative roundings.
+    """
+    return 2 * TINY * (squares.reshape(*squares.shape[:3], -1).sum(-1) + (box.total + (terms + 2)))
 
 
 def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
@@ -121,8 +152,3 @@ def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
     rows = a.reshape(*a.shape[:3], batch, node.groups, outputs // node.groups, -1)
     used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, -1, -1, -1, -1, -1, -1), patches)
     return used.flatten(3)
-
-
-def aligned(deviation: Tensor, node: Node) -> Tensor:
-    """(1, *p) -> (1, 1, 1, .., *p) of the node's rank."""
-    return deviation.reshape(1, 1, *(1,) * (len(node.shape) - deviation.ndim + 1), *deviation.shape[1:])

@@ -21,7 +21,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
@@ -46,9 +46,6 @@ STEEPEST = {
     "gelu": 1.13, "gelu_tanh": 1.13, "erf": 1.13, "hard_swish": 1.5,
 }  # fmt: skip
 """Lipschitz constants."""
-
-LOST = 1e-290
-"""Squares below this may have lost digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +97,7 @@ class Variation:
         """Go on by one node, whose range is known by now if it can be."""
         match node:
             case Input():
-                self.fixed[position], self.known[position] = center_radius(values[position])
+                self.fixed[position], self.known[position] = values[position].center_radius
             case Constant():
                 self.known[position] = torch.zeros_like(values[position].lower)
             case Activation():
@@ -139,7 +136,7 @@ class Variation:
         """Center and radius of h0, clipped to the range h."""
         if position in self.fixed:
             return self.fixed[position], torch.zeros_like(self.fixed[position])
-        return center_radius(h)
+        return h.center_radius
 
     def _capped(self, variation: Tensor, z: Interval) -> Tensor:
         width = z.upper - z.lower
@@ -154,15 +151,15 @@ class Variation:
     def _mapped(self, position: int, node: Linear | Conv | Scale, value: Interval) -> Open:
         (source,) = node.inputs
         box, near, g = self.means.param(node.weight), self.known[source], gamma(4 * maps.fan(node) + 16)
-        mean = maps.apply(node, box.center.abs(), near)
+        mean = maps.apply(node, box.size, near)
         if box.slack is not None:
             mean = mean + maps.apply(node, box.slack, near)
-        deviation, zero = self.deviations.param(node.weight).spread, torch.zeros_like(mean)
+        noise, zero = self.deviations.param(node.weight), torch.zeros_like(mean)
         reach = [] if self.correlation is None else self.correlation.reach(position, node, near)
         shared = sum((part**2 for part in reach), zero) * (1 + 2.0**-45)
         spreads = [] if self.correlation is None else self.correlation.deviations(node.weight)
-        if deviation is not None:
-            spreads.append(deviation)
+        if noise.spread is not None:
+            spreads.append(noise.spread)
         if not spreads:
             return Open(mean * (1 + g) + TINY, zero, zero, zero)
         every = (
@@ -171,13 +168,13 @@ class Variation:
             else torch.sqrt(torch.stack([squared(s) for s in spreads]).sum(0)) * (1 + 8 * UNIT)
         )
         mean = (mean + FOLD * maps.apply(node, every, near)) * (1 + g) + TINY
-        if deviation is None:
+        if noise.spread is None:
             return Open(mean, torch.sqrt(shared + TINY) * (1 + 4 * UNIT), zero, zero)
-        copies, variance = node.weight.copies, squared(deviation)
+        copies, variance = node.weight.copies, noise.variance
         center, radius = self.at_center(source, value)
         least = zero
         if copies == 1:  # entries that are one variable could cancel
-            least = maps.apply(node, squared_down(deviation), squared_down((center.abs() - radius).clamp(min=0)))
+            least = maps.apply(node, noise.sure_variance, squared_down((center.abs() - radius).clamp(min=0)))
             least = (least * (1 - 2 * g) - TINY).clamp(min=0)
         square, most = maps.apply(node, variance, torch.cat([squared(near), squared(center.abs() + radius)], 1)).chunk(
             2, 1
@@ -239,20 +236,3 @@ def slopes(node: Activation, z: Interval) -> tuple[Tensor, Tensor]:
         return (shape.derivative(z.magnitude) - error).clamp(min=0), shape.derivative(nearest) + error
     most = torch.full_like(z.lower, STEEPEST.get(kind, math.inf))
     return -most, most
-
-
-def squared(x: Tensor) -> Tensor:
-    """x^2, moved up where it may have lost its digits to underflow; exactly 0 for 0."""
-    return x**2 + TINY * (x != 0).to(x.dtype)  # a number times a mask would be float32, where TINY is 0
-
-
-def squared_down(x: Tensor) -> Tensor:
-    """x^2, or 0 where it may have lost digits to underflow."""
-    square = x**2
-    return torch.where(square > LOST, square, 0.0)
-
-
-def center_radius(z: Interval) -> tuple[Tensor, Tensor]:
-    """hc and rho, rounded up, with z in [hc - rho, hc + rho]."""
-    center = (z.lower + z.upper) / 2
-    return center, torch.maximum(z.upper - center, center - z.lower) * (1 + 2 * UNIT)
