@@ -67,16 +67,18 @@ class Interval:
     @cached_property
     def chord(self) -> tuple[Tensor, Tensor | None]:
         """s, t with |value| <= s value + t: exact where the sign is fixed, t rounded up elsewhere; None: t = 0."""
-        lower, upper = self.lower, self.upper
-        positive = lower >= 0
-        mixed = ~(positive | (upper <= 0))  # also where a bound is undefined
-        sign = torch.where(positive, lower.new_ones(()), lower.new_tensor(-1.0))
-        if not bool(mixed.any()):
-            return sign, None
-        slope = ((upper.abs() - lower.abs()) / (upper - lower)).nan_to_num(0.0).clamp(-1, 1)
-        offset = torch.maximum(lower.abs() - slope * lower, upper.abs() - slope * upper)
-        offset = offset + (4 * UNIT * (lower.abs() + upper.abs()) + TINY)
-        return torch.where(mixed, slope, sign), torch.where(mixed, offset, 0.0)
+        positive = self.lower >= 0
+        slope = torch.where(positive, self.lower.new_tensor(1.0), self.lower.new_tensor(-1.0))
+        mixed = (~(positive | (self.upper <= 0))).nonzero(as_tuple=True)  # also where a bound is undefined
+        if len(mixed[0]) == 0:
+            return slope, None
+        lower, upper = self.lower[mixed], self.upper[mixed]
+        width = upper - lower
+        chord = ((upper + lower) / width).nan_to_num(0.0).clamp(-1, 1)
+        gaps = torch.maximum(upper - chord * upper, -lower - chord * lower)
+        slope[mixed], offset = chord, torch.zeros_like(self.lower)
+        offset[mixed] = gaps + (4 * UNIT * width + TINY)
+        return slope, offset
 
     def meet(self, other: Interval) -> Interval:
         """Intersection of two valid enclosures of the same value."""

@@ -104,7 +104,8 @@ def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: 
 def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     """Give A Wc - s noise to the source and take noise . t off the constant, for noise = |A| Wr in parts.
 
-    A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s and t get it, which are smaller.
+    carried : A Wc, overwritten. A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s
+    and t get it, which are smaller.
     """
     z = walk.ranges.values[source]
     for noise, factor in noises:
@@ -115,7 +116,7 @@ def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tens
             walk.error = torch.addcmul(walk.error, z.extent, factor.reshape(*factor.shape[:2], 1), value=TINY)
             if offset is not None:  # both products may underflow: by TINY (1 + |z|) at most, for each unit of noise
                 offset = factor * offset + SMALL * (1 + z.magnitude)
-        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
+        carried = carried.addcmul_(noise, slope[:, :, None], value=-1.0)
         if offset is not None:
             walk.gain(-dot(noise, offset))
     walk.underflow(source)
@@ -154,7 +155,7 @@ def start_at_units(walk: Walk, position: int) -> bool:
         for part, factor in ((box.spread, walk.weights.scale), (box.slack, None))
         if part is not None
     ]
-    _carry(walk, source, carried, noises)
+    _carry(walk, source, carried.clone() if noises else carried, noises)
     return True
 
 
