@@ -48,37 +48,36 @@ def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
         if noise is not None:
             walk.constant = walk.constant - dot(a.abs(), noise)
     elif box.spread is not None:
-        scale = walk.weights.scale.reshape(*walk.weights.scale.shape, 1, *(1,) * len(node.shape))
-        noise = back(box.spread, a.abs() * scale)
-        slope, offset = linear._chord_of_absolute(walk.ranges.values[source])
-        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
-        if bool(offset.any()):
-            walk.constant = walk.constant - dot(noise, offset)
+        slope, offset = walk.ranges.values[source].chord
+        factor = walk.weights.scale.reshape(*walk.weights.scale.shape, *(1,) * len(shape))
+        noise = back(box.spread, a.abs())
+        carried = carried.addcmul_(noise, (factor * slope)[:, :, None], value=-1.0)
+        if offset is not None:
+            walk.constant = walk.constant - dot(noise, factor * offset)
     walk.give(source, carried)
 
 
 def _shift(walk: Walk, node: Any, position: int, a: Tensor) -> None:
-    box, rank = walk.weights.param(node.bias), len(node.shape)
-    center, radius = interval.center_of(box, rank), interval.radius_of(box, walk.weights.scale, rank)
-    tied = sum_to(a, center.shape[2:])
-    walk.constant = walk.constant + dot(tied, center)
-    if isinstance(radius, Tensor):
-        walk.constant = walk.constant - dot(tied.abs(), radius)
+    b = walk.weights.addend(node.bias, len(node.shape))
+    tied = sum_to(a, b.center.shape[2:])
+    walk.constant = walk.constant + dot(tied, b.center)
+    if b.radius is not None:
+        walk.constant = walk.constant - dot(tied.abs(), b.radius)
     walk.give(node.inputs[0], a)
 
 
 def _activation(walk: Walk, node: Any, position: int, a: Tensor) -> None:
-    lines = walk.ranges.lines[position]
-    positive, negative = a.clamp(min=0), a.clamp(max=0)
-    value = dot(positive, lines.lower_intercept) + dot(negative, lines.upper_intercept)
-    walk.constant = walk.constant + value
-    walk.give(node.inputs[0], positive * lines.lower_slope[:, :, None] + negative * lines.upper_slope[:, :, None])
+    middle, half = walk.ranges.lines[position].middle, walk.ranges.lines[position].half
+    absolute = a.abs()
+    walk.constant = walk.constant + (dot(a, middle.level) - dot(absolute, half.level))
+    carried = (a * middle.slope[:, :, None]).addcmul_(absolute, half.slope[:, :, None], value=-1.0)
+    walk.give(node.inputs[0], carried)
 
 
 def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
     box = weights.param(node.weight)
     xc, xr = (x.lower + x.upper) / 2, (x.upper - x.lower) / 2
-    radius = maps.apply(node, box.center.abs(), xr)
+    radius = maps.apply(node, box.size, xr)
     noise = interval.noise(node, box, weights.scale, xc.abs() + xr)
     if noise is not None:
         radius = radius + noise
@@ -86,13 +85,11 @@ def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
     return Interval(center - radius, center + radius), center  # nothing reads the magnitude
 
 
-def _gain(walk: Walk, value: Tensor, error: Tensor) -> None:
-    walk.constant = walk.constant + value
-
-
 def _minimum(form: linear.LinearForm, box: Interval) -> Tensor:
-    xc, xr = ((box.lower + box.upper) / 2)[:, :, None], ((box.upper - box.lower) / 2)[:, :, None]
-    return (form.slope * xc).sum(-1) - (form.slope.abs() * xr).sum(-1) + form.offset
+    if form.level:
+        return form.offset
+    center, radius = box.center_radius
+    return dot(form.slope, center) - dot(form.slope.abs(), radius) + form.offset
 
 
 @contextmanager
@@ -106,7 +103,7 @@ def careless() -> Iterator[None]:
         stack.enter_context(mock.patch.object(interval, "down", lambda x: x))
         stack.enter_context(mock.patch.object(interval, "up", lambda x: x))
         stack.enter_context(mock.patch.object(Walk, "underflow", return_value=None))
-        stack.enter_context(mock.patch.object(Walk, "gain", _gain))
+        stack.enter_context(mock.patch.object(Walk, "rate", return_value=0.0))
         stack.enter_context(mock.patch.object(walk.LinearForm, "minimum", _minimum))
         yield
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm
+from bnn_vnnlib.bounds.linear import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from support import exact
@@ -157,3 +158,44 @@ def test_factor_of_a_constant() -> None:
         for i, value in enumerate(values):
             truth = Fraction(value) * Fraction(1 / 3)
             assert Fraction(z.lower[0, 0, i].item()) <= truth <= Fraction(z.upper[0, 0, i].item())
+
+
+def test_what_is_owed_does_not_cancel() -> None:
+    """A bias of radius 1 is added to a node whose own coefficients cancel with those of another branch."""
+    b = Builder()
+    z = b.linear(b.input(1, 1), np.array([[3.0]]))
+    other = b.scale(z, np.array([1.0]))
+    network = b.network(b.shift(z, np.array([0.0])), other)
+    centers = {name: tensor(t)[None] for name, t in network.tensors.items()}
+    one = tensor([[1.0]])
+    weights = WeightBoxes(centers, {"w2": tensor([1.0])}, one)
+    low = Engine(network).rows(weights, one, one, tensor([[[1.0, -1.0]]])).lower.item()
+    assert -1 - 1e-10 < low <= -1
+
+
+@pytest.mark.parametrize("kind", ["slopes", "levels"])
+def test_halves_of_lines(kind: str) -> None:
+    """A row over any two lines, also where half their sum or difference is no float64, times 1e300."""
+    spacing = 5e-324
+    sizes = [0.0, spacing, 3 * spacing, 5 * spacing, 1 / 3, 1.0]
+    rows = [1e300, -1e300, 1 / 3, -1 / 3, 1.0, -1.0]
+    low, high = (tensor(side).reshape(1, -1, 1) for side in np.meshgrid(sizes, sizes))
+    zero = torch.zeros_like(low)
+    lines = Lines(low, zero, high, zero) if kind == "slopes" else Lines(zero, low, zero, high)
+    b = Builder()
+    b.activation(b.input(1, 1), "relu")
+    network = b.network()
+    for z in (1e-300, 1.0, -1e3, 1e100):
+        end = torch.full_like(low, z)[..., None]
+        ranges = Ranges({0: Interval(end, end)}, {}, {1: Lines(*(part[..., None] for part in lines.parts))})
+        a = tensor(rows).reshape(1, 1, -1, 1, 1).expand(1, low.shape[1], -1, 1, 1)
+        form = linear.walk_back(network, point_weights(network), ranges, [(1, a)], 1)
+        for item in range(low.shape[1]):
+            for row, size in enumerate(rows):
+                slope, level = ((lines.parts[side + 2 * (size < 0)][0, item, 0].item()) for side in (0, 1))
+                value = Fraction(size) * (Fraction(slope) * Fraction(z) + Fraction(level))
+                offset = form.offset[0, item, row].item()
+                if z == 1e100 and abs(size) > 1 and low[0, item] + high[0, item] > 0.1 and offset == -np.inf:
+                    continue  # 1e400 leaves float64
+                found = Fraction(form.slope[0, item, row, 0].item()) * Fraction(z) + Fraction(offset)
+                assert found <= value, (slope, level, size, z)
