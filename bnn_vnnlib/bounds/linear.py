@@ -116,7 +116,10 @@ def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tens
             walk.error = torch.addcmul(walk.error, z.extent, factor.reshape(*factor.shape[:2], 1), value=TINY)
             if offset is not None:  # both products may underflow: by TINY (1 + |z|) at most, for each unit of noise
                 offset = factor * offset + SMALL * (1 + z.magnitude)
-        carried = carried.addcmul_(noise, slope[:, :, None], value=-1.0)
+        lead = torch.broadcast_shapes(carried.shape[:2], noise.shape[:2], slope.shape[:2])
+        if lead != carried.shape[:2]:
+            carried = carried.expand(*lead, *carried.shape[2:]).clone()
+        carried.addcmul_(noise, slope[:, :, None], value=-1.0)
         if offset is not None:
             walk.gain(-dot(noise, offset))
     walk.underflow(source)
