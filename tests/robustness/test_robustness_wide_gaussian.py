@@ -1,0 +1,64 @@
+"""Two hidden layers over a box where the laws are Gaussian: bounds that fail with probability 1e-12, in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import special
+
+from bnn_vnnlib.robustness.classification.layers import Dense
+from bnn_vnnlib.robustness.wide.around import Around, Rows, around, cost, slopes
+from bnn_vnnlib.robustness.wide.change import _inputs
+
+SHARE = 1e-12
+QUANTILE, CHERNOFF = -special.ndtri(SHARE), math.sqrt(-2 * math.log(SHARE))
+"""Of a standard Gaussian: what is exceeded with that probability, and what Chernoff's bound makes of it."""
+
+
+def active() -> Around:
+    """One neuron that is surely active, z ~ N(500, 1.25), V ~ N(1, .25)."""
+    parts = (((1.0,),), (499.0,), ((0.25,),), (1.0,))
+    first, one = Dense(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1))
+    return around(first, one, 0.9 * one, 1.1 * one)
+
+
+def test_gradients() -> None:
+    """U = w V."""
+    rows = Rows(np.full((1, 1, 1), 3.0), np.zeros((1, 1, 1)), np.zeros((1, 1, 1)))
+    above, below = slopes(active(), rows, np.zeros((1, 1)), math.log(SHARE))
+    for bound, mean in ((above, 3.0), (below, -3.0)):
+        assert mean + 1.5 * QUANTILE <= bound[0, 0, 0] <= mean + 1.5 * CHERNOFF * 1.001
+
+
+def test_inputs_of_the_second_layer() -> None:
+    """zeta = W z + c with W known."""
+    one = np.ones((1, 1))
+    low, high = _inputs(active(), 2 * one, np.zeros(1), np.zeros((1, 1)), np.array([4.0]), math.log(SHARE))
+    dev = math.sqrt(4 * 1.25 + 4)
+    assert 1000 + dev * QUANTILE <= high[0, 0] <= 1000 + dev * CHERNOFF * 1.001
+    assert 1000 - dev * CHERNOFF * 1.001 <= low[0, 0] <= 1000 - dev * QUANTILE
+
+
+def test_costs() -> None:
+    """D^+ p for D ~ N(2, 1), whose upper tail is Gaussian."""
+    one = np.ones((1, 1, 1))
+    parts = one[..., None], 0.5 * one[..., None], 0 * one[..., None]
+    found = cost(*parts, Rows(2 * one, one, 0 * one), math.log(SHARE))
+    assert 1 + 0.5 * QUANTILE <= found[0, 0] <= 1.1 * (1 + 0.5 * CHERNOFF)
+
+
+def test_reach() -> None:
+    """sup over the box of V delta = .1 V where V is surely positive."""
+    up, down = active().reach(1.5)
+    assert up[0, 0] >= 0.1 * (1 + 1.5 * 0.5)
+    assert down[0, 0] >= 0.1 * (-1 + 1.5 * 0.5)
+    parts = (((10.0,),), (0.0,), ((0.25,),), (1.0,))
+    layer = around(
+        Dense(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1)), np.full((1, 1), 0.9),
+        np.full((1, 1), 1.1),
+    )  # fmt: skip
+    up, _ = layer.reach(1.5)
+    exact = 0.1 * (10 + 1.5 * 0.5)
+    assert exact <= up[0, 0] <= exact * 1.001
