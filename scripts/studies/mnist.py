@@ -116,13 +116,14 @@ def architectures(places: Places, only: Sequence[str] = ()) -> str:
     for name in named(names, only):
         shape, trained = names[name]
         found = searched(places, name, places.published(name, "categorical"), images(places, False, count))
-        right, finite = found.robust >= 0, np.isfinite(found.unrobust)
+        right = found.robust >= 0
+        finite = right & np.isfinite(found.unrobust)  # where the image itself fails, a radius of 0 says nothing
         width, depth = (int(part) for part in shape.split("x"))
         theirs = paper.MNIST_CODE_RADII.get(shape)
         rows.append({
             "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
             "correct": int(right.sum()), "mean MaxRR": tables.mean(found.robust[right]),
-            "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((~finite).sum()),
+            "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((right & ~finite).sum()),
             "published code MaxRR": None if theirs is None else theirs[0],
             "published code MinUR": None if theirs is None else theirs[1],
             "s an image": found.spent.seconds / len(right),
