@@ -155,7 +155,7 @@ def draw_architectures(out: Path, rows: list[Row]) -> None:
         one.set(xlabel=f"{along} ({fixed} {value})", ylabel="mean radius (pixels in [0, 1])")
         one.set_xticks(sorted({float(row[along] or 0) for row in rows if row[fixed] == value}))
         shown = [float(row[c] or 0) for row in rows for c in ("mean MaxRR", "mean MinUR") if row[fixed] == value]
-        one.set_ylim(0, 1.1 * max(shown, default=1.0))
+        one.set_ylim(0, 1.1 * max((radius for radius in shown if radius > 0), default=1.0))  # nan is left out
     known = {name: handle for one in axes for handle, name in zip(*one.get_legend_handles_labels(), strict=True)}
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, out, "mnist_radii")

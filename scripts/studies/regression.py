@@ -63,6 +63,8 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
     """Both radii of every test input, inputs sorted by the robust one."""
     kinds = max(len(results) for results in found.values())
     figure, axes = panels(kinds, len(found), width=2.9, height=2.4)
+    from matplotlib.ticker import MaxNLocator
+
     for one in axes:
         one.set_axis_off()  # those that stay empty
     for line, results in enumerate(found.values()):
@@ -76,7 +78,7 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
             one.stairs(robust[order], edges, baseline=None, color=SERIES[0], label="MaxRR")
             one.stairs(unrobust[order], edges, baseline=None, color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
             one.set(title=kind, xlabel="test inputs, sorted", xlim=(0.5, len(order) + 0.5), ylim=(0, 1.03))
-            one.xaxis.get_major_locator().set_params(integer=True)
+            one.xaxis.set_major_locator(MaxNLocator(integer=True))
             one.set_ylabel("radius (half ranges)" if column == 0 else "")
     axes[0].legend(loc="upper left", frameon=False)
     save(figure, out, "regression")
