@@ -8,9 +8,13 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.robustness.classification.layers import Dense
+from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.wide.around import Around, Rows, around, cost, slopes
 from bnn_vnnlib.robustness.wide.change import _inputs
+from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+from bnn_vnnlib.robustness.wide.two_layers import BUDGETS, failures
+from robustness.wide_builders import dense
 
 SHARE = 1e-12
 QUANTILE, CHERNOFF = -special.ndtri(SHARE), math.sqrt(-2 * math.log(SHARE))
@@ -62,3 +66,14 @@ def test_reach() -> None:
     up, _ = layer.reach(1.5)
     exact = 0.1 * (10 + 1.5 * 0.5)
     assert exact <= up[0, 0] <= exact * 1.001
+
+
+def test_what_the_events_spend_is_in_every_bound() -> None:
+    """A row that is nearly sure, over a box: the smaller budget is all that is left."""
+    rng = np.random.default_rng(0)
+    net = Stack(tuple(dense(rng, out, into, spread=0.05) for into, out in ((2, 4), (4, 4), (4, 2))), "relu")
+    one = np.ones((1, 2))
+    question = RowsAtBoxes(one, 1.01 * one, np.array([[1.0, -1.0]]), np.array([-1e4]), np.zeros(1, dtype=np.int64))
+    small = BUDGETS[1]
+    spent = small.structure + small.ranges + small.shares[0]
+    assert spent <= failures(net, question, Deadline())[0] < 1.2 * spent
