@@ -199,3 +199,20 @@ def test_halves_of_lines(kind: str) -> None:
                     continue  # 1e400 leaves float64
                 found = Fraction(form.slope[0, item, row, 0].item()) * Fraction(z) + Fraction(offset)
                 assert found <= value, (slope, level, size, z)
+
+
+def test_ends_of_a_bias_that_cancels() -> None:
+    """Center less radius is rounded before x is added, of which only a rounding is left."""
+    rng = np.random.default_rng(5)
+    values, radii = rng.normal(size=ROWS), 1e-9 * rng.random(ROWS)
+    b = Builder()
+    b.shift(b.input(1, ROWS), values)
+    network = b.network()
+    centers = {name: tensor(t)[None] for name, t in network.tensors.items()}
+    weights = WeightBoxes(centers, {"w0": tensor(radii)}, tensor([[1.0]]))
+    for sign in (-1, 1):
+        x = -(values + sign * radii)
+        z = Engine(network).ranges(weights, Interval(tensor(x)[None, None], tensor(x)[None, None])).values[1]
+        for i in range(ROWS):
+            end = Fraction(x[i]) + Fraction(values[i]) + sign * Fraction(radii[i])
+            assert Fraction(z.lower.flatten()[i].item()) <= end <= Fraction(z.upper.flatten()[i].item())
