@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from scipy import special
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.wide.around import Around, Rows, around, cost, slopes
-from bnn_vnnlib.robustness.wide.change import _inputs
+from bnn_vnnlib.robustness.wide.change import _inputs, loss, second
+from bnn_vnnlib.robustness.wide.last import Weights
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
 from bnn_vnnlib.robustness.wide.two_layers import BUDGETS, failures
 from robustness.wide_builders import dense
@@ -77,3 +79,19 @@ def test_what_the_events_spend_is_in_every_bound() -> None:
     small = BUDGETS[1]
     spent = small.structure + small.ranges + small.shares[0]
     assert spent <= failures(net, question, Deadline())[0] < 1.2 * spent
+
+
+@pytest.mark.parametrize(("bias", "moved"), [(49.0, 0.1), (-1.05, 0.05)])
+def test_noise_of_the_last_layer(bias: float, moved: float) -> None:
+    """One neuron a layer, D ~ N(0, 1), all else nearly known: the row changes by |D| times what the neurons move by,
+    0.1 where the first one is surely active at x*, and 0.05 where only its kink lies in the box.
+    """
+    one, small = np.ones((1, 1)), 1e-8
+    first, middle = (
+        Dense(*(torch.tensor(part, dtype=torch.float64) for part in (((1.0,),), (shift,), ((small,),), (1e-6,))))
+        for shift in (bias, 50.0)
+    )
+    layer = around(first, one, 0.9 * one, 1.1 * one)
+    at = second(layer, middle, one, SHARE)
+    lost = loss(layer, at, Weights(0 * one, one, np.zeros(1), np.zeros(1)), SHARE)[0]
+    assert 0.98 * moved * QUANTILE <= lost < np.inf
