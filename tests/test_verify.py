@@ -75,6 +75,15 @@ def test_thresholds_decide_the_verdict():
         assert verify(net, prop, tau_safe=0.95, tau_unsafe=tau).verdict == word
 
 
+def test_the_record_says_which_method_gave_each_bound():
+    """At a point one row is Gaussian, which tails know; with intervals there are boxes of weights alone."""
+    net = line()
+    found = verify(net, at_one(net, 0.8), tau_unsafe=0.5).details
+    assert (found["lower_by"], found["upper_by"]) == ("tails", "tails")
+    found = verify(net, at_one(net, 0.8), method="interval", tau_safe=0.9, tau_unsafe=0.5).details
+    assert found["lower_by"] == "boxes"
+
+
 def test_a_threshold_that_is_met_exactly():
     """unsat from lower >= tau, sat from upper < tau: without variance, both are 1 or 0."""
     net = line(0.0)

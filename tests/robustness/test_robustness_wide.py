@@ -26,7 +26,8 @@ from bnn_vnnlib.robustness.wide.neurons import LEVELS, Neurons, neurons
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.robustness.wide.tails import envelope, far_below
 from bnn_vnnlib.robustness.wide.transforms import Terms, spread, terms
-from robustness.robustness_builders import model, problem, rows
+from bnn_vnnlib.street import verify
+from robustness.robustness_builders import model, problem, properties, rows
 from robustness.wide_builders import dense, least_margins, network, sampled
 
 ROW = np.array([1.0, -1.0])
@@ -343,6 +344,10 @@ def test_the_portfolio_decides_what_tails_do_not(share: float, verdict: str) -> 
     assert tails.lower(question)[0] < 0.88
     assert tails.unsafe(question, question.lower, question.upper)[0] < 0.88
     assert both.lower[0] <= 1 - share + 0.05
+    violation = properties(net, [(x0, x0)], [(0, [([1, -1, 0], None, float(case[1][0]), False)])])
+    alone = verify(net, violation, query="probabilistic", tau_safe=0.88, tau_unsafe=0.12)
+    assert alone.verdict == verdict
+    assert alone.details["lower_by" if verdict == "unsat" else "upper_by"] == "wide"
     assert both.upper[0] >= 1 - share - 0.05
 
 
