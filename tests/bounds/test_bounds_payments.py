@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds.activations import Kink
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
@@ -53,6 +54,25 @@ def test_forms_of_one_node(name: str) -> None:
         x = rng.normal(size=network.signature.input_size)
         x = sign * np.abs(x) if sign else x
         check_forms(network, x, rng.normal(size=(ROWS, network.signature.output_size)))
+
+
+def test_chords_of_the_absolute_value_and_of_kinks() -> None:
+    """Exactly above |z| and relu at both ends of intervals with both signs, hence between them."""
+    rng = np.random.default_rng(3)
+    low, high = -np.exp(rng.normal(0, 3, 400)), np.exp(rng.normal(0, 3, 400))
+    slope, offset = Interval(tensor(low)[None], tensor(high)[None]).chord
+    assert offset is not None
+    lines = Kink().lines(0.0, tensor(low), tensor(high))
+    for line, rule in (((slope[0], offset[0]), abs), ((lines.upper_slope, lines.upper_intercept), positive)):
+        s, t = (exact.fractions(part.numpy()) for part in line)
+        for ends in (exact.fractions(low), exact.fractions(high)):
+            above = s * ends + t - np.array([rule(z) for z in ends])
+            assert (above >= 0).all()
+
+
+def positive(z: Fraction) -> Fraction:
+    """relu."""
+    return max(z, Fraction(0))
 
 
 def test_sum_of_coefficients() -> None:

@@ -12,7 +12,10 @@ from scipy import stats
 
 from bnn_vnnlib.bounds.tails import deviations_of
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
+from bnn_vnnlib.bounds.tails.uses import Uses
+from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.model import evaluate
+from bnn_vnnlib.model.nodes import Linear
 from support.networks import dense_network
 from support.tails import (
     failures,
@@ -142,6 +145,24 @@ def test_the_folded_part_fails_too() -> None:
     for mean in (0.6, 1.0, 2.5):
         split = Split(tensor(mean), tensor(1.0), tensor(1e-12), tensor(1e-12), torch.tensor(False))
         assert Tail((), split).failure(tensor(0.0)).item() >= float(mpmath.ncdf(-mean))
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_no_sure_noise_out_of_underflow(small: int) -> None:
+    """sum a^2 sigma^2 h^2 from below, where one of a^2 and sigma^2 underflows and h^2 would bring it back."""
+    size = [1.0, 1.0]
+    size[small] = 1e-170
+    network = dense_network((2, 2))
+    (node,) = (node for node in network.nodes if isinstance(node, Linear))
+    ones = torch.ones(1, 2, 2, dtype=torch.float64)
+    box = ParamBox(ones, size[0] * ones, None)
+    uses = Uses(node, box, size[1] * torch.ones(1, 1, 1, 1, 2, dtype=torch.float64), None, (1, 2))
+    h = torch.full((1, 1, 1, 2), 1e150, dtype=torch.float64)
+    assert uses.once
+    assert float(uses.least(h, torch.zeros_like(h))) <= 4e-40
+    exact = 4.0 * 1e-3**2
+    large = Uses(node, ParamBox(ones, 1e-3 * ones, None), torch.ones(1, 1, 1, 1, 2, dtype=torch.float64), None, (1, 2))
+    assert float(large.least(torch.ones_like(h), torch.zeros_like(h))) == pytest.approx(exact, rel=1e-12)
 
 
 def test_every_swing_may_fail() -> None:
