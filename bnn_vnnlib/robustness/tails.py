@@ -138,10 +138,27 @@ class TailBounds:
             items = torch.arange(len(index), device=index.device)[some]
             return part.total(part.problem.items(items), rows[0], torch.zeros_like(rows[0, :, 0]))
 
-        found = self._engine.tuned(
-            *self._weights, (part.lower, part.upper), part.outputs, part.inputs, part.bound, start, total, steps
-        )
+        box, (outputs, inputs, bound) = (part.lower, part.upper), _padded_by_real(part)
+        found = self._engine.tuned(*self._weights, box, outputs, inputs, bound, start, total, steps)
         return failures.index_copy(0, index, torch.minimum(failures[index], _up(found, part)))
+
+
+def _padded_by_real(question: _Question) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Rows, their input parts and bounds, with a real row in place of each padding one, of which nothing depends.
+
+    A row of zeros has no noise, and the derivative of its root is infinite: it would spoil that of the other rows.
+    """
+    real = question.problem.rows.case < question.problem.cases
+    place = torch.arange(real.shape[1], device=real.device)
+    place = torch.where(real, place, real.to(torch.int8).argmax(-1, keepdim=True))
+
+    def pick(part: Tensor) -> Tensor:
+        count = max(len(part), len(place))
+        index = place.reshape(*place.shape, *(1,) * (part.dim() - 2)).expand(count, *part.shape[1:])
+        return part.expand(count, *part.shape[1:]).gather(1, index)
+
+    inputs = None if question.inputs is None else pick(question.inputs)
+    return pick(question.outputs), inputs, pick(question.bound)
 
 
 def _violations(problem: Problem) -> _Question:

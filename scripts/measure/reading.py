@@ -43,7 +43,7 @@ class Reading:
 def peer() -> Callable[[str], Any] | None:
     """The parser of the PyPI package, if it is installed."""
     try:
-        from vnnlib import parse_query_string  # type: ignore[import-not-found]
+        from vnnlib import parse_query_string
     except ImportError:
         return None
     return parse_query_string

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -159,6 +159,7 @@ def test_a_solver_that_fails_refutes_nothing(monkeypatch):
 
 
 @given(seeds, st.integers(1, 5))
+@example(22437, 3)
 @settings(max_examples=5, deadline=None)
 def test_many_weight_boxes_agree_with_each_alone(seed, count):
     """Padding, several cases of different length and the batch do not change an answer."""

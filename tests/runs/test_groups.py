@@ -17,9 +17,11 @@ from bnn_vnnlib.runs.groups import Ended, Groups
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = """
 import sys
+import signal
 from bnn_vnnlib.runs.pools import Places, completed
 from bnn_vnnlib.runs.tools import Tool, ToolTask, run_tool
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 command = "bash -c 'sleep 600 & echo $$ $! >{0}; mv {0} {1}; wait' {{onnx}} {{vnnlib}}".format(*sys.argv[1:])
 task = ToolTask("c", "net", "p", Tool("other", command), "net.onnx", "p.vnnlib", 600.0)
 with Places(1, 1).executor() as executor:
