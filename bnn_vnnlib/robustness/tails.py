@@ -144,7 +144,7 @@ class TailBounds:
 
 
 def _padded_by_real(question: _Question) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows, their input parts and bounds, with a real row in place of each padding one, of which nothing depends.
+    """Rows, their input parts and bounds, with a real row in place of each padding one, on which nothing depends.
 
     A row of zeros has no noise, and the derivative of its root is infinite: it would spoil that of the other rows.
     """
