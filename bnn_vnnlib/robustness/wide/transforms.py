@@ -149,6 +149,21 @@ def _pieces(layer: Neurons) -> tuple[tuple[Floats, Floats, Floats], Floats]:
     return pieces, left - strip
 
 
+def _lagrange() -> Floats:
+    """(6, 6): coefficients, constant first, of the polynomials of degree 5 that are 1 at k - 2 and 0 at the other ones
+    of -2 .. 3.
+    """
+    places = np.arange(-2.0, 4.0)
+    rows = []
+    for k, own in enumerate(places):
+        others = np.delete(places, k)
+        rows.append(np.polynomial.polynomial.polyfromroots(others) / (own - others).prod())
+    return np.stack(rows)
+
+
+_LAGRANGE = _lagrange()
+
+
 @dataclass(frozen=True, eq=False)
 class Spread:
     """The laws of A rows' terms on lattices: masses (A, H, C) at start (A, H) + step (A,) times 0, 1, .. ;
@@ -168,7 +183,8 @@ class Spread:
     def at(self, waves: Floats) -> Complexes:
         """(A, H, W): E e^{i w X_j} at waves (A, W)."""
         angle = (waves * self.step[:, None])[:, None] * np.arange(self.masses.shape[2])[:, None]
-        return (self.masses @ np.exp(1j * angle)) * np.exp(1j * waves[:, None] * self.start[..., None])
+        turned = self.masses @ np.cos(angle) + 1j * (self.masses @ np.sin(angle))
+        return np.asarray(turned * np.exp(1j * waves[:, None] * self.start[..., None]))
 
     def error(self, wave: Floats) -> Floats:
         """(A, H): what interpolation costs at waves up to (A,)."""
@@ -206,18 +222,21 @@ def _interpolated(values: Floats, weights: Floats, start: Floats, step: float, c
     """(H, C): masses at lattice points -2 .. around start, by Lagrange's polynomials of degree 5.
 
     They reproduce sum w e^{i w x} up to max |(t+2)(t+1)t(t-1)(t-2)(t-3)| / 6! < .0049 of (w step)^6 (divided
-    differences).
+    differences). Powers of t in [0, 1) are summed in each cell, and the polynomials, whose coefficients are at most
+    1.25, are applied to the sums.
     """
     place = (values - start[:, None]) / step
     low = np.floor(place)
-    t = place - low
+    t = (place - low).ravel()
     index = (low.astype(np.int64) + np.arange(len(values))[:, None] * cells).ravel()
-    gaps = [t - k for k in range(-2, 4)]
-    total = np.zeros(len(values) * cells)
-    for k, scale in enumerate((-120.0, 24.0, -12.0, 12.0, -24.0, 120.0)):
-        others = [gap for j, gap in enumerate(gaps) if j != k]
-        share = weights * (others[0] * others[1] * others[2] * others[3] * others[4] / scale)
-        total += np.bincount(index + k, share.ravel(), len(total))
+    share, size = weights.ravel(), len(values) * cells
+    sums = np.empty((6, size))
+    for power in range(6):
+        sums[power] = np.bincount(index, share, size)
+        share = share * t
+    total = np.zeros(size)
+    for k, part in enumerate(_LAGRANGE @ sums):
+        total[k:] += part[: size - k]
     return total.reshape(len(values), cells)
 
 
