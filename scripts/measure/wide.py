@@ -37,8 +37,8 @@ def network(file: Path, scale: float) -> tuple[Stack, np.ndarray]:
     return Stack(tuple(layer(k) for k in range(count)), "relu"), data["X"]
 
 
-def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[float, float]:
-    """Estimates at x: the share of sampled networks that keep the class, and 1 - the sum over rows of failures.
+def outputs(stack: Stack, x: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, m): outputs at x of sampled networks.
 
     Given its inputs, the outputs of a layer are independent Gaussians, which are drawn instead of weights.
     """
@@ -49,6 +49,12 @@ def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[floa
         draw = torch.randn(noise.shape, generator=generator, dtype=torch.float64)
         h = h @ layer.mean.T + layer.bias + noise * draw
         h = torch.relu(h) if place + 1 < len(stack.layers) else h
+    return h
+
+
+def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[float, float]:
+    """Estimates at x: the share of sampled networks that keep the class, and 1 - the sum over rows of failures."""
+    h = outputs(stack, x, count)
     others = torch.arange(h.shape[1]) != label
     kept = h[:, [label]] > h[:, others]
     return float(kept.all(1).double().mean()), 1 - float((~kept).double().mean(0).sum())

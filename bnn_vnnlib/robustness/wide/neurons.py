@@ -45,6 +45,32 @@ STEEPEST = 0.5
 
 
 @dataclass(frozen=True, eq=False)
+class Inputs:
+    """zeta at P points: m, s (P, H); size (P, H) sums of absolute terms behind m; blur (P,) bound on the total
+    variation that rounding of m and s costs; served (P,) whether it is known.
+    """
+
+    m: Floats
+    s: Floats
+    size: Floats
+    blur: Floats
+    served: np.ndarray
+
+
+def inputs(first: Dense, points: Floats) -> Inputs:
+    """Of the hidden layer at points (P, n)."""
+    mean, bias, variance, noise = (
+        part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
+    )
+    off = gamma(points.shape[1] + 16)
+    m, size = points @ mean.T + bias, np.abs(points) @ np.abs(mean).T + np.abs(bias)
+    square = points**2 @ variance.T + noise
+    s = np.sqrt(np.maximum(square, 1e-280))
+    blur = (off * size / s + off).sum(1) * UP
+    return Inputs(m, s, size, blur, (square > 1e-200).all(1) & (blur < 1e-3))
+
+
+@dataclass(frozen=True, eq=False)
 class Neurons:
     """H neurons over P boxes of n inputs.
 
@@ -82,16 +108,12 @@ class Neurons:
 
 def neurons(first: Dense, lower: Floats, upper: Floats) -> Neurons:
     """The hidden layer over boxes (P, n)."""
-    mean, bias, variance, noise = (
-        part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
-    )
+    mean, variance = (part.detach().cpu().numpy() for part in (first.mean, first.variance))
     center = (lower + upper) / 2
     r = np.maximum(upper - center, center - lower) * UP
-    off = gamma(center.shape[1] + 16)
-    m, size = center @ mean.T + bias, np.abs(center) @ np.abs(mean).T + np.abs(bias)
-    square = center**2 @ variance.T + noise
-    s = np.sqrt(np.maximum(square, 1e-280))
-    kappa = variance * center[:, None] / np.maximum(square, 1e-280)[..., None]
+    at = inputs(first, center)
+    m, s, size = at.m, at.s, at.size
+    kappa = variance * center[:, None] / (s**2)[..., None]
     common = (kappa * s[..., None]).sum(1) / s.sum(1)[:, None]
     shift = (r * np.abs(common)).sum(1) * UP
     common = np.where((shift < STEEPEST)[:, None], common, 0.0)
@@ -104,9 +126,8 @@ def neurons(first: Dense, lower: Floats, upper: Floats) -> Neurons:
     expected = np.einsum("pi,phi->ph", radius, mean_abs(np.abs(nu) + nu_error, variance)) * UP
     plain = (expected[..., None] + LEVELS * np.sqrt(h)[..., None]) * UP
     reach = plain[..., -1:] / (1 - np.minimum(rho, STEEPEST))[..., None]
-    blur = (off * size / s + off).sum(1) * UP
-    served = (square > 1e-200).all(1) & (rho < STEEPEST).all(1) & (blur < 1e-3)
+    served = at.served & (rho < STEEPEST).all(1)
     return Neurons(
-        m, s, blur, shift / (1 - shift) * UP, radius, rho, nu, nu_error, variance, h,
+        m, s, at.blur, shift / (1 - shift) * UP, radius, rho, nu, nu_error, variance, h,
         (plain + rho[..., None] * reach) * UP, served & np.isfinite(expected).all(1),
     )  # fmt: skip

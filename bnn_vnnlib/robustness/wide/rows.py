@@ -1,7 +1,8 @@
 """Bounds on P_safe from the failure probabilities of `one_layer`, `two_layers` and `moments`, as `robustness.tails` has
 from tails.
 
-Lower: 1 - sum over items and cases of the least failure probability among the rows of the case. Upper: at one point the
+Lower: 1 - sum over items and cases of the least failure probability among the rows of the case, less what `unions`
+knows to be counted twice. Upper: at one point the
 rows of one case all have to hold, so that the failures of their negations add up; cases that exclude each other add up.
 """
 
@@ -26,6 +27,7 @@ from bnn_vnnlib.robustness.tails import lower_of, tails_apply
 from bnn_vnnlib.robustness.wide import moments, one_layer, two_layers
 from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+from bnn_vnnlib.robustness.wide.unions import shared
 
 PIECE, ITEMS = 2**14, 16
 """Weights times items that are looked at together, at most, and items: those of large networks take seconds each."""
@@ -91,6 +93,10 @@ class WideBounds:
                 for delta, values in ways:
                     total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
                     found[index] = torch.minimum(found[index], _added(total, part))
+                    if self._shallow is not None:
+                        outputs, bound, _ = _asked(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
+                        less = shared(self._shallow, part, outputs, bound, values, self._deadline)
+                        found[index] = torch.minimum(found[index], _added(total, part, less))
         return found
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
@@ -120,11 +126,7 @@ class WideBounds:
 
         point : whether one x is asked for, of which the box is a bound; None: if the boxes are points
         """
-        count, height = len(problem), outputs.shape[1]
-        bound, outputs = bound.expand(count, height), outputs.expand(count, height, -1)
-        if inputs is not None:
-            bound = torch.nextafter(bound - over_box(inputs, lower, upper)[0], bound.new_tensor(torch.inf))
-        real = (problem.rows.case < problem.cases).expand(count, height) & torch.isfinite(bound)
+        outputs, bound, real = _asked(problem, lower, upper, outputs, inputs, bound)
         if self._shallow is None and (bool((lower == upper).all()) if point is None else point):
             points = RowsAtPoints(lower, upper, outputs, torch.where(real, bound, 0.0))
             ways = moments.failures(self._stack, points, self._deadline)
@@ -147,10 +149,24 @@ def _numbers(values: Tensor) -> np.ndarray:
     return np.asarray(values.detach().cpu().numpy(), dtype=np.float64)
 
 
-def _added(total: Tensor, problem: Problem) -> Tensor:
+def _asked(
+    problem: Problem, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, bound: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(N, R, m), (N, R), (N, R): rows outputs . f(x) <= bound that are implied by those with a part in x, and which of
+    them are no padding.
+    """
+    count, height = len(problem), outputs.shape[1]
+    bound, outputs = bound.expand(count, height), outputs.expand(count, height, -1)
+    if inputs is not None:
+        bound = torch.nextafter(bound - over_box(inputs, lower, upper)[0], bound.new_tensor(torch.inf))
+    real = (problem.rows.case < problem.cases).expand(count, height) & torch.isfinite(bound)
+    return outputs, bound, real
+
+
+def _added(total: Tensor, problem: Problem, less: Tensor | float = 0.0) -> Tensor:
     """The terms of the sum were added with roundings."""
     terms = problem.cases + problem.rows.outputs.shape[1]
-    return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
+    return (total * (1 + 4 * (terms + 8) * UNIT) - less).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
 
 
 def wide_stack(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> Stack | None:
