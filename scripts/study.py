@@ -109,13 +109,13 @@ def mnist(
 
 
 @app.command()
-def recipe(data: Data, out: Out, limit: Limit = 100) -> None:
+def recipe(data: Data, out: Out, limit: Limit = 100, network: Only = None) -> None:
     """The paper's own recipe of sampled boxes, what it certifies, and what its code claimed."""
     with study() as console:
         from studies import recipe as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit)), markup=False)
+        console.print(it.run(Places(data, out, limit), tuple(network or ())), markup=False)
 
 
 @app.command()
@@ -123,19 +123,23 @@ def validation(
     data: Data,
     out: Out,
     limit: Limit = 50,
+    network: Only = None,
     only: Annotated[Literal["bounds", "radii"] | None, typer.Option(help="One of the two tables.")] = None,
 ) -> None:
     """Attacks on sampled networks and on the predictive, beside bounds in boxes and beside certified radii."""
     with study() as console:
+        from bnn_vnnlib.errors import OptionError
         from studies import radius_validation as of_radii
         from studies import validation as it
         from studies.places import Places
 
+        if network and only is None:
+            raise OptionError("the two tables have different networks: with --network say --only bounds or radii")
         places = Places(data, out, limit)
         if only != "radii":
-            console.print(it.run(places), markup=False)
+            console.print(it.run(places, tuple(network or ())), markup=False)
         if only != "bounds":
-            console.print(of_radii.run(places), markup=False)
+            console.print(of_radii.run(places, tuple(network or ())), markup=False)
 
 
 @app.command()
@@ -143,6 +147,7 @@ def outliers(
     data: Data,
     out: Out,
     limit: Limit = 100,
+    network: Only = None,
     inputs: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Further images: npz with x.")
     ] = None,
@@ -152,17 +157,17 @@ def outliers(
         from studies import outliers as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit), inputs), markup=False)
+        console.print(it.run(Places(data, out, limit), inputs, tuple(network or ())), markup=False)
 
 
 @app.command()
-def signs(data: Data, out: Out, limit: Limit = 250) -> None:
+def signs(data: Data, out: Out, limit: Limit = 250, network: Only = None) -> None:
     """Traffic signs: the decision at 2/255, and uncertainty on noise."""
     with study() as console:
         from studies import signs as it
         from studies.places import Places
 
-        console.print(it.run(Places(data, out, limit)), markup=False)
+        console.print(it.run(Places(data, out, limit), tuple(network or ())), markup=False)
 
 
 if __name__ == "__main__":

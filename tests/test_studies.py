@@ -274,7 +274,7 @@ def test_masses_of_sampled_boxes(data: Path, tmp_path: Path) -> None:
     from studies.places import Places
     from studies.recipe import log_masses, setups
 
-    setup = setups(Places(data, tmp_path, 2))[0]
+    setup = next(setups(Places(data, tmp_path, 2)))
     for margin in (2.0, 4.0):
         family = weight_sets.scattered_family(setup.model.network, setup.posterior, 4, margin, 0)
         singles = family.union.single_lower.numpy()

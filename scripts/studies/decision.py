@@ -14,8 +14,8 @@ from bnn_vnnlib.sweeps.arrays import Arrays
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save
-from studies.hcas import ADVISORIES, cubes, place_of
-from studies.places import Places, hcas_grid, hcas_labels, named, own_models
+from studies.hcas import ADVISORIES, cubes
+from studies.places import Places, hcas_grid, hcas_labels, named, own_models, place_of
 from studies.tables import Row
 from studies.watching import watched
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError
 
@@ -15,7 +18,7 @@ SAFE, UNSAFE, OPEN = "#1b6ca8", "#d1495b", "#d9d9d9"
 SERIES = ("#1b6ca8", "#e08e1b", "#2f7d4f", "#8a4f9e", "#d1495b", "#555555")
 MARKS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 3.4
-"""Inches of a panel."""
+"""Inches of a panel: the column of a printed page; two of them fill the page."""
 
 STYLE: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8,
@@ -43,6 +46,26 @@ def panels(columns: int = 1, rows: int = 1, width: float = WIDTH, height: float 
         rows, columns, figsize=(columns * width, rows * height), layout="constrained", squeeze=False
     )
     return figure, list(axes.ravel())
+
+
+def grid(count: int, columns: int = 3, height: float = 2.5) -> tuple[Figure, list[Axes]]:
+    """So many smaller panels, in rows that are as wide as a page; returns the axes that are used."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure, axes = panels(columns, rows, min(WIDTH, 2 * WIDTH / columns), height)
+    for one in axes[count:]:
+        one.set_axis_off()
+    return figure, axes[:count]
+
+
+def boxplot(axes: Axes, data: Sequence[NDArray], names: Sequence[str]) -> None:
+    """Boxes from the first quartile to the third; the first and the last, which are proved, have colours."""
+    plot = axes.boxplot(
+        list(data), tick_labels=list(names), patch_artist=True, medianprops={"color": "black"}, widths=0.6
+    )
+    colours = [SERIES[0], *["#dddddd"] * (len(data) - 2), SERIES[4]]
+    for patch, colour in zip(plot["boxes"], colours, strict=True):
+        patch.set_facecolor(colour)
 
 
 def save(figure: Figure, out: Path, name: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, SweepResult, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import Arrays, read_columns
@@ -18,7 +16,7 @@ from studies import published as paper
 from studies import tables
 from studies.figures import OPEN, SAFE, UNSAFE, panels, save
 from studies.hcas_maps import draw_map
-from studies.places import Floats, Labels, Places, hcas_grid, hcas_labels, named, own_models
+from studies.places import Floats, Labels, Places, hcas_grid, hcas_labels, named, own_models, place_of
 from studies.tables import Row
 from studies.watching import watched
 
@@ -30,7 +28,6 @@ CUBES, CELLS = "cubes", "cells"
 MAPPED = "pra0_tau20"
 HEADING = 10
 """Index of the relative heading of the maps: -pi / 2."""
-_PLACE = re.compile(r"pra(\d)_tau(\d\d)")
 
 
 @dataclass(frozen=True)
@@ -64,14 +61,6 @@ def cells(grid: Floats) -> tuple[Floats, Floats]:
 
 
 BOXES = {CUBES: cubes, CELLS: cells}
-
-
-def place_of(name: str) -> tuple[int, int]:
-    """Previous advisory and time of a network, from its name."""
-    found = _PLACE.search(name)
-    if found is None:
-        raise InputError(f"the network {name!r} does not say pra? and tau?? in its name")
-    return int(found[1]), int(found[2])
 
 
 def bounded(places: Places, name: str, model: Model, kind: str, rows: np.ndarray, what: str = "sweep") -> SweepResult:

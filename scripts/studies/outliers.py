@@ -7,7 +7,7 @@ is sure about an image itself is proved to be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,15 @@ from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import tables
 from studies.figures import MARKS, SERIES, panels, save
-from studies.places import Floats, Places, mnist, mnist_held_out, own
+from studies.places import Floats, Places, mnist, mnist_held_out, nets, own_models
 from studies.tables import Row
 from studies.watching import watched
 
 EPS = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1)
 TAU = 0.4
 PATCH = 7
-PUBLISHED = ("mnist_vogn_32x1_eps0.1", "mnist_vogn_128x1_eps0.1")
+PUBLISHED = {"mnist_vogn_32x1_eps0.1": "mnist", "mnist_vogn_128x1_eps0.1": "mnist"}
+"""Name -> family."""
 
 
 def kinds(places: Places, given: Path | None) -> dict[str, Floats]:
@@ -64,11 +65,6 @@ def read(path: Path) -> Floats:
     return x / (255.0 if x.max() > 1 else 1.0)
 
 
-def networks(places: Places) -> dict[str, Model]:
-    """Published ones and ours."""
-    return {name: places.published(name, "categorical") for name in PUBLISHED} | own("mnist")
-
-
 def read_off(places: Places, name: str, model: Model, kind: str, x: Floats) -> UncertaintyResult:
     """Bounds on D and certificates of uncertainty."""
     folder = places.out / "work" / f"outliers-{len(x)}" / f"{name}-{kind.replace(' ', '_')}"
@@ -79,12 +75,14 @@ def read_off(places: Places, name: str, model: Model, kind: str, x: Floats) -> U
         )  # fmt: skip
 
 
-def run(places: Places, given: Path | None) -> str:
+def run(places: Places, given: Path | None, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
     found: dict[str, dict[str, UncertaintyResult]] = {}
+    chosen = nets(PUBLISHED, own_models("mnist"), only)
     images = kinds(places, given)
-    for name, model in networks(places).items():
-        found[name] = {kind: read_off(places, name, model, kind, x) for kind, x in images.items()}
+    for net in chosen:
+        model = net.read(places)
+        found[net.name] = {kind: read_off(places, net.name, model, kind, x) for kind, x in images.items()}
     rows: list[Row] = [
         {
             "network": name, "inputs": kind, "eps": reading.radius, "count": reading.inputs,

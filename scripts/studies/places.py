@@ -8,7 +8,8 @@ benchmarks/.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,10 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SKLEARN = "this needs scikit-learn: pip install 'bnn-vnnlib[studies]'"
 MANY = 8
 """Names in a message, at most."""
+_PLACE = re.compile(r"pra(\d)_tau(\d\d)")
 UCI_FILES = {"concrete": "uci_concrete.npz", "powerplant": "uci_power-plant.npz"}
 
 
@@ -103,6 +106,37 @@ def named(names: Iterable[str], parts: Sequence[str]) -> list[str]:
     return chosen
 
 
+@dataclass(frozen=True)
+class Net:
+    """A network of a study, which is read only when it is looked at; family: hcas, concrete, powerplant, .."""
+
+    name: str
+    family: str
+    ours: bool
+
+    def read(self, places: Places) -> Model:
+        """The model."""
+        if self.ours:
+            return read_model(own_models(self.family)[self.name])
+        return places.published(self.name, "gaussian" if self.family in UCI_FILES else "categorical")
+
+
+def nets(published: Mapping[str, str], own: Iterable[str], only: Sequence[str]) -> list[Net]:
+    """Published networks (name -> family) and those of our own that are there, as far as their names are wanted."""
+    families = {name: name.split("_")[0] for name in own}
+    found = {name: Net(name, family, False) for name, family in published.items()}
+    found |= {name: Net(name, of, True) for name, of in families.items() if name in own_models(of)}
+    return [found[name] for name in named(found, only)]
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Previous advisory and time of a network for collision avoidance, from its name."""
+    found = _PLACE.search(name)
+    if found is None:
+        raise InputError(f"the network {name!r} does not say pra? and tau?? in its name")
+    return int(found[1]), int(found[2])
+
+
 def hcas_grid(places: Places) -> Floats:
     """(53792, 3) scaled inputs: distance, bearing, heading; the distance varies fastest."""
     return np.load(places.file("hcas_X.npy")).astype(np.float64)
@@ -111,6 +145,11 @@ def hcas_grid(places: Places) -> Floats:
 def hcas_labels(places: Places, advisory: int, time: int) -> Labels:
     """(53792,) published labels, -1 where there is none."""
     return np.load(places.file(f"hcas_labels_pra{advisory}_tau{time:02d}.npy")).astype(np.int64)
+
+
+def hcas_labels_of(places: Places, name: str) -> Labels:
+    """The labels of the place that a network's name says."""
+    return hcas_labels(places, *place_of(name))
 
 
 def regression(places: Places, name: str) -> tuple[Floats, Floats]:
@@ -142,7 +181,25 @@ def signs(places: Places) -> tuple[Floats, Labels]:
 
 def signs_held_out(labels: Labels) -> Labels:
     """Rows of `signs` that our own networks were not trained on (benchmarks/families/sources.py)."""
-    from sklearn.model_selection import train_test_split
+    return _held_out(labels, 0.25)
 
-    split = train_test_split(np.arange(len(labels)), test_size=0.25, random_state=0, stratify=labels)
+
+def digits() -> tuple[Floats, Labels]:
+    """Test images (360, 64) of 8 x 8 pixels in [0, 1] and labels (benchmarks/digits/splits.py)."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise OptionError(SKLEARN) from None
+    stored = load_digits()
+    rows = _held_out(stored.target, 360)
+    return stored.data[rows] / 16, stored.target[rows].astype(np.int64)
+
+
+def _held_out(labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    """Rows of the test part, in their order."""
+    try:
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        raise OptionError(SKLEARN) from None
+    split = train_test_split(np.arange(len(labels)), test_size=share, random_state=0, stratify=labels)
     return np.sort(np.asarray(split[1], np.int64))

@@ -14,6 +14,7 @@ attack can fail, so an empirical radius above MinUR would prove nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,11 @@ from bnn_vnnlib.robustness.attack import Attack, Params
 from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.sweeps import Bounding, Inputs, Radii, RadiusResult, Source, make_inputs, radii
 from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
+from studies import boxes, tables
 from studies import regression as by_regression
-from studies import tables
 from studies.drawing import LEVEL, networks
-from studies.figures import SERIES, panels, save
-from studies.places import Floats, Places, hcas_grid, hcas_labels, regression
+from studies.figures import boxplot, grid, save
+from studies.places import UCI_FILES, Floats, Net, Places, nets, regression
 from studies.tables import Row
 from studies.watching import watched
 
@@ -55,6 +56,7 @@ class Subject:
     inputs: Inputs
     search: Radii
     delta: float | None = None
+    unit: str = "half ranges"
 
     @property
     def exact(self) -> bool:
@@ -62,21 +64,26 @@ class Subject:
         return isinstance(self.model.posterior, WeightSamples)
 
 
-def subjects(places: Places) -> list[Subject]:
-    """Concrete, and collision avoidance by VI and HMC (points without a label are left out)."""
-    x, y = regression(places, "concrete")
-    rows = places.some(len(x))
-    arrays = {"x": x[rows], "y": y[rows], "scale": np.ptp(x, axis=0) / 2}
-    name = by_regression.PUBLISHED["concrete"]
-    delta = by_regression.SHARE * float(np.ptp(y))
-    found = [Subject(name, places.published(name, "gaussian"), make_inputs(arrays), by_regression.SEARCH, delta)]
-    grid, labels = hcas_grid(places), hcas_labels(places, 0, 20)
-    grid, labels = grid[labels >= 0], labels[labels >= 0]
-    rows = places.some(len(grid))
-    boxes = make_inputs({"x": grid[rows], "label": labels[rows]})
-    for name in ("hcas_rob_pra0_tau20", "hcas_hmc_pra0_tau20"):
-        found.append(Subject(name, places.published(name, "categorical"), boxes, Radii(largest=1.0, tolerance=0.002)))
-    return found
+PUBLISHED = {"uci_vogn32tanh_concrete1": "concrete", "hcas_rob_pra0_tau20": "hcas", "hcas_hmc_pra0_tau20": "hcas"}
+"""Name -> family."""
+OWN = ("concrete_vi_100", "concrete_hmc_100", "hcas_vi_125_pra0_tau20", "digits_vi_mlp")
+LARGEST = {"hcas": 1.0, "digits": 0.5}
+UNITS = {"hcas": "scaled inputs", "digits": "pixels in [0, 1]"}
+
+
+def subject(places: Places, net: Net) -> Subject:
+    """A network and inputs of its family (points without a label are left out)."""
+    model = net.read(places)
+    if net.family in UCI_FILES:
+        x, y = regression(places, net.family)
+        rows = places.some(len(x))
+        arrays = {"x": x[rows], "y": y[rows], "scale": np.ptp(x, axis=0) / 2}
+        delta = by_regression.SHARE * float(np.ptp(y))
+        return Subject(net.name, model, make_inputs(arrays), by_regression.SEARCH, delta)
+    x, labels = boxes.labelled(places, net)
+    some = labels >= 0
+    inputs = make_inputs({"x": x[some], "label": labels[some]}, clip=None if net.family == "hcas" else (0.0, 1.0))
+    return Subject(net.name, model, inputs, Radii(largest=LARGEST[net.family], tolerance=0.002), unit=UNITS[net.family])
 
 
 def searched(places: Places, subject: Subject) -> RadiusResult:
@@ -168,7 +175,7 @@ def validated(places: Places, subject: Subject) -> Outcome:
         least = read_columns(path)[0]["distance"]
         reached.append(empirical(least, weights))
         broken.append(float(weights[least <= found.robust[row]].sum()))
-    ends, unit = (found.robust[rows], found.unrobust[rows]), "scaled inputs" if subject.delta is None else "half ranges"
+    ends, unit = (found.robust[rows], found.unrobust[rows]), subject.unit
     return Outcome(*ends, np.array(reached), np.array(broken), subject.exact, unit)
 
 
@@ -185,9 +192,9 @@ def row_of(name: str, found: Outcome) -> Row:
     }  # fmt: skip
 
 
-def run(places: Places) -> str:
+def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the box plots."""
-    found = {subject.name: validated(places, subject) for subject in subjects(places)}
+    found = {net.name: validated(places, subject(places, net)) for net in nets(PUBLISHED, OWN, only)}
     draw(places.out, found)
     caption = (
         f"{places.which}; threshold {THRESHOLD}; {NETWORKS} networks (of weight samples all), each attacked with "
@@ -198,15 +205,10 @@ def run(places: Places) -> str:
 
 def draw(out: Path, found: dict[str, Outcome]) -> None:
     """Box plots of the three radii."""
-    figure, axes = panels(len(found), width=3.0, height=3.0)
+    figure, axes = grid(len(found))
     for one, (name, outcome) in zip(axes, found.items(), strict=True):
         data = [values[np.isfinite(values)] for values in (outcome.robust, outcome.reached, outcome.unrobust)]
-        plot = one.boxplot(
-            data, tick_labels=["MaxRR\n(certified)", "attacks", "MinUR\n(certified)"], patch_artist=True,
-            medianprops={"color": "black"}, widths=0.6,
-        )  # fmt: skip
-        for patch, colour in zip(plot["boxes"], (SERIES[0], "#dddddd", SERIES[4]), strict=True):
-            patch.set_facecolor(colour)
+        boxplot(one, data, ["MaxRR\n(proved)", "attacks", "MinUR\n(proved)"])
         one.set(title=name, ylabel=f"radius ({outcome.unit})")
         one.set_ylim(bottom=0)
     save(figure, out, "validation_radii")

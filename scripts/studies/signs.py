@@ -5,19 +5,19 @@ Bounds on D answer both questions by themselves, so nothing is attacked: what th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bnn_vnnlib.model import Model
+from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save
-from studies.places import Floats, Labels, Places, own, signs, signs_held_out
+from studies.places import Floats, Labels, Places, named, own_models, signs, signs_held_out
 from studies.tables import Row
 from studies.watching import watched
 
@@ -46,7 +46,7 @@ class Subject:
     inputs: Mapping[str, Floats]
 
 
-def subjects(places: Places) -> list[Subject]:
+def subjects(places: Places, only: Sequence[str] = ()) -> list[Subject]:
     """Images are flattened as each network takes them: blue first, channels last (published); channels first (ours).
 
     What noise was published is not known; the images behind the published networks are stored in [-.5, .5].
@@ -64,11 +64,13 @@ def subjects(places: Places) -> list[Subject]:
         inputs = {SIGNS: flat(images[rows]), NOISY: flat(noise)}
         return Subject(name, model, labels[rows], inputs if ours else {**inputs, CENTRED: flat(noise - 0.5)})
 
-    everything = np.arange(len(images))
-    found = [subject(name, places.published(name, "categorical"), everything, False) for name in PUBLISHED]
-    ours = own("traffic_signs")
-    held_out = signs_held_out(labels) if ours else labels
-    return [*found, *(subject(name, model, held_out, True) for name, model in ours.items())]
+    everything, ours = np.arange(len(images)), own_models("traffic_signs")
+    return [
+        subject(name, read_model(ours[name]), signs_held_out(labels), True)
+        if name in ours
+        else subject(name, places.published(name, "categorical"), everything, False)
+        for name in named([*PUBLISHED, *ours], only)
+    ]
 
 
 def bounded(places: Places, subject: Subject, kind: str) -> UncertaintyResult:
@@ -147,9 +149,9 @@ def ends(result: UncertaintyResult, kind: str, radius: float) -> tuple[Floats, F
     return np.maximum(low.max(-1), 1 / low.shape[1]), high.max(-1)
 
 
-def run(places: Places) -> str:
+def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
-    results = {one.name: {kind: bounded(places, one, kind) for kind in one.inputs} for one in subjects(places)}
+    results = {one.name: {kind: bounded(places, one, kind) for kind in one.inputs} for one in subjects(places, only)}
     draw(places.out, results)
     rows = [
         row for name, found in results.items() for kind, result in found.items() for row in rows_of(name, kind, result)

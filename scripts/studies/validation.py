@@ -15,6 +15,7 @@ the point must not be implausibly large.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +27,17 @@ from rich.progress import track
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.model import Model, WeightSamples
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
-from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
+from bnn_vnnlib.robustness.problem import from_cases
+from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
-from studies import tables
+from studies import boxes, tables
+from studies.boxes import Boxes
 from studies.drawing import LEVEL, networks
-from studies.figures import SERIES, panels, save
-from studies.places import Floats, Places, hcas_grid, hcas_labels, mnist
+from studies.figures import boxplot, grid, save
+from studies.places import Floats, Places, nets
 from studies.tables import Row
 from studies.watching import watched
 
@@ -48,106 +49,84 @@ NETWORKS = 100
 CHUNK = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A network, boxes around labelled inputs, and the seed that draws its networks."""
-
-    name: str
-    model: Model
-    lower: Floats
-    upper: Floats
-    labels: NDArray[np.int64]
-
-    def networks(self, count: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Sets of weights (K, ..) and their probabilities (K,)."""
-        return networks(self.model, count, seed)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the predictive is a finite sum."""
-        return isinstance(self.model.posterior, WeightSamples)
+RADII = {"hcas": 0.025, "concrete": 0.02, "mnist": 0.05, "digits": 0.02}
+PUBLISHED = {"hcas_rob_pra0_tau20": "hcas", "hcas_hmc_pra0_tau20": "hcas", "mnist_vogn_32x1_eps0.1": "mnist"}
+"""Name -> family."""
+OWN = ("hcas_vi_125_pra0_tau20", "hcas_hmc_125_pra0_tau20", "concrete_vi_100", "concrete_ivon_100", "digits_vi_mlp",
+       "digits_ensemble")  # fmt: skip
+FAR = 1e6
+"""No output is as large: the attack goes on to the end."""
 
 
-def subjects(places: Places) -> list[Subject]:
-    """Collision avoidance (VI and HMC) on +-.025, digits on +-.05."""
-    grid, labels = hcas_grid(places), hcas_labels(places, 0, 20)
-    rows = places.some(len(grid))
-    ends = grid[rows] - 0.025, grid[rows] + 0.025
-    found = [
-        Subject(name, places.published(name, "categorical"), *ends, labels[rows])
-        for name in ("hcas_rob_pra0_tau20", "hcas_hmc_pra0_tau20")
-    ]
-    x, digit = mnist(places)
-    x, digit = x[: places.limit], digit[: places.limit]
-    name = "mnist_vogn_32x1_eps0.1"
-    ends = np.maximum(x - 0.05, 0), np.minimum(x + 0.05, 1)
-    return [*found, Subject(name, places.published(name, "categorical"), *ends, digit)]
-
-
-def bounds(places: Places, subject: Subject, query: str) -> dict[str, NDArray]:
+def bounds(places: Places, subject: Boxes, query: str) -> dict[str, NDArray]:
     """Columns of a sweep over the boxes."""
-    table = make_table({"lower": subject.lower, "upper": subject.upper, "label": subject.labels})
-    folder = places.out / "work" / f"validation-{query}-{len(subject.labels)}" / subject.name
+    folder = places.out / "work" / f"validation-{query}-{len(subject)}" / subject.name
     how = Bounding(query=query, tau_safe=None if query == "decision" else 0.98,
                    tau_unsafe=None if query == "decision" else 0.05)  # fmt: skip
     with watched(f"{subject.name} {query}") as watch:
-        pair = Pair(Source(memory=subject.model), table)
+        pair = Pair(Source(memory=subject.model), subject.table())
         return sweep([pair], how, out=folder, points=True, watch=watch).columns
 
 
-def driven(subject: Subject, rows: NDArray[np.int64]) -> dict[str, Floats]:
-    """Least and largest predictive probability of the label that the attack finds, and how far off they may be."""
-    guides, _ = subject.networks(GUIDES, 0)
-    low, high = torch.as_tensor(subject.lower[rows]), torch.as_tensor(subject.upper[rows])
-    label = torch.as_tensor(subject.labels[rows])
-    outputs = subject.model.network.signature.output_size
+def driven(subject: Boxes, rows: NDArray[np.int64]) -> dict[str, Floats]:
+    """Least and largest predictive of the label (regression: output) that attacks find, and how far off they may be."""
+    guides, _ = networks(subject.model, GUIDES, 0)
+    ends = torch.as_tensor(subject.lower[rows]), torch.as_tensor(subject.upper[rows])
+    picked = np.zeros(len(rows), np.int64) if subject.labels is None else subject.labels[rows]
+    transform = "identity" if subject.labels is None else "softmax"
     found = {}
     for name, sign in (("least", 1.0), ("most", -1.0)):
-        rows_of = sign * torch.nn.functional.one_hot(label, outputs).double().numpy()
-        # -2 is never reached: the attack goes on to the end
-        cases = [[(row[None], np.array([-2.0]), np.array([False]))] for row in rows_of]
-        problem = from_cases(low, high, cases, outputs)
-        x, _ = attack.run(subject.model.network, problem, guides, ATTACK, "softmax", "mean")
-        found[name], found[f"{name}_slack"] = predictive(subject, x[0], label)
+        outward = sign * np.eye(subject.outputs)[picked]
+        cases = [[(row[None], np.array([-FAR]), np.array([False]))] for row in outward]
+        problem = from_cases(*ends, cases, subject.outputs)
+        x, _ = attack.run(subject.model.network, problem, guides, ATTACK, transform, "mean")
+        found[name], found[f"{name}_slack"] = predictive(subject, x[0], torch.as_tensor(picked))
     return found
 
 
-def predictive(subject: Subject, x: Tensor, label: Tensor) -> tuple[Floats, Floats]:
-    """Mean probability of the label at points (N, n), and how far D may be from it but with probability LEVEL."""
-    params, share = subject.networks(FRESH, 1)
+def predictive(subject: Boxes, x: Tensor, picked: Tensor) -> tuple[Floats, Floats]:
+    """Mean of the label's probability, or of the output, at points (N, n), and how far D may be from it."""
+    params, share = networks(subject.model, FRESH, 1)
     with torch.no_grad():
-        values = torch.softmax(evaluate(subject.model.network, x, params), -1)
-    values = values.gather(-1, label[None, :, None].expand(len(share), -1, 1))[..., 0]
+        values = evaluate(subject.model.network, x, params)
+        values = values if subject.labels is None else torch.softmax(values, -1)
+    values = values.gather(-1, picked[None, :, None].expand(len(share), -1, 1))[..., 0]
     mean = (share[:, None] * values).sum(0).numpy()
     if subject.exact:
         return mean, np.full(len(mean), 1e-9)
-    spread, logarithm = values.var(0).numpy(), math.log(4 / LEVEL)
-    return mean, np.sqrt(2 * spread * logarithm / FRESH) + 7 * logarithm / (3 * (FRESH - 1))
+    return mean, slack(values.var(0).numpy(), bounded=subject.labels is not None)
 
 
-def unbroken(subject: Subject, rows: NDArray[np.int64]) -> Floats:
+def slack(variance: Floats, bounded: bool) -> Floats:
+    """How far the mean of FRESH values may be from the expectation but with probability LEVEL.
+
+    Probabilities lie in [0, 1]: empirical Bernstein. Outputs have no range: Student's t, exact for normal values only.
+    """
+    if not bounded:
+        return np.sqrt(variance / FRESH) * float(stats.t.isf(LEVEL / 2, FRESH - 1))
+    logarithm = math.log(4 / LEVEL)
+    return np.sqrt(2 * variance * logarithm / FRESH) + 7 * logarithm / (3 * (FRESH - 1))
+
+
+def unbroken(subject: Boxes, rows: NDArray[np.int64]) -> Floats:
     """Share of the networks for which no attack finds a violation in the box."""
-    params, share = subject.networks(NETWORKS, 2)
-    problem = _problem(subject, rows)
-    _, value = attack.run(subject.model.network, problem, params, SINGLE)
+    params, share = networks(subject.model, NETWORKS, 2)
+    _, value = attack.run(subject.model.network, subject.problem(rows), params, SINGLE)
     return np.asarray((share[:, None] * (value > 0)).sum(0).numpy(), np.float64)
 
 
-def _problem(subject: Subject, rows: NDArray[np.int64]) -> Problem:
-    ends = torch.as_tensor(subject.lower[rows]), torch.as_tensor(subject.upper[rows])
-    outputs = subject.model.network.signature.output_size
-    return from_labels(*ends, torch.as_tensor(subject.labels[rows]), outputs)
-
-
-def safe_at(subject: Subject, rows: NDArray[np.int64], points: Floats) -> Floats:
+def safe_at(subject: Boxes, rows: NDArray[np.int64], points: Floats) -> Floats:
     """Share of the networks that are safe at one point of each box: an upper estimate of P_safe."""
-    params, share = subject.networks(NETWORKS, 3)
+    params, share = networks(subject.model, NETWORKS, 3)
     with torch.no_grad():
         value = evaluate(subject.model.network, torch.as_tensor(points), params)
-    label = torch.as_tensor(subject.labels[rows])[None, :, None].expand(len(share), -1, 1)
-    mine = value.gather(-1, label)[..., 0]
-    rest = value.scatter(-1, label, -torch.inf).amax(-1)
-    return np.asarray((share[:, None] * (mine > rest)).sum(0).numpy(), np.float64)
+    if subject.labels is None:
+        least, most = (torch.as_tensor(ends) for ends in subject.ranges(rows))
+        safe = (least < value[..., 0]) & (value[..., 0] < most)
+    else:
+        label = torch.as_tensor(subject.labels[rows])[None, :, None].expand(len(share), -1, 1)
+        safe = value.gather(-1, label)[..., 0] > value.scatter(-1, label, -torch.inf).amax(-1)
+    return np.asarray((share[:, None] * safe).sum(0).numpy(), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +143,7 @@ class Outcome:
     at_point: Floats
     slack: tuple[Floats, Floats]
     exact: bool
+    what: str = "D of the label"
 
     @property
     def outside(self) -> NDArray[np.bool_]:
@@ -186,11 +166,11 @@ class Outcome:
         return (self.p_high < 1) & (tail < LEVEL)
 
 
-def validated(places: Places, subject: Subject) -> Outcome:
+def validated(places: Places, subject: Boxes) -> Outcome:
     """Attack every box; finished chunks are kept."""
     decision, safety = (bounds(places, subject, query) for query in ("decision", "probabilistic"))
-    kept = np.flatnonzero(subject.labels >= 0)
-    folder = places.out / "work" / f"validation-attacks-{len(subject.labels)}" / subject.name
+    kept = subject.asked
+    folder = places.out / "work" / f"validation-attacks-{len(subject)}" / subject.name
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     chunks = [kept[k : k + CHUNK] for k in range(0, len(kept), CHUNK)]
@@ -201,11 +181,12 @@ def validated(places: Places, subject: Subject) -> Outcome:
             write_columns(path, found | {"at_point": safe_at(subject, rows, safety["point"][rows])})
         parts.append(read_columns(path)[0])
     reached = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    each, label = kept, subject.labels[kept]
+    place = kept, (0 if subject.labels is None else subject.labels[kept])
     return Outcome(
-        decision["decision_lower"][each, label], decision["decision_upper"][each, label], reached["least"],
-        reached["most"], safety["p_safe_lower"][kept], safety["p_safe_upper"][kept], reached["share"],
+        decision["decision_lower"][place], decision["decision_upper"][place], reached["least"], reached["most"],
+        safety["p_safe_lower"][kept], safety["p_safe_upper"][kept], reached["share"],
         reached["at_point"], (reached["least_slack"], reached["most_slack"]), subject.exact,
+        "D of the label" if subject.labels is not None else "expected output (sd of targets)",
     )  # fmt: skip
 
 
@@ -222,9 +203,11 @@ def row_of(name: str, found: Outcome) -> Row:
     }  # fmt: skip
 
 
-def run(places: Places) -> str:
+def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the box plots."""
-    found = {subject.name: validated(places, subject) for subject in subjects(places)}
+    found = {
+        net.name: validated(places, boxes.made(places, net, RADII[net.family])) for net in nets(PUBLISHED, OWN, only)
+    }
     draw(places.out, found)
     caption = f"{places.which}; {NETWORKS} networks attacked; a violation has probability below {LEVEL} by chance"
     return tables.write(places.out, "validation", [row_of(*item) for item in found.items()], caption)
@@ -232,13 +215,11 @@ def run(places: Places) -> str:
 
 def draw(out: Path, found: dict[str, Outcome]) -> None:
     """Box plots of bounds and of what attacks reached."""
-    figure, axes = panels(len(found), width=3.0, height=3.0)
+    figure, axes = grid(len(found))
     for one, (name, outcome) in zip(axes, found.items(), strict=True):
         data = [outcome.low, outcome.least, outcome.most, outcome.high]
-        names = ["lower\nbound", "attack\ndown", "attack\nup", "upper\nbound"]
-        plot = one.boxplot(data, tick_labels=names, patch_artist=True, medianprops={"color": "black"}, widths=0.6)
-        for patch, colour in zip(plot["boxes"], (SERIES[0], "#dddddd", "#dddddd", SERIES[4]), strict=True):
-            patch.set_facecolor(colour)
-        one.set(title=name, ylim=(-0.03, 1.03))
-    axes[0].set_ylabel("D of the label")
+        boxplot(one, data, ["lower\nbound", "attack\ndown", "attack\nup", "upper\nbound"])
+        one.set(title=name, ylabel=outcome.what)
+        if outcome.what == "D of the label":
+            one.set_ylim(-0.03, 1.03)
     save(figure, out, "validation")
