@@ -174,6 +174,60 @@ def test_no_attack_gets_past_a_bound(data: Path, tmp_path: Path) -> None:
     assert sum(int(row["inputs"]) for row in rows) > 0
 
 
+@pytest.fixture
+def own(data: Path, tmp_path: Path) -> None:
+    """Three networks of our own in what the studies take for benchmarks/: hcas, concrete (wide), digits."""
+    from npz_to_onnx import convert
+    from onnx import save_model
+
+    for name, sizes, activation, likelihood in (
+        ("hcas_vi_125_pra0_tau20", (3, 6, 5), "relu", "categorical"),
+        ("concrete_vi_100", (8, 5, 1), "relu", "gaussian"),
+        ("digits_vi_mlp", (64, 6, 10), "relu", "categorical"),
+    ):
+        dense(tmp_path, name, sizes, activation)
+        folder = tmp_path / name.split("_")[0] / "onnx"
+        folder.mkdir(parents=True)
+        save_model(convert(tmp_path / f"{name}.npz", likelihood), folder / f"{name}.onnx")
+
+
+def test_our_own_networks_are_attacked_as_well(data: Path, tmp_path: Path, own: None) -> None:
+    """A regression, whose output is attacked instead of a probability, and a classifier of other digits."""
+    chosen = ["--network", "concrete_vi_100", "--network", "digits_vi_mlp"]
+    study("validation", "--data", data, "--out", tmp_path / "out", "--limit", 2, "--only", "bounds", *chosen)
+    rows = table(tmp_path / "out" / "validation.csv")
+    assert [row["network"] for row in rows] == ["concrete_vi_100", "digits_vi_mlp"]
+    assert {row[name] for row in rows for name in row if "violations" in name} == {"0"}
+    assert all(float(row["D: mean gap"]) > float(row["D: mean attacked least - lower"]) > 0 for row in rows)
+    study("validation", "--data", data, "--out", tmp_path / "out", "--limit", 2, "--only", "radii", *chosen)
+    rows = table(tmp_path / "out" / "validation_radii.csv")
+    assert [row["network"] for row in rows] == ["concrete_vi_100", "digits_vi_mlp"]
+    assert [row["violations"] for row in rows] == ["0", "0"]
+
+
+def test_the_recipe_on_our_own_networks(data: Path, tmp_path: Path, own: None) -> None:
+    study("recipe", "--data", data, "--out", tmp_path / "out", "--limit", 2, "--network", "_vi_")
+    rows = table(tmp_path / "out" / "recipe.csv")
+    assert [row["network"] for row in rows] == ["hcas_vi_125_pra0_tau20", "concrete_vi_100", "digits_vi_mlp"]
+    assert [row["weights"] for row in rows] == ["59", "51", "460"]
+    assert (tmp_path / "out" / "recipe_own.png").is_file()
+    assert not (tmp_path / "out" / "recipe.png").exists()
+
+
+def test_how_far_a_mean_may_be_off() -> None:
+    """Of bounded values by the inequality; of others by Student's t, for which normal values are drawn here."""
+    from studies import validation
+
+    chance = np.random.default_rng(0)
+    values = chance.normal(3.0, 2.0, (4000, validation.FRESH))
+    off = np.abs(values.mean(1) - 3.0)
+    allowed = validation.slack(values.var(1, ddof=1), bounded=False)
+    assert (off <= allowed).all()
+    quantile = stats.norm.isf(validation.LEVEL / 2)
+    np.testing.assert_allclose(allowed, quantile * 2 / math.sqrt(validation.FRESH), rtol=0.25)
+    assert (validation.slack(values.var(1), bounded=True) > allowed).all()
+
+
 def test_a_bound_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that cut off what the attack reaches, or claim more than the share of the networks, are violations."""
     from studies import validation
@@ -311,6 +365,14 @@ REGRESSION_MESSAGE = (
             ["mnist", "--data", "DATA", "--out", "OUT", "--network", "32x1"],
             "with --network say --only",
         ),
+        (["recipe", "--data", "DATA", "--out", "OUT", "--network", "nix"], "there are 'hcas_rob_pra0_tau20', 'uci_"),
+        (["validation", "--data", "DATA", "--out", "OUT", "--network", "hcas"], "with --network say --only"),
+        (
+            ["validation", "--data", "DATA", "--out", "OUT", "--only", "radii", "--network", "mnist"],
+            "no network's name contains 'mnist'; there are 'uci_vogn32tanh_concrete1', 'hcas_rob_pra0_tau20'",
+        ),
+        (["outliers", "--data", "DATA", "--out", "OUT", "--network", "nix"], "there are 'mnist_vogn_32x1_eps0.1'"),
+        (["signs", "--data", "DATA", "--out", "OUT", "--network", "nix"], "there are 'gtsrb_VOGN_small_Posterior_0'"),
         (["hcas", "--data", "DATA", "--out", "OUT", "--own"], "there are no networks to choose from"),
         (["regression", "--data", "DATA", "--out", "OUT", "--network", "a b", "--network", "x y"], REGRESSION_MESSAGE),
         (["regression", "--data", "OUT", "--out", "OUT"], "uci_vogn32tanh_concrete1.npz is in none of"),

@@ -49,7 +49,7 @@ def panels(columns: int = 1, rows: int = 1, width: float = WIDTH, height: float 
 
 
 def grid(count: int, columns: int = 3, height: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """So many smaller panels, in rows that are as wide as a page; returns the axes that are used."""
+    """So many panels, in rows that are at most as wide as a page; returns the axes that are used."""
     columns = min(count, columns)
     rows = -(-count // columns)
     figure, axes = panels(columns, rows, min(WIDTH, 2 * WIDTH / columns), height)

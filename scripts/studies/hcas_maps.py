@@ -19,7 +19,8 @@ REACH = 25.0
 NAMES = ("clear of conflict", "weak left", "weak right", "strong left", "strong right")
 COLOURS = ("#ffffff", "#f4c95d", "#8fd0f0", "#c7761b", "#1d5f99")
 STATES = ("safe: >= .98", "between", "unsafe: < .05", "undecided", "no label")
-STATE_COLOURS = (SAFE, "#f4c95d", UNSAFE, OPEN, "#ffffff")
+NO_LABEL = "#777777"
+STATE_COLOURS = (SAFE, "#f4c95d", UNSAFE, OPEN, NO_LABEL)
 
 
 def state(lower: Floats, upper: Floats, labels: Labels) -> Labels:
@@ -32,7 +33,7 @@ def state(lower: Floats, upper: Floats, labels: Labels) -> Labels:
 def draw_map(
     out: Path, name: str, grid: Floats, labels: Labels, advised: Labels, bounds: tuple[Floats, Floats]
 ) -> None:
-    """Three maps side by side: the label, the mean network's advisory, and what is proved about P_safe in each cell.
+    """Three maps: the label, the mean network's advisory, and what is proved about P_safe in each cell.
 
     Parameters
     ----------
@@ -44,20 +45,22 @@ def draw_map(
     distance, bearing = np.unique(places[:, 0]), np.unique(places[:, 1])
     radius, angle = edges(distance) / 1000, edges(bearing)
     x, y = radius[None] * np.cos(angle)[:, None], radius[None] * np.sin(angle)[:, None]
-    figure, axes = panels(3, height=4.3)
+    figure, axes = panels(2, 2, height=3.5)
     contents = ((labels, COLOURS, "advisory of the table"),
                 (advised, COLOURS, "advisory of the mean network"),
                 (state(*bounds, labels), STATE_COLOURS, "P_safe of the table's advisory"))  # fmt: skip
-    for one, (values, colour, title) in zip(axes, contents, strict=True):
+    for one, (values, colour, title) in zip(axes[:3], contents, strict=True):
         shown = values.reshape(len(bearing), len(distance))
         scale = colours.ListedColormap(list(colour)), colours.BoundaryNorm(np.arange(6) - 0.5, 5)
-        one.pcolormesh(x, y, np.where(shown < 0, 0, shown), cmap=scale[0], norm=scale[1], rasterized=True)
+        one.pcolormesh(x, y, np.ma.masked_less(shown, 0), cmap=scale[0], norm=scale[1], rasterized=True)
         one.annotate("", (0.12 * REACH, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "color": "black"})
         one.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), xlabel="ahead (1,000 ft)", ylabel="left (1,000 ft)")
-        one.set(title=title, aspect="equal")
+        one.set(title=title, aspect="equal", facecolor=NO_LABEL)
         one.grid(visible=False)
-    figure.legend(handles=_marks(NAMES, COLOURS), loc="outside lower left", ncols=3, frameon=False)
-    figure.legend(handles=_marks(STATES, STATE_COLOURS), loc="outside lower right", ncols=3, frameon=False)
+    axes[3].set_axis_off()
+    legend = axes[3].legend(handles=_marks(NAMES, COLOURS), title="advisory", loc="upper left", frameon=False)
+    axes[3].add_artist(legend)  # a second legend would take its place
+    axes[3].legend(handles=_marks(STATES, STATE_COLOURS), title="P_safe", loc="lower left", frameon=False)
     heading = np.degrees(places[0, 2])
     figure.suptitle(f"{name}, relative heading {heading:.0f} deg; own aircraft at 0, flying to the right", fontsize=9)
     save(figure, out, f"hcas_map_{name}")

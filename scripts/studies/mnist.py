@@ -22,7 +22,7 @@ from bnn_vnnlib.sweeps import (
 )
 from studies import published as paper
 from studies import tables
-from studies.figures import MARKS, SERIES, panels, save
+from studies.figures import MARKS, SERIES, grid, panels, save
 from studies.places import Places, mnist, mnist_held_out, named, own
 from studies.tables import Row
 from studies.watching import watched
@@ -80,7 +80,7 @@ def decisions(places: Places, only: Sequence[str] = ()) -> str:
 
 def draw_decisions(out: Path, found: dict[str, UncertaintyResult]) -> None:
     """Mean bounds with bands of one standard deviation over the images."""
-    figure, axes = panels(len(found), width=2.9)
+    figure, axes = grid(len(found))
     for one, (name, result) in zip(axes, found.items(), strict=True):
         radius = result.columns["radius"]
         for column, colour, mark, word in (
@@ -134,7 +134,7 @@ def architectures(places: Places, only: Sequence[str] = ()) -> str:
 
 def draw_architectures(out: Path, rows: list[Row]) -> None:
     """Mean radii against width at depth 1, and against depth at width 32."""
-    figure, axes = panels(2)
+    figure, axes = panels(2, height=3.0)
     for one, along, fixed, value in ((axes[0], "width", "depth", 1), (axes[1], "depth", "width", 32)):
         for k, (trained, column) in enumerate((t, c) for t in (0.05, 0.1) for c in ("mean MaxRR", "mean MinUR")):
             of = sorted(

@@ -16,7 +16,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import tables
-from studies.figures import MARKS, SERIES, panels, save
+from studies.figures import MARKS, SERIES, grid, save
 from studies.places import Floats, Places, mnist, mnist_held_out, nets, own_models
 from studies.tables import Row
 from studies.watching import watched
@@ -99,7 +99,7 @@ def run(places: Places, given: Path | None, only: Sequence[str] = ()) -> str:
 
 def draw(out: Path, found: Mapping[str, Mapping[str, UncertaintyResult]]) -> None:
     """Share certified uncertain against the radius."""
-    figure, axes = panels(len(found), width=3.0)
+    figure, axes = grid(len(found))
     for one, (name, results) in zip(axes, found.items(), strict=True):
         for k, (kind, result) in enumerate(results.items()):
             shares = [100 * reading.uncertain for reading in result.readings]

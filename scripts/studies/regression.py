@@ -11,7 +11,7 @@ from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Bounding, Radii, RadiusResult, Source, make_inputs, radii
 from studies import published as paper
 from studies import tables
-from studies.figures import SERIES, panels, save
+from studies.figures import SERIES, grid, save
 from studies.places import Places, named, own, regression
 from studies.tables import Row
 from studies.watching import watched
@@ -61,26 +61,21 @@ def row_of(name: str, kind: str, found: RadiusResult) -> Row:
 
 def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
     """Both radii of every test input, inputs sorted by the robust one."""
-    kinds = max(len(results) for results in found.values())
-    figure, axes = panels(kinds, len(found), width=2.9, height=2.4)
     from matplotlib.ticker import MaxNLocator
 
-    for one in axes:
-        one.set_axis_off()  # those that stay empty
-    for line, results in enumerate(found.values()):
-        for column, (kind, result) in enumerate(results.items()):
-            one = axes[line * kinds + column]
-            one.set_axis_on()
-            robust, unrobust = np.nan_to_num(result.robust), np.minimum(result.unrobust, SEARCH.largest)
-            order = np.lexsort([unrobust, robust])
-            edges = np.arange(len(order) + 1) + 0.5  # a step for each input, so that few of them are seen as well
-            one.stairs(unrobust[order], edges, baseline=robust[order], fill=True, color="#dddddd", label="not decided")
-            one.stairs(robust[order], edges, baseline=None, color=SERIES[0], label="MaxRR")
-            one.stairs(unrobust[order], edges, baseline=None, color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
-            one.set(title=kind, xlabel="test inputs, sorted", xlim=(0.5, len(order) + 0.5), ylim=(0, 1.03))
-            one.xaxis.set_major_locator(MaxNLocator(integer=True))
-            one.set_ylabel("radius (half ranges)" if column == 0 else "")
-    axes[0].legend(loc="upper left", frameon=False)
+    results = {kind: result for of in found.values() for kind, result in of.items()}
+    figure, axes = grid(len(results))
+    for one, (kind, result) in zip(axes, results.items(), strict=True):
+        robust, unrobust = np.nan_to_num(result.robust), np.minimum(result.unrobust, SEARCH.largest)
+        order = np.lexsort([unrobust, robust])
+        edges = np.arange(len(order) + 1) + 0.5  # a step for each input, so that few of them are seen as well
+        one.stairs(unrobust[order], edges, baseline=robust[order], fill=True, color="#dddddd", label="not decided")
+        one.stairs(robust[order], edges, baseline=None, color=SERIES[0], label="MaxRR")
+        one.stairs(unrobust[order], edges, baseline=None, color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
+        one.set(title=kind, xlabel="test inputs, sorted", xlim=(0.5, len(order) + 0.5), ylim=(0, 1.03))
+        one.set_ylabel("radius (half ranges)")
+        one.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save(figure, out, "regression")
 
 

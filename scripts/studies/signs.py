@@ -16,7 +16,7 @@ from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import published as paper
 from studies import tables
-from studies.figures import SERIES, panels, save
+from studies.figures import SERIES, WIDTH, panels, save
 from studies.places import Floats, Labels, Places, named, own_models, signs, signs_held_out
 from studies.tables import Row
 from studies.watching import watched
@@ -109,7 +109,7 @@ def rows_of(name: str, kind: str, result: UncertaintyResult) -> list[Row]:
 def draw(out: Path, results: Mapping[str, Mapping[str, UncertaintyResult]]) -> None:
     """Bounds at the largest radius, inputs sorted: on the label's probability, and on the largest one on noise."""
     kinds = (SIGNS, NOISY, CENTRED)
-    figure, axes = panels(len(results), len(kinds), width=3.1, height=2.2)
+    figure, axes = panels(len(results), len(kinds), 2 * WIDTH / max(2, len(results)), 1.9)
     for number, one in enumerate(axes):
         line, place = divmod(number, len(results))
         (name, found), kind = list(results.items())[place], kinds[line]
