@@ -20,6 +20,8 @@ from studies.tables import Row
 from studies.watching import watched
 
 STYLES = ("-", "--", ":")
+CHUNK, OWN_CHUNK = 500, 10
+"""Boxes at a time: those of our own networks take seconds each, and what is not finished is lost by a kill."""
 
 
 def pair(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> dict[str, Model]:
@@ -34,7 +36,7 @@ def pair(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> di
     return {there[name]: places.published(name, "categorical") for name in named(there, only)}
 
 
-def bounded(places: Places, place: str, name: str, model: Model) -> Arrays:
+def bounded(places: Places, place: str, name: str, model: Model, chunk: int) -> Arrays:
     """Bounds on D of the label, the decision's verdict, and whether the grid point itself is classified correctly."""
     grid, labels = hcas_grid(places), hcas_labels(places, *place_of(place))
     rows = places.some(len(grid))
@@ -45,7 +47,7 @@ def bounded(places: Places, place: str, name: str, model: Model) -> Arrays:
         table = make_table({"lower": ends[0], "upper": ends[1], "label": labels[rows]})
         folder = places.out / "work" / f"decision-{what}-{len(rows)}" / f"{place}-{name}"
         with watched(f"{place} {name} {what}") as watch:
-            columns[what] = sweep([Pair(Source(memory=model), table)], how, out=folder, watch=watch).columns
+            columns[what] = sweep([Pair(Source(memory=model), table)], how, out=folder, chunk=chunk, watch=watch).columns
     each, label = np.arange(len(rows)), labels[rows].clip(min=0)
     return {
         "label": labels[rows],
@@ -101,7 +103,8 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
 
 def run(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
-    found = {kind: bounded(places, place, kind, model) for kind, model in pair(places, place, ours, only).items()}
+    chunk = OWN_CHUNK if ours else CHUNK
+    found = {kind: bounded(places, place, kind, model, chunk) for kind, model in pair(places, place, ours, only).items()}
     name = f"decision_{'own_' if ours else ''}{place}"
     draw(places.out, name, found)
     rows = [row for kind, columns in found.items() for row in summary(kind, columns)]

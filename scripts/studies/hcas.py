@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ ADVISORIES = ("clear of conflict", "weak left", "weak right", "strong left", "st
 TIMES = (0, 5, 10, 15, 20, 30, 40, 60)
 CUBES, CELLS = "cubes", "cells"
 MAPPED = "pra0_tau20"
+OWN_CHUNK = 20
+"""Boxes at a time of our own networks, which take seconds each: what is not finished is lost by a kill."""
 HEADING = 10
 """Index of the relative heading of the maps: -pi / 2."""
 
@@ -63,15 +65,15 @@ def cells(grid: Floats) -> tuple[Floats, Floats]:
 BOXES = {CUBES: cubes, CELLS: cells}
 
 
-def bounded(places: Places, name: str, model: Model, kind: str, rows: np.ndarray, what: str = "sweep") -> SweepResult:
+def bounded(places: Places, name: str, model: Model, choice: Choice, rows: np.ndarray, what: str) -> SweepResult:
     """P_safe of these rows of the grid; goes on where an earlier call was ended."""
-    lower, upper = (side[rows] for side in BOXES[kind](hcas_grid(places)))
+    lower, upper = (side[rows] for side in BOXES[choice.kind](hcas_grid(places)))
     labels = hcas_labels(places, *place_of(name))[rows]
     table = make_table({"lower": lower, "upper": upper, "label": labels})
     how = Bounding(query="probabilistic", tau_safe=TAU_SAFE, tau_unsafe=TAU_UNSAFE)
-    folder = places.out / "work" / f"{what}-{kind}-{len(rows)}" / name
-    with watched(f"{name} {kind}") as watch:
-        return sweep([Pair(Source(memory=model), table)], how, out=folder, watch=watch)
+    folder = places.out / "work" / f"{what}-{choice.kind}-{len(rows)}" / name
+    with watched(f"{name} {choice.kind}") as watch:
+        return sweep([Pair(Source(memory=model), table)], how, out=folder, chunk=OWN_CHUNK if choice.ours else None, watch=watch)
 
 
 def networks(places: Places, choice: Choice) -> Iterator[tuple[str, Model]]:
@@ -154,7 +156,7 @@ def run(places: Places, choice: Choice, bounds: Path | None = None) -> str:
     if bounds is None:
         chosen = places.some(len(hcas_grid(places)))
         for name, model in networks(places, choice):
-            found = bounded(places, name, model, choice.kind, chosen)
+            found = bounded(places, name, model, choice, chosen, "sweep")
             rows += counts(name, found.columns)
             done = int((found.columns["label"] >= 0).sum())
             seconds.append({
@@ -179,7 +181,7 @@ def maps(places: Places, choice: Choice, index: int = HEADING) -> None:
     headings = np.unique(grid[:, 2])
     rows = np.flatnonzero(grid[:, 2] == headings[index])
     model = network(places, name, choice.ours)
-    found = bounded(places, name, model, CELLS, rows, "map")
+    found = bounded(places, name, model, replace(choice, kind=CELLS), rows, "map")
     labels: Labels = found.columns["label"]
     bounds = found.columns["p_safe_lower"], found.columns["p_safe_upper"]
     draw_map(places.out, name, grid[rows], labels, mean_output(model, grid[rows]).argmax(-1), bounds)

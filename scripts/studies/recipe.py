@@ -34,7 +34,7 @@ from studies.watching import watched
 
 NUMBERS = (1, 5, 20)
 MARGINS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
-CHUNK = 50
+CHUNK = 20
 LEAST = -400.0
 """Where the figures' axis ends, in powers of ten."""
 

@@ -20,8 +20,8 @@ THRESHOLD = 0.7
 SHARE = 0.25
 """The output may move from its target by this share of the range of the test targets."""
 SEARCH = Radii(largest=1.0, tolerance=0.002)
-CHUNK = 1024
-"""All inputs of a set at once: one batch of what is hard takes little longer than a few of them."""
+CHUNK, OWN_CHUNK = 1024, 64
+"""Inputs at a time, all of a set or many: one batch of what is hard takes little longer than a few of them."""
 PUBLISHED = {name: f"uci_vogn32tanh_{name}1" for name in ("concrete", "powerplant")}
 
 
@@ -35,11 +35,12 @@ def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult
     x, y = regression(places, name)
     rows = places.some(len(x))
     inputs = make_inputs({"x": x[rows], "y": y[rows], "scale": np.ptp(x, axis=0) / 2})
+    chunk = CHUNK if kind.startswith("published") else OWN_CHUNK
     folder = places.out / "work" / f"regression-{len(rows)}" / kind.replace(", ", "_").replace(" ", "_")
     with watched(f"{name} {kind}") as watch:
         return radii(
             Source(memory=model), inputs, SEARCH, threshold=THRESHOLD, delta=SHARE * float(np.ptp(y)),
-            bounding=Bounding(query="probabilistic"), out=folder, chunk=CHUNK, watch=watch,
+            bounding=Bounding(query="probabilistic"), out=folder, chunk=chunk, watch=watch,
         )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ SINGLE = Attack(steps=25, restarts=4)
 """For networks one by one; there are many of them."""
 GUIDES, FRESH = 20, 2000
 NETWORKS = 100
-CHUNK = 5
+CHUNK, BOXES = 5, 10
+"""Boxes that are attacked, and bounded, at a time."""
 
 
 RADII = {"hcas": 0.025, "concrete": 0.02, "mnist": 0.05, "digits": 0.02}
@@ -65,7 +66,7 @@ def bounds(places: Places, subject: Boxes, query: str) -> dict[str, NDArray]:
                    tau_unsafe=None if query == "decision" else 0.05)  # fmt: skip
     with watched(f"{subject.name} {query}") as watch:
         pair = Pair(Source(memory=subject.model), subject.table())
-        return sweep([pair], how, out=folder, points=True, watch=watch).columns
+        return sweep([pair], how, out=folder, points=True, chunk=BOXES, watch=watch).columns
 
 
 def driven(subject: Boxes, rows: NDArray[np.int64]) -> dict[str, Floats]:
