@@ -47,7 +47,9 @@ def bounded(places: Places, place: str, name: str, model: Model, chunk: int) -> 
         table = make_table({"lower": ends[0], "upper": ends[1], "label": labels[rows]})
         folder = places.out / "work" / f"decision-{what}-{len(rows)}" / f"{place}-{name}"
         with watched(f"{place} {name} {what}") as watch:
-            columns[what] = sweep([Pair(Source(memory=model), table)], how, out=folder, chunk=chunk, watch=watch).columns
+            columns[what] = sweep(
+                [Pair(Source(memory=model), table)], how, out=folder, chunk=chunk, watch=watch
+            ).columns
     each, label = np.arange(len(rows)), labels[rows].clip(min=0)
     return {
         "label": labels[rows],
@@ -104,7 +106,9 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
 def run(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
     chunk = OWN_CHUNK if ours else CHUNK
-    found = {kind: bounded(places, place, kind, model, chunk) for kind, model in pair(places, place, ours, only).items()}
+    found = {
+        kind: bounded(places, place, kind, model, chunk) for kind, model in pair(places, place, ours, only).items()
+    }
     name = f"decision_{'own_' if ours else ''}{place}"
     draw(places.out, name, found)
     rows = [row for kind, columns in found.items() for row in summary(kind, columns)]

@@ -73,7 +73,9 @@ def bounded(places: Places, name: str, model: Model, choice: Choice, rows: np.nd
     how = Bounding(query="probabilistic", tau_safe=TAU_SAFE, tau_unsafe=TAU_UNSAFE)
     folder = places.out / "work" / f"{what}-{choice.kind}-{len(rows)}" / name
     with watched(f"{name} {choice.kind}") as watch:
-        return sweep([Pair(Source(memory=model), table)], how, out=folder, chunk=OWN_CHUNK if choice.ours else None, watch=watch)
+        return sweep(
+            [Pair(Source(memory=model), table)], how, out=folder, chunk=OWN_CHUNK if choice.ours else None, watch=watch
+        )
 
 
 def networks(places: Places, choice: Choice) -> Iterator[tuple[str, Model]]:
