@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -373,9 +374,10 @@ REGRESSION_MESSAGE = (
         ),
         (["outliers", "--data", "DATA", "--out", "OUT", "--network", "nix"], "there are 'mnist_vogn_32x1_eps0.1'"),
         (["signs", "--data", "DATA", "--out", "OUT", "--network", "nix"], "there are 'gtsrb_VOGN_small_Posterior_0'"),
+        (["decision", "--data", "OUT", "--out", "OUT"], "hcas_rob_pra0_tau20.npz is neither here nor"),
         (["hcas", "--data", "DATA", "--out", "OUT", "--own"], "there are no networks to choose from"),
         (["regression", "--data", "DATA", "--out", "OUT", "--network", "a b", "--network", "x y"], REGRESSION_MESSAGE),
-        (["regression", "--data", "OUT", "--out", "OUT"], "uci_vogn32tanh_concrete1.npz is in none of"),
+        (["regression", "--data", "OUT", "--out", "OUT"], "uci_vogn32tanh_concrete1.npz is neither here nor"),
         (["hcas", "--data", "DATA", "--out", "OUT", "--bounds", "OUT/none.parquet"], "none.parquet"),
         (["decision", "--data", "DATA", "--out", "OUT", "--own"], "benchmarks/hcas has no network of pra0_tau20"),
     ],
@@ -389,6 +391,34 @@ def test_wrong_input_is_one_message(data: Path, tmp_path: Path, arguments: list[
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("hcas_X.npy", b"no array", ["hcas"], "hcas_X.npy: expected an npy file"),
+        ("hcas_rob_pra0_tau20.npz", b"cut off", ["decision"], "expected a posterior as scripts/npz_to_onnx.py"),
+        ("mnist_t10k.npz", None, ["outliers"], "mnist_t10k.npz: expected an npz file with x, y ("),
+        ("uci_split1.npz", b"", ["regression"], "uci_split1.npz: expected an npz file with concrete_test, concrete_x"),
+        ("gtsrb_50kmh_roadwork_28.npz", b"x", ["signs"], "expected an npz file with x, y"),
+    ],
+)
+def test_a_broken_file_is_one_message(
+    data: Path, tmp_path: Path, name: str, content: bytes | None, arguments: list[str], message: str
+) -> None:
+    """A file that was cut off, or (None) an archive with other arrays."""
+    import study as script
+
+    folder = tmp_path / "broken"
+    shutil.copytree(data, folder)
+    if content is None:
+        np.savez(folder / name, other=np.zeros(2))
+    else:
+        (folder / name).write_bytes(content)
+    words = [*arguments, "--data", str(folder), "--out", str(tmp_path / "out"), "--limit", "1"]
+    result = CliRunner().invoke(script.app, words)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
 
 
 def test_images_of_another_kind_are_refused(tmp_path: Path) -> None:

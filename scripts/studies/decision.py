@@ -33,6 +33,8 @@ def pair(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> di
         return {name: read_model(found[name]) for name in named(found, only)}
     kinds = {"VI": f"hcas_rob_{place}", "HMC": f"hcas_hmc_{place}"}
     there = {name: kind for kind, name in kinds.items() if places.has(f"{name}.npz")}
+    if not there:
+        places.file(f"{next(iter(kinds.values()))}.npz")  # says what is missing, and where
     return {there[name]: places.published(name, "categorical") for name in named(there, only)}
 
 

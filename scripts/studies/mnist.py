@@ -23,7 +23,7 @@ from bnn_vnnlib.sweeps import (
 from studies import published as paper
 from studies import tables
 from studies.figures import MARKS, SERIES, grid, panels, save
-from studies.places import Places, mnist, mnist_held_out, named, own
+from studies.places import Net, Places, mnist, mnist_held_out, nets, own_models
 from studies.tables import Row
 from studies.watching import watched
 
@@ -32,6 +32,8 @@ PUBLISHED = tuple(f"mnist_vogn_{shape}_eps{trained}" for trained in ("0.1", "0.0
 LOGGED = "mnist_vogn_32x1_eps0.05"
 """The network that the logs of the published code are about, as far as their figures show (docs/studies/mnist.md)."""
 SHAPES = ("32x1", "64x1", "128x1", "32x2", "64x2", "32x3")
+OWN_SHAPES = {"mnist_ivon_128": ("128x1", "0.1")}
+"""Shape, and the radius that the network was trained at."""
 SEARCH = Radii(largest=0.5, tolerance=0.005)
 THRESHOLD = 0.7
 SHARE = 10
@@ -46,24 +48,18 @@ def images(places: Places, ours: bool, count: int | None = None) -> Inputs:
     return make_inputs({"x": x[rows], "label": y[rows]}, clip=(0.0, 1.0))
 
 
-def networks(places: Places) -> dict[str, tuple[Model, bool]]:
-    """Networks by name, and whether they are our own."""
-    found = {name: (places.published(name, "categorical"), False) for name in PUBLISHED}
-    return found | {name: (model, True) for name, model in own("mnist").items()}
-
-
-def bounded(places: Places, name: str, model: Model, ours: bool) -> UncertaintyResult:
+def bounded(places: Places, net: Net) -> UncertaintyResult:
     """Bounds on D of every class at every radius."""
-    inputs = images(places, ours)
-    folder = places.out / "work" / f"mnist-decision-{len(inputs)}" / name
-    with watched(name) as watch:
+    inputs, model = images(places, net.ours), net.read(places)
+    folder = places.out / "work" / f"mnist-decision-{len(inputs)}" / net.name
+    with watched(net.name) as watch:
         return uncertainty(Source(memory=model), inputs, EPS, Reading(quick=True), out=folder, watch=watch)
 
 
 def decisions(places: Places, only: Sequence[str] = ()) -> str:
     """D against eps: table and figure."""
-    everything = networks(places)
-    found = {name: bounded(places, name, *everything[name]) for name in named(everything, only)}
+    chosen = nets(dict.fromkeys(PUBLISHED, "mnist"), own_models("mnist"), only)
+    found = {net.name: bounded(places, net) for net in chosen}
     rows: list[Row] = []
     for name, result in found.items():
         for reading in result.readings:
@@ -115,22 +111,22 @@ def architectures(places: Places, only: Sequence[str] = ()) -> str:
     count = None if places.limit is None else max(1, places.limit // SHARE)
     rows: list[Row] = []
     names = {f"mnist_vogn_{shape}_eps{trained}": (shape, trained) for shape in SHAPES for trained in ("0.05", "0.1")}
-    for name in named(names, only):
-        shape, trained = names[name]
-        found = searched(places, name, places.published(name, "categorical"), images(places, False, count))
+    for net in nets(dict.fromkeys(names, "mnist"), OWN_SHAPES, only):
+        name, (shape, trained) = net.name, (names | OWN_SHAPES)[net.name]
+        found = searched(places, name, net.read(places), images(places, net.ours, count))
         right = found.robust >= 0
         finite = right & np.isfinite(found.unrobust)  # where the image itself fails, a radius of 0 says nothing
         width, depth = (int(part) for part in shape.split("x"))
         theirs = paper.MNIST_CODE_RADII if name == LOGGED else None
         rows.append({
-            "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
+            "network": name, "width": width, "depth": depth, "trained at eps": float(trained), "images": len(right),
             "correct": int(right.sum()), "mean MaxRR": tables.mean(found.robust[right]),
             "mean MinUR": tables.mean(found.unrobust[finite]), "without MinUR": int((right & ~finite).sum()),
             "published code MaxRR": None if theirs is None else theirs[0],
             "published code MinUR": None if theirs is None else theirs[1],
             "s an image": found.spent.seconds / len(right),
         })  # fmt: skip
-    draw_architectures(places.out, rows)
+    draw_architectures(places.out, [row for row in rows if row["network"] in names] or rows)
     return tables.write(places.out, "mnist_radii", rows, f"P_safe, threshold {THRESHOLD}; pixels in [0, 1]")
 
 

@@ -9,10 +9,12 @@ benchmarks/.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 from npz_to_onnx import convert
@@ -50,20 +52,38 @@ class Places:
         ------
         InputError : it is not there; names the places
         """
-        places = [self.data, self.data / "posteriors", self.data / "sets"]
-        for place in places:
+        for place in self._folders:
             if (place / name).is_file():
                 return place / name
-        looked = ", ".join(str(place) for place in places)
-        raise InputError(f"{name} is in none of {looked}; docs/studies says what the studies read", path=self.data)
+        looked = "neither here nor in its subfolders posteriors and sets"
+        raise InputError(f"{name} is {looked}; docs/studies/README.md says what the studies read", path=self.data)
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return self.data, self.data / "posteriors", self.data / "sets"
 
     def has(self, name: str) -> bool:
         """Whether the data folder has the file."""
-        return any((place / name).is_file() for place in (self.data, self.data / "posteriors", self.data / "sets"))
+        return any((place / name).is_file() for place in self._folders)
 
     def published(self, name: str, likelihood: Likelihood) -> Model:
         """A published posterior."""
-        return model_from_proto(convert(self.file(f"{name}.npz"), likelihood))
+        path = self.file(f"{name}.npz")
+        with readable(path, "a posterior as scripts/npz_to_onnx.py describes it"):
+            proto = convert(path, likelihood)
+        return model_from_proto(proto)
+
+    def arrays(self, name: str, *keys: str) -> list[NDArray]:
+        """These arrays of an npz file of the data folder."""
+        path = self.file(name)
+        with readable(path, f"an npz file with {', '.join(keys)}"), np.load(path, allow_pickle=False) as stored:
+            return [stored[key] for key in keys]
+
+    def array(self, name: str) -> NDArray:
+        """The array of an npy file of the data folder."""
+        path = self.file(name)
+        with readable(path, "an npy file"):
+            return np.asarray(np.load(path, allow_pickle=False))
 
     def some(self, count: int) -> NDArray[np.int64]:
         """Rows that are looked at: all of them, or as many as the limit says, drawn by a fixed seed, in their order."""
@@ -75,6 +95,15 @@ class Places:
     def which(self) -> str:
         """For captions."""
         return "all inputs" if self.limit is None else f"{self.limit} inputs drawn at random"
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """One message for a file that is not what it should be."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise InputError(f"expected {what} ({str(error).splitlines()[0]})", path=path) from None
 
 
 def own_models(family: str) -> dict[str, Path]:
@@ -139,12 +168,12 @@ def place_of(name: str) -> tuple[int, int]:
 
 def hcas_grid(places: Places) -> Floats:
     """(53792, 3) scaled inputs: distance, bearing, heading; the distance varies fastest."""
-    return np.load(places.file("hcas_X.npy")).astype(np.float64)
+    return places.array("hcas_X.npy").astype(np.float64)
 
 
 def hcas_labels(places: Places, advisory: int, time: int) -> Labels:
     """(53792,) published labels, -1 where there is none."""
-    return np.load(places.file(f"hcas_labels_pra{advisory}_tau{time:02d}.npy")).astype(np.int64)
+    return places.array(f"hcas_labels_pra{advisory}_tau{time:02d}.npy").astype(np.int64)
 
 
 def hcas_labels_of(places: Places, name: str) -> Labels:
@@ -154,29 +183,28 @@ def hcas_labels_of(places: Places, name: str) -> Labels:
 
 def regression(places: Places, name: str) -> tuple[Floats, Floats]:
     """Test inputs (N, d) and targets (N,), standardised by the training part of split 1."""
-    with np.load(places.file(UCI_FILES[name])) as stored, np.load(places.file("uci_split1.npz")) as split:
-        rows = split[f"{name}_test"]
-        x = (stored["X"][rows] - split[f"{name}_x_mean"]) / split[f"{name}_x_std"]
-        y = (stored["y"][rows] - split[f"{name}_y_mean"]) / split[f"{name}_y_std"]
+    x, y = places.arrays(UCI_FILES[name], "X", "y")
+    parts = [f"{name}_{part}" for part in ("test", "x_mean", "x_std", "y_mean", "y_std")]
+    rows, x_mean, x_std, y_mean, y_std = places.arrays("uci_split1.npz", *parts)
+    x, y = (x[rows] - x_mean) / x_std, (y[rows] - y_mean) / y_std
     return x.astype(np.float64), y.astype(np.float64)
 
 
 def mnist(places: Places) -> tuple[Floats, Labels]:
     """The 10,000 test images (N, 784) in [0, 1] in their order, and labels."""
-    with np.load(places.file("mnist_t10k.npz")) as stored:
-        return stored["x"].reshape(-1, 784) / 255.0, stored["y"].astype(np.int64)
+    x, y = places.arrays("mnist_t10k.npz", "x", "y")
+    return x.reshape(-1, 784) / 255.0, y.astype(np.int64)
 
 
 def mnist_held_out(places: Places) -> NDArray[np.int64]:
     """Rows of `mnist` that our own networks were not trained on."""
-    with np.load(places.file("mnist_t10k.npz")) as stored:
-        return stored["test_idx"].astype(np.int64)
+    return places.arrays("mnist_t10k.npz", "test_idx")[0].astype(np.int64)
 
 
 def signs(places: Places) -> tuple[Floats, Labels]:
     """Images (N, 28, 28, 3) in [0, 1] of two signs; 50 km/h is 0, road work is 1."""
-    with np.load(places.file("gtsrb_50kmh_roadwork_28.npz")) as stored:
-        return stored["x"] / 255.0, (stored["y"] == 25).astype(np.int64)
+    x, y = places.arrays("gtsrb_50kmh_roadwork_28.npz", "x", "y")
+    return x / 255.0, (y == 25).astype(np.int64)
 
 
 def signs_held_out(labels: Labels) -> Labels:

@@ -12,7 +12,7 @@ from bnn_vnnlib.sweeps import Bounding, Radii, RadiusResult, Source, make_inputs
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, grid, save
-from studies.places import Places, named, own, regression
+from studies.places import Net, Places, named, own_models, regression
 from studies.tables import Row
 from studies.watching import watched
 
@@ -25,9 +25,10 @@ CHUNK, OWN_CHUNK = 1024, 64
 PUBLISHED = {name: f"uci_vogn32tanh_{name}1" for name in ("concrete", "powerplant")}
 
 
-def networks(places: Places, name: str) -> dict[str, Model]:
-    """The published network, and ours."""
-    return {f"published {name}, 32 tanh": places.published(PUBLISHED[name], "gaussian")} | own(name)
+def networks(name: str) -> dict[str, Net]:
+    """The published network of a set, and ours."""
+    ours = {kind: Net(kind, name, True) for kind in own_models(name)}
+    return {f"published {name}, 32 tanh": Net(PUBLISHED[name], name, False)} | ours
 
 
 def searched(places: Places, name: str, kind: str, model: Model) -> RadiusResult:
@@ -82,12 +83,12 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
 
 def run(places: Places, only: Sequence[str] = ()) -> str:
     """Write the table and the figure."""
-    everything = {name: networks(places, name) for name in PUBLISHED}
-    chosen = named((kind for models in everything.values() for kind in models), only)
+    everything = {name: networks(name) for name in PUBLISHED}
+    chosen = named((kind for nets in everything.values() for kind in nets), only)
     found = {
-        name: {kind: searched(places, name, kind, model) for kind, model in models.items() if kind in chosen}
-        for name, models in everything.items()
-        if not models.keys().isdisjoint(chosen)
+        name: {kind: searched(places, name, kind, net.read(places)) for kind, net in nets.items() if kind in chosen}
+        for name, nets in everything.items()
+        if not nets.keys().isdisjoint(chosen)
     }
     rows = [row_of(name, kind, result) for name, results in found.items() for kind, result in results.items()]
     draw(places.out, found)
