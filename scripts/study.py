@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from bnn_vnnlib.cli.guard import guard
+from bnn_vnnlib.heap import keep_freed_memory
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False, no_args_is_help=True)
 Data = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of public data and posteriors.")]
@@ -30,6 +31,7 @@ def study() -> Iterator[Console]:
     """One thread; one message an error."""
     import torch
 
+    keep_freed_memory()
     torch.set_num_threads(1)
     with guard(Console(stderr=True), debug=False):
         yield Console(width=160)

@@ -7,6 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bnn_vnnlib.heap import keep_freed_memory
+
+keep_freed_memory()  # as the commands do
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, linear
+from bnn_vnnlib.bounds import backward, interval, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Rules, Walk
+from bnn_vnnlib.bounds.linear import Rules
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Network
@@ -86,8 +87,8 @@ class Engine:
             part = slice(start, start + step)
             parts.append(
                 self._rows(
-                    weights.items(part), Interval(lower[:, part], upper[:, part]), linear.some(outputs, part),
-                    None if inputs is None else linear.some(inputs, part), forms,
+                    weights.items(part), Interval(lower[:, part], upper[:, part]), some(outputs, part),
+                    None if inputs is None else some(inputs, part), forms,
                 )
             )  # fmt: skip
         return _joined(parts)
@@ -124,7 +125,7 @@ class Engine:
         if first and (box.lower.shape[-1] > linear.WIDE or not weights.spreads):
             return known
         items, n = box.lower.shape[1:]
-        form = linear.dense_units(self.network, weights, ranges, position, items, n)
+        form = backward.dense_units(self.network, weights, ranges, position, items, n)
         if form is not None:
             lower, upper = form.minimum(box).unflatten(2, (2, -1)).unbind(2)
             return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
@@ -139,7 +140,7 @@ class Engine:
             return known
         for part in index.split(max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))):
             self.deadline.check()
-            bound = linear.units(self.network, weights, ranges, position, part, items, n).minimum(box)
+            bound = backward.units(self.network, weights, ranges, position, part, items, n).minimum(box)
             lower, upper = bound.unflatten(2, (2, -1)).unbind(2)
             own = matters[:, :, part]  # what matters to a neighbour only would make bounds depend on the batch
             sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower.where(own, -torch.inf))
@@ -163,11 +164,12 @@ class Engine:
     ) -> RowBounds:
         ranges = self.ranges(weights, box)
         k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
-        seeds = linear.seeds_of(self.network, outputs.expand(k, items, -1, -1))
+        outputs = outputs if outputs.dim() == 4 else outputs[None]
+        seeds = backward.seeds_of(self.network, outputs)
         sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
-        walk = linear.begin(self.network, weights, ranges, seeds)
-        last, form = linear.fold(walk), None
+        walk = backward.begin(self.network, weights, ranges, seeds, (k, items))
+        last, form = backward.fold(walk), None
         found = []
         if self.method == "linear":
             form = self._form(walk.copy(), last, box, inputs, linear.LINEAR)
@@ -179,7 +181,7 @@ class Engine:
         return RowBounds(functools.reduce(torch.maximum, found), form if forms else None, magnitude)
 
     def _form(self, walk: Walk, last: int, box: Interval, inputs: Tensor | None, rules: Rules) -> LinearForm:
-        form = linear.finish(walk, last, box.lower.shape[-1], rules)
+        form = backward.finish(walk, last, box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, box)
 
     def chunk(self, boxes: int, rows: int) -> int:

@@ -66,19 +66,21 @@ class Interval:
 
     @cached_property
     def chord(self) -> tuple[Tensor, Tensor | None]:
-        """s, t with |value| <= s value + t: exact where the sign is fixed, t rounded up elsewhere; None: t = 0."""
-        positive = self.lower >= 0
-        slope = torch.where(positive, self.lower.new_tensor(1.0), self.lower.new_tensor(-1.0))
-        mixed = (~(positive | (self.upper <= 0))).nonzero(as_tuple=True)  # also where a bound is undefined
-        if len(mixed[0]) == 0:
-            return slope, None
-        lower, upper = self.lower[mixed], self.upper[mixed]
-        width = upper - lower
-        chord = ((upper + lower) / width).nan_to_num(0.0).clamp(-1, 1)
-        gaps = torch.maximum(upper - chord * upper, -lower - chord * lower)
-        slope[mixed], offset = chord, torch.zeros_like(self.lower)
-        offset[mixed] = gaps + (4 * UNIT * width + TINY)
-        return slope, offset
+        """s, t with |value| <= s value + t: the line through the end points; of a point, one of slope 1.
+
+        Where the sign is fixed, the quotient is x / x = 1 or -1 and its line is exact. Where it is not, |s| <= 1 and
+        both ends are at most the width, of which the roundings of t are at most 4 units; the line is paid for
+        everywhere. If no value is negative (behind a Relu, say), s is (1, 1, 1, .., 1), which spares products of its
+        size, and t is None, for 0.
+        """
+        if bool((self.lower >= 0).all()):
+            return self.lower.new_ones(1, 1, *(1,) * (self.lower.dim() - 2)), None
+        low, high, width = self.lower.abs(), self.upper.abs(), self.upper - self.lower
+        slope = ((high - low) / width).nan_to_num(1.0, 0.0, 0.0).clamp(-1, 1)
+        gap = torch.maximum(
+            torch.addcmul(high, slope, self.upper, value=-1.0), torch.addcmul(low, slope, self.lower, value=-1.0)
+        )
+        return slope, torch.add(gap, width, alpha=4 * UNIT) + TINY
 
     def meet(self, other: Interval) -> Interval:
         """Intersection of two valid enclosures of the same value."""

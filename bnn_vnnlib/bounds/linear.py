@@ -36,17 +36,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import SMALL, TINY
-from bnn_vnnlib.bounds.walk import LinearForm as LinearForm
-from bnn_vnnlib.bounds.walk import Ranges as Ranges
-from bnn_vnnlib.bounds.walk import Walk as Walk
-from bnn_vnnlib.bounds.walk import dot as dot
-from bnn_vnnlib.bounds.walk import dots as dots
-from bnn_vnnlib.bounds.walk import filled as filled
-from bnn_vnnlib.bounds.walk import over_rows as over_rows
-from bnn_vnnlib.bounds.walk import some as some
-from bnn_vnnlib.bounds.walk import sum_to as sum_to
-from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
-from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.bounds.walk import Walk, dot, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.model.nodes import (
     Activation,
     Broadcast,
@@ -90,7 +81,7 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     if position in walk.owed:
         loss = loss + walk.owed.pop(position)
     walk.gain(-dot(size, loss))
-    _carry(walk, source, back(box.center, a), noises)
+    carry(walk, source, back(box.center, a), noises)
 
 
 def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: Tensor) -> None:
@@ -101,10 +92,10 @@ def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: 
         walk.gain(-paid * dot(size, filled(noise + SMALL, node)))
 
 
-def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+def carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     """Give A Wc - s noise to the source and take noise . t off the constant, for noise = |A| Wr in parts.
 
-    carried : A Wc, overwritten. A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s
+    A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s
     and t get it, which are smaller.
     """
     z = walk.ranges.values[source]
@@ -116,50 +107,11 @@ def _carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tens
             walk.error = torch.addcmul(walk.error, z.extent, factor.reshape(*factor.shape[:2], 1), value=TINY)
             if offset is not None:  # both products may underflow: by TINY (1 + |z|) at most, for each unit of noise
                 offset = factor * offset + SMALL * (1 + z.magnitude)
-        lead = torch.broadcast_shapes(carried.shape[:2], noise.shape[:2], slope.shape[:2])
-        if lead != carried.shape[:2]:
-            carried = carried.expand(*lead, *carried.shape[2:]).clone()
-        carried.addcmul_(noise, slope[:, :, None], value=-1.0)
+        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
         if offset is not None:
             walk.gain(-dot(noise, offset))
     walk.underflow(source)
     walk.give(source, carried)
-
-
-def start_at_units(walk: Walk, position: int) -> bool:
-    """Start with the rows I and -I over a dense layer without ever storing the identity.
-
-    Serves a Linear, or a Shift of one, whose output is a plain vector; returns False for any other node.
-    """
-    node, nodes = walk.network.nodes[position], walk.network.nodes
-    bias = node if isinstance(node, Shift) else None
-    place = position if bias is None else bias.inputs[0]
-    dense = nodes[place]
-    if not isinstance(dense, Linear) or math.prod(dense.shape) != dense.shape[dense.axis]:
-        return False
-
-    def both(tensor: Tensor, sign: int = 1) -> Tensor:
-        return torch.cat([tensor, sign * tensor], 2)
-
-    (source,) = dense.inputs
-    box, shape = walk.weights.param(dense.weight), nodes[source].shape
-    paid = walk.ranges.magnitudes[place]
-    if bias is None:
-        walk.gain(-both(walk.rate(math.prod(shape) + maps.fan(dense)) * paid.flatten(2)))
-    else:
-        b = walk.weights.addend(bias.bias, len(bias.shape))
-        paid = walk.rate(math.prod(shape) + maps.fan(dense)) * (paid + b.magnitude)
-        loss = paid if b.radius is None else paid + b.radius
-        walk.gain(both(filled(b.center, bias).flatten(2), -1) - both(loss.flatten(2)))
-    k, m = walk.constant.shape[:2]
-    carried = both(box.center[:, None], -1).expand(k, m, -1, -1).reshape(k, m, -1, *shape)
-    noises = [
-        (both(part[:, None]).reshape(1, 1, -1, *shape), factor)
-        for part, factor in ((box.spread, walk.weights.scale), (box.slack, None))
-        if part is not None
-    ]
-    _carry(walk, source, carried.clone() if noises else carried, noises)
-    return True
 
 
 def shift(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
@@ -252,6 +204,7 @@ def _max(walk: Walk, node: Max, position: int, a: Tensor) -> None:
     (source,) = node.inputs
     x = walk.ranges.values[source]
     lines = max_lines(x)
+    a = a.expand(*torch.broadcast_shapes(a.shape[:2], x.lower.shape[:2]), *a.shape[2:])
     positive, negative = a.clamp(min=0)[..., None], a.clamp(max=0)[..., None]
     carried = a.new_zeros(*a.shape, x.lower.shape[-1]).scatter(-1, _over_rows(lines.under, a), positive)
     carried = carried.scatter_add(-1, _over_rows(lines.over, a), negative * lines.slope[:, :, None])
@@ -297,104 +250,3 @@ LINEAR: Rules = {
 
 INTERVAL: Rules = {**LINEAR, Activation: _enclosed, Product: _enclosed, Max: _enclosed}
 """The interval method: rows are folded into the maps behind the last activations, no further."""
-
-
-def walk_back(
-    network: Network,
-    weights: WeightBoxes,
-    ranges: Ranges,
-    seeds: Sequence[tuple[int, Tensor]],
-    size: int,
-    rules: Rules = LINEAR,
-    *,
-    rough: bool = False,
-) -> LinearForm:
-    """Lower-bound rows over nodes as linear functions of the input.
-
-    Parameters
-    ----------
-    ranges : of the forward pass over the same weights and input boxes
-    seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
-    size : n, the number of scalar inputs
-    rules : the method
-    rough : take the noise of a map over a wide input at the largest |x|
-    """
-    walk = begin(network, weights, ranges, seeds, rough=rough)
-    return finish(walk, max(walk.pending), size, rules)
-
-
-def begin(
-    network: Network, weights: WeightBoxes, ranges: Ranges, seeds: Sequence[tuple[int, Tensor]], *, rough: bool = False
-) -> Walk:
-    """A walk that has not left its seeds."""
-    lead = seeds[0][1]
-    zero = lead.new_zeros(lead.shape[:3])
-    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough)
-    for position, a in seeds:
-        walk.give(position, a)
-    return walk
-
-
-def fold(walk: Walk) -> int:
-    """Go on as long as all methods do the same; the position of the first node where they do not, or of an input."""
-    while walk.pending:
-        last = max(walk.pending)
-        node = walk.network.nodes[last]
-        if isinstance(node, Input) or LINEAR[type(node)] is not INTERVAL[type(node)]:
-            return last
-        LINEAR[type(node)](walk, node, last, walk.pending.pop(last))
-    return -1
-
-
-def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
-    """Split the columns of C (K, M, R, m) by output; a node may be listed twice."""
-    shapes = [network.nodes[position].shape for position in network.outputs]
-    parts = outputs.split([math.prod(shape) for shape in shapes], -1)
-    return [
-        (position, part.reshape(*part.shape[:3], *shape))
-        for position, part, shape in zip(network.outputs, parts, shapes, strict=True)
-    ]
-
-
-def units(
-    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int, size: int
-) -> LinearForm:
-    """`walk_back` with the rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
-    shape = network.nodes[position].shape
-    unit = weights.scale.new_zeros(len(index), math.prod(shape))
-    unit[torch.arange(len(index), device=index.device), index] = 1.0
-    rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
-    return walk_back(network, weights, ranges, [(position, rows)], size, rough=True)
-
-
-def dense_units(
-    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, items: int, size: int
-) -> LinearForm | None:
-    """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
-    zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
-    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
-    return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
-
-
-def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
-    """Take a walk that has been started from node `last` to the input: its rows as functions of x (K, M, R, size)."""
-    parts: list[tuple[int, Tensor]] = []
-    for position in range(last, -1, -1):
-        if (a := walk.pending.pop(position, None)) is None:
-            continue
-        node = walk.network.nodes[position]
-        if isinstance(node, Input):
-            parts.append((node.start, a.reshape(*a.shape[:3], -1)))
-        else:
-            rules[type(node)](walk, node, position, a)
-    # the payments themselves were added up with roundings; each of the sums may have lost its share of TINY
-    offset = walk.constant - (walk.error * (1 + 2e-6) + TINY * len(walk.network.nodes))
-    offset = offset.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-    if len(parts) == 1 and parts[0][1].shape[-1] == size:
-        return LinearForm(parts[0][1], offset)
-    if not parts:
-        return LinearForm(offset.new_zeros(()).expand(*offset.shape, size), offset, level=True)
-    slope = offset.new_zeros(*offset.shape, size)
-    for start, part in parts:
-        slope[..., start : start + part.shape[-1]] += part
-    return LinearForm(slope, offset)

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds import backward, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Walk, dot
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, dot
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation
@@ -177,7 +177,7 @@ class SplitEngine:
         still = Choice(choice.signs, choice.alpha, torch.zeros_like(choice.beta), choice.mixture)
         zero = self.bound.new_zeros(*lead, rows + count)
         walk = Walk(self.network, self.weights, self.ranges, {}, zero, zero[..., :1])
-        for position, a in linear.seeds_of(self.network, torch.nn.functional.pad(self.outputs, (0, 0, 0, count))):
+        for position, a in backward.seeds_of(self.network, torch.nn.functional.pad(self.outputs, (0, 0, 0, count))):
             walk.give(position, a)
         unit = torch.eye(count, dtype=zero.dtype, device=zero.device)
         for position, start, size in self.kinks.places:
@@ -190,7 +190,7 @@ class SplitEngine:
                 ),
             )
         rules = {**linear.LINEAR, Activation: _Split(self, still).activation}
-        form = linear.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
+        form = backward.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
         if self.inputs is None:
             return form
         return form.plus(torch.nn.functional.pad(self.inputs, (0, 0, 0, count)), self.box)
@@ -199,10 +199,10 @@ class SplitEngine:
         """Linear functions below rows (outputs, inputs, error)."""
         outputs, inputs, error = rows
         walk = Walk(self.network, self.weights, self.ranges, {}, torch.zeros_like(error), error)
-        for position, a in linear.seeds_of(self.network, outputs):
+        for position, a in backward.seeds_of(self.network, outputs):
             walk.give(position, a)
         rules = {**linear.LINEAR, Activation: split.activation}
-        form = linear.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
+        form = backward.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, self.box)
 
 

@@ -27,6 +27,7 @@ from bnn_vnnlib.cli.supports import supports
 from bnn_vnnlib.cli.sweep import sweep
 from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify
+from bnn_vnnlib.heap import keep_freed_memory
 
 app = typer.Typer(
     name=NAME,
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script."""
+    keep_freed_memory()
     # The CPU time spent so far stands for the interpreter's start, which the time limit counts too.
     app(args, obj=time.monotonic() - time.process_time())
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.engine import Engine, RowBounds
 from bnn_vnnlib.bounds.functional import sigmoid_lower, softmax_lower
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm
 from bnn_vnnlib.bounds.rounding import down
+from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
 
 Transform = Literal["identity", "softmax", "sigmoid"]

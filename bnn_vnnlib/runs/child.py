@@ -18,6 +18,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from bnn_vnnlib.heap import keep_freed_memory
+
 OUT, ERR = 1, 2
 
 
@@ -32,6 +34,7 @@ def main() -> None:
     if memory is not None:
         _limit(int(memory))
     _import()
+    keep_freed_memory()
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     answers.write(json.dumps({"ready": True}) + "\n")

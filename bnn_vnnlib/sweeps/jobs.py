@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.heap import keep_freed_memory
 from bnn_vnnlib.sweeps.arrays import Arrays
 from bnn_vnnlib.sweeps.folder import Cost, Folder, Part
 
@@ -210,6 +211,7 @@ def _start(threads: int, life: Connection) -> None:
     """A worker process: whoever started it decides when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
+    keep_freed_memory()
     _set_threads(threads)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, linear, maps, walk
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import Walk, dot, over_rows, sum_to
+from bnn_vnnlib.bounds.walk import LinearForm, Walk, dot, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model import nodes
 from dense import dense_network
@@ -85,7 +85,7 @@ def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
     return Interval(center - radius, center + radius), center  # nothing reads the magnitude
 
 
-def _minimum(form: linear.LinearForm, box: Interval) -> Tensor:
+def _minimum(form: LinearForm, box: Interval) -> Tensor:
     if form.level:
         return form.offset
     center, radius = box.center_radius

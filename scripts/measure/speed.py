@@ -33,6 +33,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.heap import keep_freed_memory
 from bnn_vnnlib.model.network import Network
 from dense import dense_network
 
@@ -142,6 +143,7 @@ def main(
     other: Annotated[Path | None, typer.Option("--rival", help="A checkout of auto_LiRPA.")] = None,
 ) -> None:
     """Print milliseconds a batch, ratios, and the mean lower bound where both give one."""
+    keep_freed_memory()  # as the commands do; it serves the rival as well
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     console = Console(width=120)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import Ranges
+from bnn_vnnlib.bounds.walk import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Linear, Param

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import Ranges
+from bnn_vnnlib.bounds.walk import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Network

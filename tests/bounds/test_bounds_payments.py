@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.activations import Kink
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm, Ranges
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from support import exact
@@ -57,9 +57,19 @@ def test_forms_of_one_node(name: str) -> None:
 
 
 def test_chords_of_the_absolute_value_and_of_kinks() -> None:
-    """Exactly above |z| and relu at both ends of intervals with both signs, hence between them."""
+    """Exactly above |z| and relu at both ends, hence between them: any signs, points, and ends that are neighbours."""
     rng = np.random.default_rng(3)
-    low, high = -np.exp(rng.normal(0, 3, 400)), np.exp(rng.normal(0, 3, 400))
+    high, other = np.exp(rng.normal(0, 3, (2, 1200)))
+    low = np.where(np.arange(1200) < 600, -other, high * rng.uniform(0.5, 1, 1200))
+    low[600:700] = high[600:700]
+    low[700:800] = np.nextafter(high[700:800], -np.inf)
+    low[:3], high[:3] = (-5e-324, -1e300, -2e-308), (5e-324, 1e-300, 3e-308)
+    check_chords(low, high)
+    check_chords(-high, -low)
+
+
+def check_chords(low: np.ndarray, high: np.ndarray) -> None:
+    """The lines of both, in exact numbers."""
     slope, offset = Interval(tensor(low)[None], tensor(high)[None]).chord
     assert offset is not None
     lines = Kink().lines(0.0, tensor(low), tensor(high))
@@ -68,6 +78,17 @@ def test_chords_of_the_absolute_value_and_of_kinks() -> None:
         for ends in (exact.fractions(low), exact.fractions(high)):
             above = s * ends + t - np.array([rule(z) for z in ends])
             assert (above >= 0).all()
+    fixed = (low >= 0) | (high <= 0)
+    lost = (offset[0] - tensor(np.where(low == high, np.abs(low) - low, 0.0))).numpy()[fixed]
+    assert (lost <= 1e-15 * (high - low)[fixed] + 1e-300).all()
+
+
+def test_no_chord_where_no_value_is_negative() -> None:
+    low = tensor(np.array([[0.0, 1e300, 5e-324]]))
+    slope, offset = Interval(low[None], 2 * low[None]).chord
+    assert offset is None
+    assert slope.shape == (1, 1, 1)
+    assert slope.item() == 1.0
 
 
 def positive(z: Fraction) -> Fraction:
@@ -148,7 +169,7 @@ def test_radii(kind: str, start: str, size: float, slack: bool) -> None:
     position = len(network.nodes) - 1
     rows = np.concatenate([np.eye(n), -np.eye(n)])
     if start == "units":
-        form = linear.dense_units(network, weights, Engine(network).ranges(weights, box), position, 1, n)
+        form = backward.dense_units(network, weights, Engine(network).ranges(weights, box), position, 1, n)
         if kind == "scale":
             assert form is None
             return
@@ -209,7 +230,7 @@ def test_halves_of_lines(kind: str) -> None:
         end = torch.full_like(low, z)[..., None]
         ranges = Ranges({0: Interval(end, end)}, {}, {1: Lines(*(part[..., None] for part in lines.parts))})
         a = tensor(rows).reshape(1, 1, -1, 1, 1).expand(1, low.shape[1], -1, 1, 1)
-        form = linear.walk_back(network, point_weights(network), ranges, [(1, a)], 1)
+        form = backward.walk_back(network, point_weights(network), ranges, [(1, a)], 1)
         for item in range(low.shape[1]):
             for row, size in enumerate(rows):
                 slope, level = ((lines.parts[side + 2 * (size < 0)][0, item, 0].item()) for side in (0, 1))

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+import onnxruntime
 import torch
 from scipy import stats
 from torch import Tensor
@@ -63,6 +64,17 @@ class Court:
         """y (K, N, m) for x (K or 1, N, n)."""
         y = evaluate(self.model.network, x, params)
         return transformed((y if y.dim() == 3 else y.expand(1, *y.shape[-2:])).numpy(), self.transform)
+
+    def replayed(self, x: Array) -> Array:
+        """y (m,) of the file as onnxruntime computes it, in the file's own types: what a deterministic sat speaks of."""
+        session = onnxruntime.InferenceSession(self.model.onnx_bytes, providers=["CPUExecutionProvider"])
+        feed, start = {}, 0
+        for entry in session.get_inputs():
+            size = int(np.prod(entry.shape))
+            kind = np.float64 if "double" in entry.type else np.float32
+            feed[entry.name] = x[start : start + size].reshape(entry.shape).astype(kind)
+            start += size
+        return np.concatenate([np.ravel(y) for y in session.run(None, feed)]).astype(np.float64)
 
     def attacked(self, params: Mapping[str, Tensor], strength: int = 1, seed: int = 0) -> tuple[Tensor, Array]:
         """Points x (K, P, n) in T, found against each network, and its outputs there (K, P, m)."""

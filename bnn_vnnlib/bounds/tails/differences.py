@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear, maps
+from bnn_vnnlib.bounds import backward, maps
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR, Ranges, Rules, Walk, dot
+from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, slopes
+from bnn_vnnlib.bounds.walk import Ranges, Walk, dot
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
@@ -79,7 +80,7 @@ class Differences:
     def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:
         rules: Rules = {**noise.rules(), Activation: LINEAR[Activation], Shift: _same, Constant: _nothing,
                         Product: _stop, Max: _stop}  # fmt: skip
-        form = linear.finish(walk, last, self.box.lower.shape[-1], rules)
+        form = backward.finish(walk, last, self.box.lower.shape[-1], rules)
         _, radius = self.box.center_radius
         (normal,) = noise.tail(form.minimum(Interval(-radius, radius))).bounds
         if not isinstance(normal, Normal):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import run
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers
@@ -18,6 +17,7 @@ from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
+from bnn_vnnlib.bounds.walk import some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import UnsupportedError
@@ -63,7 +63,7 @@ class TailEngine:
         for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
             plan = self._plan(budgets if budgets.shape[1] == 1 else budgets[:, part], thorough)
             rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part, self.correlation)
-            parts.append(rows.tail(plan).failure(linear.some(bound, part)))
+            parts.append(rows.tail(plan).failure(some(bound, part)))
         return torch.cat(parts, 1) if parts else box[0].new_zeros(len(budgets), 0, outputs.shape[1])
 
     def levels(
@@ -102,7 +102,7 @@ class TailEngine:
                 break
             part = slice(start, start + step)
             rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part, self.correlation)
-            least, rounded = linear.some(bound, part), rows.to(self.search)
+            least, rounded = some(bound, part), rows.to(self.search)
             tuning = self._tuning(rounded, budgets[part].to(self.search))
 
             def sum_up(failures: Tensor, part: slice = part) -> Tensor:
@@ -196,5 +196,5 @@ class Rows:
 
     def tail(self, plan: Plan) -> Tail:
         """Their tails."""
-        inputs = None if self.inputs is None else linear.some(self.inputs, self.part)
-        return self.run(plan).tail(linear.some(self.outputs, self.part), inputs)
+        inputs = None if self.inputs is None else some(self.inputs, self.part)
+        return self.run(plan).tail(some(self.outputs, self.part), inputs)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import linear, maps
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR, Rules, Walk, dot, dots, filled, sum_to
+from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
 from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.tails.uses import Range, Uses, Weighted, excess
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation
+from bnn_vnnlib.bounds.walk import Walk, dot, dots, filled, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes, aligned
 from bnn_vnnlib.model.nodes import (
     Activation,

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, linear
+from bnn_vnnlib.bounds import backward, interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LinearForm, Ranges, Walk
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.differences import Differences
 from bnn_vnnlib.bounds.tails.noise import Noise
@@ -21,6 +20,7 @@ from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import Law, Smooth, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
@@ -71,7 +71,7 @@ class Run:
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
         """The tails of the rows C y + G x."""
         k, items = self.box.lower.shape[:2]
-        seeds = linear.seeds_of(self.network, outputs.expand(k, items, -1, -1))
+        seeds = backward.seeds_of(self.network, outputs.expand(k, items, -1, -1))
         found = self._walk(seeds, False, detailed=True, inputs=inputs)[0]
         return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
 
@@ -96,7 +96,7 @@ class Run:
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
-        form = linear.finish(walk, last, self.box.lower.shape[-1], noise.rules())
+        form = backward.finish(walk, last, self.box.lower.shape[-1], noise.rules())
         if inputs is not None:
             form = form.plus(inputs, self.box)
         tail = noise.tail(form.minimum(self.box))
@@ -232,7 +232,7 @@ class Run:
                 return tail, tail
             center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
             return tail, noise.middle(self._layer(node, center))
-        if not linear.start_at_units(walk, position):
+        if not backward.start_at_units(walk, position):
             raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.bounds.linear import LinearForm
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.robustness.attack import transformed

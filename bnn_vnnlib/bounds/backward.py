@@ -1,0 +1,163 @@
+"""Backward walks as a whole: where they start (rows over nodes, or all units of a layer), and how they reach the input.
+
+The rules of the nodes, and what is guaranteed, are in `linear`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import linear, maps
+from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
+from bnn_vnnlib.bounds.rounding import TINY
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.model.nodes import Input, Linear, Shift
+
+
+def walk_back(
+    network: Network,
+    weights: WeightBoxes,
+    ranges: Ranges,
+    seeds: Sequence[tuple[int, Tensor]],
+    size: int,
+    rules: Rules = LINEAR,
+    *,
+    rough: bool = False,
+) -> LinearForm:
+    """Lower-bound rows over nodes as linear functions of the input.
+
+    Parameters
+    ----------
+    ranges : of the forward pass over the same weights and input boxes
+    seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
+    size : n, the number of scalar inputs
+    rules : the method
+    rough : take the noise of a map over a wide input at the largest |x|
+    """
+    walk = begin(network, weights, ranges, seeds, rough=rough)
+    return finish(walk, max(walk.pending), size, rules)
+
+
+def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
+    """Split the columns of C (K, M, R, m) by output; a node may be listed twice."""
+    shapes = [network.nodes[position].shape for position in network.outputs]
+    parts = outputs.split([math.prod(shape) for shape in shapes], -1)
+    return [
+        (position, part.reshape(*part.shape[:3], *shape))
+        for position, part, shape in zip(network.outputs, parts, shapes, strict=True)
+    ]
+
+
+def begin(
+    network: Network,
+    weights: WeightBoxes,
+    ranges: Ranges,
+    seeds: Sequence[tuple[int, Tensor]],
+    count: tuple[int, int] | None = None,
+    *,
+    rough: bool = False,
+) -> Walk:
+    """A walk that has not left its seeds; `count`: K and M, of which rows that are common to all have only 1."""
+    lead = seeds[0][1]
+    zero = lead.new_zeros(*(count or lead.shape[:2]), lead.shape[2])
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough)
+    for position, a in seeds:
+        walk.give(position, a)
+    return walk
+
+
+def fold(walk: Walk) -> int:
+    """Go on as long as all methods do the same; the position of the first node where they do not, or of an input."""
+    while walk.pending:
+        last = max(walk.pending)
+        node = walk.network.nodes[last]
+        if isinstance(node, Input) or LINEAR[type(node)] is not INTERVAL[type(node)]:
+            return last
+        LINEAR[type(node)](walk, node, last, walk.pending.pop(last))
+    return -1
+
+
+def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
+    """Take a walk that has been started from node `last` to the input: its rows as functions of x (K, M, R, size)."""
+    parts: list[tuple[int, Tensor]] = []
+    for position in range(last, -1, -1):
+        if (a := walk.pending.pop(position, None)) is None:
+            continue
+        node = walk.network.nodes[position]
+        if isinstance(node, Input):
+            parts.append((node.start, a.reshape(*a.shape[:3], -1)))
+        else:
+            rules[type(node)](walk, node, position, a)
+    # the payments themselves were added up with roundings; each of the sums may have lost its share of TINY
+    offset = walk.constant - (walk.error * (1 + 2e-6) + TINY * len(walk.network.nodes))
+    offset = offset.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+    if len(parts) == 1 and parts[0][1].shape[-1] == size:
+        return LinearForm(parts[0][1].expand(*offset.shape, size), offset)
+    if not parts:
+        return LinearForm(offset.new_zeros(()).expand(*offset.shape, size), offset, level=True)
+    slope = offset.new_zeros(*offset.shape, size)
+    for start, part in parts:
+        slope[..., start : start + part.shape[-1]] += part
+    return LinearForm(slope, offset)
+
+
+def units(
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int, size: int
+) -> LinearForm:
+    """`walk_back` with the rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
+    shape = network.nodes[position].shape
+    unit = weights.scale.new_zeros(len(index), math.prod(shape))
+    unit[torch.arange(len(index), device=index.device), index] = 1.0
+    rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
+    return walk_back(network, weights, ranges, [(position, rows)], size, rough=True)
+
+
+def dense_units(
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, items: int, size: int
+) -> LinearForm | None:
+    """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
+    zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
+    return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
+
+
+def start_at_units(walk: Walk, position: int) -> bool:
+    """Start with the rows I and -I over a dense layer without ever storing the identity.
+
+    Serves a Linear, or a Shift of one, whose output is a plain vector; returns False for any other node.
+    """
+    node, nodes = walk.network.nodes[position], walk.network.nodes
+    bias = node if isinstance(node, Shift) else None
+    place = position if bias is None else bias.inputs[0]
+    dense = nodes[place]
+    if not isinstance(dense, Linear) or math.prod(dense.shape) != dense.shape[dense.axis]:
+        return False
+
+    def both(tensor: Tensor, sign: int = 1) -> Tensor:
+        return torch.cat([tensor, sign * tensor], 2)
+
+    (source,) = dense.inputs
+    box, shape = walk.weights.param(dense.weight), nodes[source].shape
+    paid = walk.ranges.magnitudes[place]
+    if bias is None:
+        walk.gain(-both(walk.rate(math.prod(shape) + maps.fan(dense)) * paid.flatten(2)))
+    else:
+        b = walk.weights.addend(bias.bias, len(bias.shape))
+        paid = walk.rate(math.prod(shape) + maps.fan(dense)) * (paid + b.magnitude)
+        loss = paid if b.radius is None else paid + b.radius
+        walk.gain(both(filled(b.center, bias).flatten(2), -1) - both(loss.flatten(2)))
+    k, m = walk.constant.shape[:2]
+    carried = both(box.center[:, None], -1).expand(k, m, -1, -1).reshape(k, m, -1, *shape)
+    noises = [
+        (both(part[:, None]).reshape(1, 1, -1, *shape), factor)
+        for part, factor in ((box.spread, walk.weights.scale), (box.slack, None))
+        if part is not None
+    ]
+    linear.carry(walk, source, carried, noises)
+    return True
