@@ -145,7 +145,7 @@ def _attacked(spec: Spec, court: Court, known: list[Outcome]) -> Iterator[Violat
                 yield Violation(f"decision {outcome.name}", evidence)
         return
     if spec.query == "deterministic":
-        yield from _deterministic(court, known)
+        yield from judged_deterministic(court, known)
         return
     best = max(known, key=lambda outcome: float(outcome.lower[0]))
     evidence = court.refuted_lower(float(best.lower[0]))
@@ -163,7 +163,7 @@ def _attacked(spec: Spec, court: Court, known: list[Outcome]) -> Iterator[Violat
             yield Violation("verdict", f"{outcome.verdict} with [{outcome.lower[0]}, {outcome.upper[0]}]")
 
 
-def _deterministic(court: Court, known: list[Outcome]) -> Iterator[Violation]:
+def judged_deterministic(court: Court, known: list[Outcome]) -> Iterator[Violation]:
     for outcome in known:
         if outcome.verdict is Verdict.UNSAT:
             x, y = court.attacked({}, strength=2)

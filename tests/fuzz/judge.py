@@ -66,7 +66,7 @@ class Court:
         return transformed((y if y.dim() == 3 else y.expand(1, *y.shape[-2:])).numpy(), self.transform)
 
     def replayed(self, x: Array) -> Array:
-        """y (m,) of the file as onnxruntime computes it, in the file's own types: what a deterministic sat speaks of."""
+        """y (m,) of the file as onnxruntime computes it, in its own types: what a deterministic sat speaks of."""
         session = onnxruntime.InferenceSession(self.model.onnx_bytes, providers=["CPUExecutionProvider"])
         feed, start = {}, 0
         for entry in session.get_inputs():

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from bnn_vnnlib import Verdict
 from bnn_vnnlib.robustness import mass
 from bnn_vnnlib.robustness.branch import Decided
 from fuzz import campaign as campaigns
 from fuzz import outcomes
 from fuzz.campaign import Campaign, judged, read_spec
-from fuzz.checks import Violation, run_case
+from fuzz.checks import Violation, judged_deterministic, run_case
 from fuzz.judge import Court
 from fuzz.models import make_model
+from fuzz.outcomes import Outcome
 from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler
@@ -165,3 +167,23 @@ def test_wrong_proofs_are_found(monkeypatch):
     assert proof_evidence(court, np.random.default_rng(0)) is None
     monkeypatch.setattr("fuzz.proofs.Branching.run", believe)
     assert "safe" in proof_evidence(court, np.random.default_rng(0))
+
+
+def test_a_deterministic_sat_is_judged_by_the_file_as_it_runs(monkeypatch):
+    """Its point has to be near V in real arithmetic, or in V for onnxruntime."""
+    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.2)
+    net = make_model(spec)
+    court = Court(net, make_question(spec, net), "identity", 3)
+    x, y = court.attacked({})
+    away = court.distance(x.numpy(), y)[0]
+    far, near = (x[0, index].numpy() for index in (away.argmax(), away.argmin()))
+    assert away.min() < 0 < away.max()
+    np.testing.assert_allclose(court.replayed(far), y[0, away.argmax()], rtol=1e-4)
+
+    def judge(point):
+        return list(judged_deterministic(court, [Outcome("base", np.zeros(1), np.zeros(1), Verdict.SAT, point)]))
+
+    assert not judge(near)
+    assert "away from V" in judge(far)[0].evidence
+    monkeypatch.setattr(Court, "replayed", lambda court, point: y[0, away.argmin()])
+    assert not judge(far)
