@@ -19,7 +19,8 @@ from studies.places import Places, hcas_grid, hcas_labels, named, own_models, pl
 from studies.tables import Row
 from studies.watching import watched
 
-STYLES = ("-", "--", ":")
+GAPS = np.linspace(0, 1, 11)
+"""Where the bins of the histogram end."""
 CHUNK, OWN_CHUNK = 500, 10
 """Boxes at a time: those of our own networks take seconds each, and what is not finished is lost by a kill."""
 
@@ -90,11 +91,12 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
     for k, (kind, columns) in enumerate(found.items()):
         of = [columns["label"] == label for label in range(len(ADVISORIES))]
         heights = [float(columns["lower"][o].mean()) if o.any() else np.nan for o in of]
-        bars.bar(np.arange(len(of)) + (k - (len(found) - 1) / 2) * width, heights, width, color=SERIES[k], label=kind)
+        shift = (k - (len(found) - 1) / 2) * width
+        bars.bar(np.arange(len(of)) + shift, heights, width, color=SERIES[k], label=kind)
         kept = columns["label"] >= 0
-        gap = (columns["upper"] - columns["lower"])[kept]
-        hist.hist(gap, np.linspace(0, 1, 26).tolist(), histtype="step", color=SERIES[k], linewidth=1.5, label=kind,
-                  linestyle=STYLES[k % len(STYLES)], weights=np.full(len(gap), 100 / len(gap)))  # fmt: skip
+        counts, _ = np.histogram((columns["upper"] - columns["lower"])[kept], GAPS)
+        middle = (GAPS[:-1] + GAPS[1:]) / 2
+        hist.bar(middle + shift * GAPS[1], 100 * counts / kept.sum(), width * GAPS[1], color=SERIES[k])
     bars.set_xticks(range(len(ADVISORIES)), [f"phi_{label}" for label in range(len(ADVISORIES))])
     bars.set(xlabel="property", ylabel="mean lower bound on D", ylim=(0, 1))
     most = max(int((columns["label"] >= 0).sum()) for columns in found.values())
