@@ -12,7 +12,7 @@ NETS ?= 1500
 # Where the studies write; DATA=folder says where they read.
 OUT ?= study-results
 
-.PHONY: help demo test test-libraries fuzz fuzz-inputs lint reference wheel clean
+.PHONY: help demo test test-libraries fuzz fuzz-inputs lint reference data-named wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
@@ -52,10 +52,13 @@ lint: $(STAMP)
 reference: $(STAMP)
 	$(BIN)/python scripts/reference.py
 
-study-%: $(STAMP)
-	$(if $(DATA),,$(error say where the data are: make $@ DATA=folder, see docs/studies/README.md))
+study-%: data-named $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[studies]'
 	$(BIN)/python scripts/study.py $* --data $(DATA) --out $(OUT) $(if $(LIMIT),--limit $(LIMIT))
+
+# Before anything is installed.
+data-named:
+	$(if $(DATA),,$(error say where the data are: make study-NAME DATA=folder, see docs/studies/README.md))
 
 wheel: $(STAMP)
 	rm -rf dist

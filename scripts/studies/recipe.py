@@ -35,7 +35,7 @@ from studies.watching import watched
 NUMBERS = (1, 5, 20)
 MARGINS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 CHUNK = 20
-LEAST = -400.0
+LEAST = -1e5
 """Where the figures' axis ends, in powers of ten."""
 
 
@@ -171,9 +171,9 @@ def draw(out: Path, stem: str, rows: list[Row]) -> None:
         mass.plot(margins, claimed, linestyle=":", **style)
     share.set(xlabel="margin (sd)", ylabel="sampled boxes proved safe (%)", ylim=(-3, 103))
     mass.set(xlabel="margin (sd)", ylabel="log10 of the mass, median", yscale="symlog", ylim=(LEAST, 1))
-    mass.plot([], [], color="black", label="certified at most, N = 5")
-    mass.plot([], [], color="black", linestyle=":", label="claimed with twice the margin")
-    mass.legend(loc="upper left")
-    figure.legend(*share.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False,
+    styles = [mass.plot([], [], color="black", linestyle=style)[0] for style in ("-", ":")]
+    handles, labels = share.get_legend_handles_labels()
+    words = ["certified at most, N = 5", "claimed with twice the margin"]
+    figure.legend([*handles, *styles], [*labels, *words], loc="outside lower center", ncols=2, frameon=False,
                   title="network (weights)")  # fmt: skip
     save(figure, out, stem)
