@@ -112,9 +112,14 @@ def test_coefficients_over_inputs() -> None:
     check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 2)), rng.normal(size=(ROWS, 2)))
 
 
-def test_sum_over_copies() -> None:
+@pytest.mark.parametrize("kind", ["broadcast", "select"])
+def test_sum_over_copies(kind: str) -> None:
     b = Builder()
-    b.broadcast(b.input(1, 2), 7, 2)
+    x = b.input(1, 2)
+    if kind == "broadcast":
+        b.broadcast(x, 7, 2)
+    else:
+        b.select(x, np.array([[0, 1] * 7]))
     rng = np.random.default_rng(2)
     check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 14)))
 
