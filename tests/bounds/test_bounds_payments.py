@@ -124,6 +124,26 @@ def test_sum_over_copies(kind: str) -> None:
     check_forms(b.network(), rng.normal(size=2), rng.normal(size=(ROWS, 14)))
 
 
+def test_lines_above_a_maximum() -> None:
+    """A line above max(y, z) is exact where y is at its upper end, and where y is at its lower and z at its upper one."""
+    rng = np.random.default_rng(4)
+    n = 12
+    b = Builder()
+    b.maximum(b.input(1, n, 2))
+    network = b.network()
+    low, middle, high = np.sort(rng.normal(size=(3, n)), 0)
+    sides = (np.stack(ends, -1).reshape(1, -1) for ends in ((low, low), (high, middle)))
+    C = -rng.random((ROWS, n)) * 10.0 ** rng.uniform(-3, 3, (ROWS, n))
+    form = Engine(network).rows(point_weights(network), *map(tensor, sides), tensor(C)[None], forms=True).form
+    assert form is not None
+    for y, z in ((low, middle), (high, low), (high, middle)):
+        x = exact.fractions(np.stack([y, z], -1).ravel())
+        for row in range(ROWS):
+            value = exact.fractions(C[row]) @ exact.fractions(np.maximum(y, z))
+            below = exact.fractions(form.slope[0, 0, row]) @ x + Fraction(form.offset[0, 0, row].item())
+            assert below <= value, float(below - value)
+
+
 def test_minimum_that_vanishes_beside_the_offset() -> None:
     """1 - 1e-17 is 1 in float64."""
     form = LinearForm(tensor([[[[-1e-17]]]]), tensor([[[1.0]]]))

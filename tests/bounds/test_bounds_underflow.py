@@ -88,6 +88,19 @@ def test_a_radius_that_vanishes_before_a_large_factor() -> None:
     assert at(form, 1e280) <= -(Fraction(1e-200) ** 2) * Fraction(1e200) * Fraction(1e280)
 
 
+@pytest.mark.parametrize("row", [1e300, -1e300])
+def test_the_constant_of_a_plane(row: float) -> None:
+    """x y >= q x + p y - p q, where p q is 0 in float64 and 1e-400 exactly."""
+    b = Builder()
+    x = b.input(1, 1)
+    b.product(x, b.input(1, 1))
+    ends = tensor([[1e-200, 1e-200]]) if row > 0 else tensor([[1e-200, -1e-200]])
+    form = Engine(b.network()).rows(point_weights(b.network()), ends, ends, tensor([[[row]]]), forms=True).form
+    assert form is not None
+    below = sum(Fraction(a) * Fraction(z) for a, z in zip(form.slope.ravel().tolist(), ends[0].tolist(), strict=True))
+    assert below + Fraction(form.offset.item()) <= Fraction(1e300) * Fraction(1e-200) ** 2
+
+
 def test_squares() -> None:
     """From above and from below, around the place where digits are lost, and exactly 0 for 0."""
     x = tensor([0.0, 5e-324, 1e-300, 1e-200, 1.5e-162, 1e-154, 1.1e-145, 3e-145, 1.0 / 3.0, 1e150])
