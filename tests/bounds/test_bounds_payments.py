@@ -66,6 +66,8 @@ def test_chords_of_the_absolute_value_and_of_kinks() -> None:
     low[:3], high[:3] = (-5e-324, -1e300, -2e-308), (5e-324, 1e-300, 3e-308)
     check_chords(low, high)
     check_chords(-high, -low)
+    subnormal = 5e-324 * np.mgrid[-6:0, 1:6].reshape(2, -1)
+    check_chords(subnormal[0], subnormal[1])
 
 
 def check_chords(low: np.ndarray, high: np.ndarray) -> None:
@@ -125,7 +127,7 @@ def test_sum_over_copies(kind: str) -> None:
 
 
 def test_lines_above_a_maximum() -> None:
-    """A line above max(y, z) is exact where y is at its upper end, and where y is at its lower and z at its upper one."""
+    """A line above max(y, z) is exact where y is at its upper end, and where y is at its lower, z at its upper one."""
     rng = np.random.default_rng(4)
     n = 12
     b = Builder()
