@@ -84,14 +84,14 @@ def _series(terms: Terms, period: Floats) -> tuple[Floats, Complexes, Floats, Ca
         error = (errors(terms, w[:, -1]) + law.error(w[:, -1]))[..., None]
         each = each / np.maximum(np.abs(each), 1.0)  # the true value lies in the disc, no farther than before
         size = np.minimum(np.abs(each) + error, 1.0)
-        shift = _bias(terms, w)
+        shift = _bias(terms, w) * terms.more.transform(w)
         product = each.prod(1) * shift
         waves.append(w)
         values.append(product * np.exp(-1j * w * terms.lines.constant[:, None]))
         bound = envelope(terms, w)
         off = (error / size).sum(1) * size.prod(1) * (1 + 1e-9) * (np.abs(shift) + 4 * TERM)
         off = np.minimum(off, np.abs(product) + bound)
-        wrong.append(off + 4 * TERM + 1e-15 * w * phases[:, None])
+        wrong.append(off + 4 * TERM * (1 + terms.more.dev.shape[1]) + 1e-15 * w * phases[:, None])
         last = w[:, -1]
         if (bound[:, -1] <= ENOUGH).all():
             break

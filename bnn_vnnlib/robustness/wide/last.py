@@ -8,7 +8,7 @@ import numpy as np
 
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.robustness.classification.layers import Dense
-from bnn_vnnlib.robustness.wide.gaussian import UP, Floats
+from bnn_vnnlib.robustness.wide.gaussian import PAID, UP, Complexes, Floats, half_line, log_half_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,3 +45,46 @@ def last_weights(last: Dense, outputs: Floats, bound: Floats) -> tuple[Weights, 
     blur = (off * (np.abs(a) @ np.abs(mean)) / np.maximum(dev, 1e-280) + off).sum(1) + off
     good = (dev > 1e-100).all(1) & (blur < 1e-3) & np.isfinite(center)
     return Weights(a @ mean, dev, center, spread), blur * UP, good
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Independent terms of A rows, of their own Gaussian variables delta ~ N(0, dev^2): low delta where delta > 0, and
+    high delta where delta < 0; 0 <= low <= high, dev (A, K) each.
+    """
+
+    low: Floats
+    high: Floats
+    dev: Floats
+
+    def rows(self, some: np.ndarray) -> Sides:
+        """Some of them."""
+        return Sides(self.low[some], self.high[some], self.dev[some])
+
+    def scaled(self, share: Floats) -> Sides:
+        """Below themselves over 1 + t, where 1 / (1 + t) is within share (A,) of 1."""
+        low, high = self.low * (1 - share[:, None]), self.high * (1 + share[:, None])
+        return Sides(low - PAID * np.abs(low), high + PAID * np.abs(high), self.dev)
+
+    def transform(self, waves: Floats) -> Complexes:
+        """(A, W): E e^{i w (sum of terms)}, up to 3 TERM a term."""
+        w, dev = waves[:, None], np.maximum(self.dev, 1e-100)[..., None]
+        plus, minus = (half_line(w * part[..., None], 0 * dev, dev, 0.0) for part in (self.low, self.high))
+        return np.asarray((plus + np.conj(minus)).prod(1))
+
+    def log_moment(self, rate: Floats) -> Floats:
+        """(A,): log E e^{-rate (sum of terms)}, rate (A,), from above."""
+        x = rate[:, None] * self.dev
+        plus, minus = (log_half_line(x * side, np.zeros(1), np.ones(1), 0.0) for side in (-self.low, self.high))
+        logs = np.logaddexp(plus, minus)
+        return np.asarray((logs + 1e-12 * (1 + np.abs(plus) + np.abs(minus))).sum(1))
+
+    def moments(self) -> tuple[Floats, Floats]:
+        """(A,), (A,): mean and variance, not rounded."""
+        mean = (self.low - self.high) * self.dev / np.sqrt(2 * np.pi)
+        return mean.sum(1), ((self.low**2 + self.high**2) / 2 * self.dev**2 - mean**2).sum(1)
+
+
+def no_sides(rows: int) -> Sides:
+    """None."""
+    return Sides(*(np.zeros((rows, 0)) for _ in range(3)))

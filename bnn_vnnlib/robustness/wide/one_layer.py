@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.layers import OneLayer
 from bnn_vnnlib.robustness.wide.chaos import SPENT, Chaos, chaos
-from bnn_vnnlib.robustness.wide.gaussian import UP, Floats
+from bnn_vnnlib.robustness.wide.gaussian import PAID, UP, Floats
 from bnn_vnnlib.robustness.wide.inversion import below
-from bnn_vnnlib.robustness.wide.last import Weights, last_weights
+from bnn_vnnlib.robustness.wide.last import Sides, Weights, last_weights, no_sides
 from bnn_vnnlib.robustness.wide.lines import RATES, Lines, lines
 from bnn_vnnlib.robustness.wide.neurons import BEYOND, Neurons, neurons
 from bnn_vnnlib.robustness.wide.transforms import terms
@@ -25,6 +26,12 @@ QUICK = (3.5,)
 
 TARGETS = 48
 """l that are tried."""
+
+DEEPEST, DEPTHS = 8.0, 128
+"""Standard deviations of Y below its mean, and numbers among which one is chosen, see `lowest`."""
+
+PARTS = (0.25, 0.5, 0.75)
+"""Of the level, for what the lines lose."""
 
 SIZES = np.concatenate([np.linspace(0.0, 8.0, 81), np.geomspace(8.5, 200.0, 20)])
 """l over `Lines.scale`, among which the largest one is chosen."""
@@ -53,23 +60,38 @@ def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Flo
     for start in range(0, len(chosen), each):
         deadline.check()
         some = chosen[start : start + each]
-        found[some] = _bounded(_at(layer, question.box[some]), weights.rows(some)) + blur[some]
+        found[some] = bounded(rows_at(layer, question.box[some]), weights.rows(some)) + blur[some]
     return np.minimum(np.nan_to_num(found + layer.blur[question.box], nan=1.0), 1.0)
 
 
-def _at(layer: Neurons, box: np.ndarray) -> Neurons:
+def _finite(found: Lines) -> NDArray[np.bool_]:
+    """(A,): rows of which all is known."""
+    return np.asarray(np.isfinite([part.reshape(len(part), -1).sum(1) for part in vars(found).values()]).all(0))
+
+
+def _with_sides(found: Lines, more: Sides) -> Lines:
+    """With the moments that choices are made by."""
+    mean, variance = more.moments()
+    return replace(found, center=found.center + mean, spread=np.sqrt(found.spread**2 + variance))
+
+
+def rows_at(layer: Neurons, box: np.ndarray) -> Neurons:
+    """The layer with one box a row, box (A,)."""
     parts = {name: value if name == "variance" else value[box] for name, value in vars(layer).items()}
     return Neurons(**parts)
 
 
-def _bounded(layer: Neurons, weights: Weights) -> Floats:
-    """(A,); 1 where moments overflow."""
-    found = lines(layer, weights)
-    known = np.isfinite(np.stack([part.reshape(len(part), -1).sum(1) for part in vars(found).values()])).all(0)
+def bounded(layer: Neurons, weights: Weights, more: Sides | None = None) -> Floats:
+    """(A,): upper bounds on the probabilities that B + sum_j D_j relu(V_j x + b_j) <= 0 somewhere in the box, more
+    being added to B; 1 where moments overflow.
+    """
+    more = (no_sides(len(weights.bias)) if more is None else more).scaled(layer.share)
+    found = _with_sides(lines(layer, weights), more)
+    known = _finite(found)
     if not known.all():
         out, some = np.ones(len(known)), np.flatnonzero(known)
         if len(some):
-            out[some] = _bounded(_at(layer, some), weights.rows(some))
+            out[some] = bounded(rows_at(layer, some), weights.rows(some), more.rows(some))
         return out
     square = chaos(layer, weights, found)
     theta, scale = _chosen(layer, found, square)
@@ -79,7 +101,40 @@ def _bounded(layer: Neurons, weights: Weights) -> Floats:
     tail = np.exp(np.minimum(moment[:, None] - theta[:, None] * targets * (1 - 1e-12), 0.0)) * UP
     tail = np.where(moved[:, None], tail, 0.0)
     ranges = np.where(moved, BEYOND * layer.m.shape[1] + SPENT, 0.0)
-    return (below(terms(layer, weights, found, theta), targets) + tail).min(1) + ranges
+    return (below(terms(layer, weights, found, theta, more), targets) + tail).min(1) + ranges
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as -inf
+def lowest(layer: Neurons, weights: Weights, level: Floats) -> Floats:
+    """(A,): numbers that B + sum_j D_j relu(V_j x + b_j) falls below somewhere in the box with probability at most
+    `level` (A,); -inf where none is known.
+
+    With P(Y <= q + l) + e^{-theta l} E[e^{theta Q}; G] + (events) <= level the sum of B / (1 + t) and the
+    D_j relu(zeta_j + v_j) exceeds q, and the row is 1 + t times as large, |t| <= rb <= share.
+    """
+    found = lines(layer, weights)
+    if not _finite(found).all():
+        low, some = np.full(len(weights.bias), -np.inf), np.flatnonzero(_finite(found))
+        if len(some):
+            low[some] = lowest(rows_at(layer, some), weights.rows(some), level[some])
+        return low
+    square, index = chaos(layer, weights, found), np.arange(len(weights.bias))
+    rates, spare = RATES / found.scale[:, None], level - BEYOND * layer.m.shape[1] - SPENT
+    moments = np.stack([square.log_moment(rate) for rate in rates.T], 1)
+    chosen = ((moments - np.log(level / 2)[:, None]) / rates + rates * found.excess[:, None] / 2).argmin(1)
+    theta, moment = rates[index, chosen], moments[index, chosen]
+    start = found.center - theta * found.excess / 2 - DEEPEST * found.spread
+    moved = replace(found, constant=found.constant + start, center=found.center - start)
+    targets = found.spread[:, None] * np.linspace(0.0, DEEPEST, DEPTHS)
+    values = np.maximum.accumulate(below(terms(layer, weights, moved, theta), targets), 1)
+    low = np.full(len(theta), -np.inf)
+    for part in PARTS:
+        loss = (moment - np.log(part * spare)) / theta * UP
+        place = (values <= (1 - part) * spare[:, None]).sum(1) - 1
+        q = np.where(place >= 0, start + targets[index, np.maximum(place, 0)] - loss, -np.inf)
+        q = q - PAID * (np.abs(start) + np.abs(found.constant) + targets[:, -1] + loss)
+        low = np.fmax(low, q)
+    return np.asarray(np.nan_to_num(low - layer.share * np.abs(low) * UP, nan=-np.inf))
 
 
 def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Floats, Floats]:

@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.robustness.wide.gaussian import TERM, UP, Complexes, Floats, density, log_half_line
-from bnn_vnnlib.robustness.wide.last import Weights
+from bnn_vnnlib.robustness.wide.last import Sides, Weights, no_sides
 from bnn_vnnlib.robustness.wide.lines import Lines
 from bnn_vnnlib.robustness.wide.neurons import SHARES, Neurons
 
@@ -73,16 +73,17 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """All terms of A rows; k : (A, H) at the chosen theta."""
+    """All terms of A rows; k : (A, H) at the chosen theta; more : of B."""
 
     layer: Neurons
     weights: Weights
     lines: Lines
     k: Floats
     sides: tuple[Side, Side]
+    more: Sides
 
 
-def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Floats) -> Terms:
+def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Floats, more: Sides | None = None) -> Terms:
     """The terms of A rows at their theta (A,)."""
     k = (lines.curvature + theta[:, None] * lines.per_rate) * UP
     zero = np.zeros_like(layer.m)
@@ -90,7 +91,7 @@ def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Floats) -> Term
     count = _nodes(layer)[0]
     plus = _side(weights, 1, (lift, np.ones_like(lift), share), special.ndtr(-layer.m / layer.s), lines, count)
     minus = _side(weights, -1, *_pieces(layer), lines, count)
-    return Terms(layer, weights, lines, k, (plus, minus))
+    return Terms(layer, weights, lines, k, (plus, minus), no_sides(len(theta)) if more is None else more)
 
 
 def _rule(low: Floats, high: Floats, count: int, m: Floats, s: Floats) -> tuple[Floats, Floats]:

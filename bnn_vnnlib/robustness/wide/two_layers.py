@@ -2,7 +2,8 @@
 
 At a point x* of the box that may depend on the row (where the mean gradient leads, as far as it is sure),
     P(row(x) <= bound for some x of the box) <= P(row(x*) <= bound + loss) + what the events of `change` spend,
-since on these events row(x) >= row(x*) - loss for all x. The first term is bounded by `moments`. All budgets are tried.
+since on these events row(x) >= row(x*) - loss for all x. The first term is bounded by `moments`. All budgets are tried,
+and where they leave much `composed`, a way of its own.
 The ranges of means and deviations in front of the second layer are those of `second_order`.
 """
 
@@ -18,8 +19,8 @@ from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.layers import Stack
 from bnn_vnnlib.robustness.classification.typical import typical
+from bnn_vnnlib.robustness.wide import composed, second_order
 from bnn_vnnlib.robustness.wide import moments as at_points
-from bnn_vnnlib.robustness.wide import second_order
 from bnn_vnnlib.robustness.wide.around import Rows, around, moments
 from bnn_vnnlib.robustness.wide.change import loss, second
 from bnn_vnnlib.robustness.wide.gaussian import Floats
@@ -44,6 +45,9 @@ BUDGETS = (Budget(3e-3, 1e-3, (1e-3, 1e-2, 4e-2)), Budget(3e-4, 1e-4, (1e-4, 1e-
 
 FLOOR = 4.0
 """So many times the least that the first budget leaves."""
+
+HARD = 0.1
+"""Rows that fail with more are looked at by `composed` as well: what its ranges spend is of that size."""
 
 SURE = 3.5
 """Standard deviations of the gradient that count as sure, where x* is chosen."""
@@ -83,8 +87,15 @@ def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     first, second_ = BUDGETS
     tried(first, np.flatnonzero(good))
     floor = first.structure + first.ranges + first.shares[0]
-    with suppress(OutOfTime):  # what the first one found counts
+    with suppress(OutOfTime):  # what was found before counts
         tried(second_, np.flatnonzero(good & (found < FLOOR * floor)))
+        for box in np.unique(question.box[found > HARD]) if composed.serves(stack) else ():
+            some = np.flatnonzero(good & (question.box == box) & (found > HARD))
+            if len(some):
+                values = composed.failures(
+                    stack, question.lower[box], question.upper[box], weights.rows(some), deadline
+                )
+                found[some] = np.fmin(found[some], values + blur[some])
     return np.minimum(found, 1.0)
 
 
