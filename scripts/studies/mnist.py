@@ -92,7 +92,7 @@ def draw_decisions(out: Path, found: dict[str, UncertaintyResult]) -> None:
             one.plot(EPS, mean, color=colour, marker=mark, label=word)
         one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-0.02, 1.02))
     axes[0].set_ylabel("D of the label, mean and sd")
-    axes[0].legend(loc="lower left", frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, out, "mnist_decision")
 
 

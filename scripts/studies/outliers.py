@@ -104,7 +104,7 @@ def draw(out: Path, found: Mapping[str, Mapping[str, UncertaintyResult]]) -> Non
         for k, (kind, result) in enumerate(results.items()):
             shares = [100 * reading.uncertain for reading in result.readings]
             one.plot(EPS, shares, color=SERIES[k % 6], marker=MARKS[k % 6], label=kind)
-        one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-3, 103))
+        one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-3, 103), xticks=(0, 0.05, 0.1))
     axes[0].set_ylabel(f"proved uncertain, tau {TAU} (%)")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
