@@ -162,6 +162,8 @@ def dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`dot` with each of several vectors: the rows are read once."""
     if len(vectors) == 1:
         return (dot(a, vectors[0]),)
+    if a.shape[:2] == (1, 1):  # the same rows for all vectors
+        return tuple(dot(a, z) for z in vectors)
     k, m, r = torch.broadcast_shapes(a.shape[:2], *(z.shape[:2] for z in vectors)) + a.shape[2:3]
     columns = torch.stack([z.expand(k, m, *z.shape[2:]).reshape(k * m, -1) for z in vectors], 1)
     rows = a.expand(k, m, *a.shape[2:]).reshape(k * m, r, -1)

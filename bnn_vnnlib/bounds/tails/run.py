@@ -70,8 +70,10 @@ class Run:
 
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
         """The tails of the rows C y + G x."""
-        k, items = self.box.lower.shape[:2]
-        seeds = backward.seeds_of(self.network, outputs.expand(k, items, -1, -1))
+        outputs = outputs if outputs.dim() == 4 else outputs[None]
+        if self.correlation is not None:  # groups count on rows of every item
+            outputs = outputs.expand(*self.box.lower.shape[:2], -1, -1)
+        seeds = backward.seeds_of(self.network, outputs)
         found = self._walk(seeds, False, detailed=True, inputs=inputs)[0]
         return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
 
@@ -80,7 +82,7 @@ class Run:
         inputs: Tensor | None = None, detailed: bool = False,
     ) -> tuple[Tail, Tail]:  # fmt: skip
         """The tails of rows over nodes, and of their middles."""
-        zero = seeds[0][1].new_zeros(seeds[0][1].shape[:3])
+        zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], seeds[0][1].shape[2])
         walk, noise = self._start(zero, smooth, own, detailed)
         for position, a in seeds:
             walk.give(position, a)

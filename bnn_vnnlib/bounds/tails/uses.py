@@ -121,7 +121,7 @@ class Uses:
         match node:
             case Scale():
                 shape = aligned(self.deviation, len(node.shape)).shape[2:]
-                return sum_to(a * h[:, :, None], shape).reshape(*a.shape[:3], -1)
+                return sum_to(a * h[:, :, None], shape).flatten(3)
             case Linear():
                 left = a.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
                 right = h.movedim(node.axis + 2, -1).flatten(2, -2)[:, :, None]  # (K, M, 1, P, in)
@@ -150,5 +150,5 @@ def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
     per_group = node.weight.shape[1] * math.prod(kernel)
     patches = patches.reshape(k, m, batch, node.groups, per_group, -1)
     rows = a.reshape(*a.shape[:3], batch, node.groups, outputs // node.groups, -1)
-    used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, -1, -1, -1, -1, -1, -1), patches)
+    used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, m, -1, -1, -1, -1, -1), patches)
     return used.flatten(3)
