@@ -325,15 +325,13 @@ def test_shortcuts_claim_what_is_not_true_and_our_bounds_hold() -> None:
 
 def test_masses_of_sampled_boxes(data: Path, tmp_path: Path) -> None:
     """Against the exact union of one box, and twice the margin against a box twice as wide."""
-    from bnn_vnnlib.robustness import weight_sets
     from studies.places import Places
-    from studies.recipe import log_masses, setups
+    from studies.recipe import log_masses, sampled, setups
 
     setup = next(setups(Places(data, tmp_path, 2)))
-    for margin in (2.0, 4.0):
-        family = weight_sets.scattered_family(setup.model.network, setup.posterior, 4, margin, 0)
-        singles = family.union.single_lower.numpy()
-        np.testing.assert_allclose(10 ** log_masses(setup, 4, margin), singles, rtol=1e-6)
+    one, two = sampled(setup, 4, 2.0), sampled(setup, 4, 4.0)
+    for family, log_mass in zip((one, two), log_masses(setup, one, (2.0, 4.0)), strict=True):
+        np.testing.assert_allclose(10**log_mass, family.union.single_lower.numpy(), rtol=1e-6)
 
 
 def test_shuffled_patches_keep_every_pixel() -> None:

@@ -24,6 +24,7 @@ from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.refute import refuted_cases
+from bnn_vnnlib.robustness.weight_sets import BoxFamily
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
 from studies import boxes, tables
 from studies.boxes import Boxes
@@ -79,35 +80,40 @@ def setups(places: Places, only: Sequence[str] = ()) -> Iterator[Setup]:
         yield Setup(boxes.made(places, net, RADII[net.family]), *RECIPES[net.family])
 
 
-def safe_boxes(setup: Setup, number: int, margin: float, seed: int = 0) -> Tensor:
+def sampled(setup: Setup, number: int, margin: float, seed: int = 0) -> BoxFamily:
+    """Boxes of +-margin standard deviations around sampled weights."""
+    return weight_sets.scattered_family(setup.model.network, setup.posterior, number, margin, seed)
+
+
+def safe_boxes(setup: Setup, family: BoxFamily) -> Tensor:
     """(I, N): inputs and sampled boxes that are proved safe for every input of the ball."""
-    network = setup.model.network
-    family = weight_sets.scattered_family(network, setup.posterior, number, margin, seed)
     problem = setup.boxes.problem(setup.boxes.asked)
-    bounds = OutputBounds(Engine(network, "interval" if setup.method == "interval" else "linear"), "identity")
+    engine = Engine(setup.model.network, "interval" if setup.method == "interval" else "linear")
+    bounds = OutputBounds(engine, "identity")
     return problem.all_items(refuted_cases(bounds, family.weights, problem).all(-1)).mT
 
 
-def log_masses(setup: Setup, number: int, margin: float, seed: int = 0) -> Floats:
-    """(N,) powers of ten of the masses of the sampled boxes (computed in logarithms, without rounding bounds)."""
-    centers = weight_sets.scattered_family(setup.model.network, setup.posterior, number, margin, seed).weights.centers
-    total = np.zeros(number)
+def log_masses(setup: Setup, family: BoxFamily, margins: Sequence[float]) -> list[Floats]:
+    """(N,) powers of ten of the masses of boxes of each margin around a family's centres, not rounded outward."""
+    centers = family.weights.centers
+    totals = [np.zeros(len(next(iter(centers.values())))) for _ in margins]
     for name in weight_sets.random_sources(setup.model.network, setup.posterior):
         mean, sd = setup.model.network.tensors[name], np.sqrt(setup.posterior.variances[name])
         random = sd > 0
         z = (centers[name].numpy()[:, random] - mean[random]) / sd[random]
-        inside = 1 - special.ndtr(z - margin) - special.ndtr(-z - margin)
-        total += np.log10(inside).sum(1)
-    return total
+        for total, margin in zip(totals, margins, strict=True):
+            total += np.log10(1 - special.ndtr(z - margin) - special.ndtr(-z - margin)).sum(1)
+    return totals
 
 
 def at(setup: Setup, number: int, margin: float) -> Row:
     """One line of the ablation. Sums of masses are above the mass of the union: the claims are not made smaller."""
-    safe = safe_boxes(setup, number, margin).numpy()
+    family = sampled(setup, number, margin)
+    safe = safe_boxes(setup, family).numpy()
     with np.errstate(divide="ignore"):
         really, claimed = (
-            np.log10((safe * 10.0 ** (masses - masses.max())).sum(1)).clip(-np.inf, np.inf) + masses.max()
-            for masses in (log_masses(setup, number, margin), log_masses(setup, number, 2 * margin))
+            np.log10((safe * 10.0 ** (masses - masses.max())).sum(1)) + masses.max()
+            for masses in log_masses(setup, family, (margin, 2 * margin))
         )
     some = safe.any(1)
 
