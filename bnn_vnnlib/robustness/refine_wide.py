@@ -16,6 +16,9 @@ from bnn_vnnlib.robustness.wide.rows import SPARE, WideBounds
 CHUNK = 16
 """Items of one piece of work."""
 
+JUDGED = 256
+"""Items of which it is found out at once whether they pay; some arrays hold 15 numbers a neuron of each."""
+
 
 class Wide:
     """A stage (see `refine`): each item's lower bound once, then its upper bound at the attacked point.
@@ -30,8 +33,8 @@ class Wide:
         self._wide, self._problem, self._points = wide, problem, points
         self._failures = torch.ones(len(problem), dtype=torch.float64, device=points.device)
         self._mass = torch.zeros_like(self._failures)
-        idle = ~wide.pays(problem)
-        self._safe, self._unsafe = idle | ~wide.serves(problem), idle | ~usable
+        self._safe, self._unsafe = ~wide.serves(problem), ~usable
+        self._judged = torch.zeros_like(usable)
 
     def due(self, turn: int) -> bool:
         """At the first turns, and then rarely: it is soon done."""
@@ -42,12 +45,20 @@ class Wide:
         problem = self._problem
         for wanted, seen, look in ((below, self._safe, self._lower), (above, self._unsafe, self._upper)):
             index = owned(wanted, problem.instance)
+            self._judge(index[~seen[index] & ~self._judged[index]])
             index = index[~seen[index]][:CHUNK]
             if len(index):
                 look(index)
                 seen[index] = True
                 return self._bounds()
         return None
+
+    def _judge(self, index: Tensor) -> None:
+        """Leave out the items that do not pay."""
+        for part in index.split(JUDGED):
+            idle = part[~self._wide.pays(self._problem.items(part))]
+            self._safe[idle] = self._unsafe[idle] = True
+        self._judged[index] = True
 
     def _lower(self, index: Tensor) -> None:
         self._failures[index] = self._wide.item_failures(self._problem.items(index))

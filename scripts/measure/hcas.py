@@ -26,6 +26,7 @@ from npz_to_onnx import convert
 
 from bnn_vnnlib import Model, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
+from bnn_vnnlib.heap import keep_freed_memory
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.problem import from_labels
@@ -44,6 +45,7 @@ def main(
     margin: Annotated[float | None, typer.Option(help="A fixed margin in sd.")] = None,
 ) -> None:
     """Print counts, seconds and peak memory."""
+    keep_freed_memory()  # as the commands do
     console = Console()
     inputs = np.load(data / "hcas_X.npy")[:count].astype(np.float64)
     labels = np.load(data / "hcas_labels_pra0_tau20.npy")[:count].astype(np.int64)

@@ -1,0 +1,53 @@
+"""The stage of the refinement that asks `robustness.wide`: what it asks, and of how many items at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.robustness.problem import Problem, from_labels
+from bnn_vnnlib.robustness.refine_wide import CHUNK, JUDGED, Wide
+
+
+class Asked:
+    """In place of `WideBounds`: every third item pays, and every bound is known."""
+
+    def __init__(self) -> None:
+        self.judged: list[int] = []
+        self.bounded: list[Tensor] = []
+
+    def serves(self, problem: Problem) -> Tensor:
+        """All."""
+        return torch.ones(len(problem), dtype=torch.bool)
+
+    def pays(self, problem: Problem) -> Tensor:
+        """By the place of the box."""
+        self.judged.append(len(problem))
+        return problem.lower[:, 0] % 3 == 0
+
+    def item_failures(self, problem: Problem) -> Tensor:
+        """Small."""
+        self.bounded.append(problem.lower[:, 0])
+        return torch.full((len(problem),), 0.25, dtype=torch.float64)
+
+
+def test_only_open_items_that_pay_are_bounded_and_never_all_at_once() -> None:
+    count = 3 * JUDGED + 5
+    lower = torch.arange(count, dtype=torch.float64)[:, None].expand(-1, 2)
+    problem = from_labels(lower, lower + 1, torch.zeros(count, dtype=torch.long), 2)
+    asked, nobody = Asked(), torch.zeros(count, dtype=torch.bool)
+    stage = Wide(asked, problem, lower, nobody)  # type: ignore[arg-type]
+    open_ = torch.arange(count) >= JUDGED
+    bounds = None
+    while (found := stage.step(open_, nobody)) is not None:
+        bounds = found
+    assert bounds is not None
+    assert sum(asked.judged) == count - JUDGED
+    assert max(asked.judged) <= JUDGED
+    assert max(map(len, asked.bounded)) <= CHUNK
+    expected = torch.arange(count)[open_ & (torch.arange(count) % 3 == 0)]
+    assert torch.equal(torch.cat(asked.bounded).long(), expected)
+    known = torch.zeros(count, dtype=torch.bool)
+    known[expected] = True
+    assert torch.equal(bounds.lower > 0.7, known)
+    assert (bounds.lower[~known] == 0).all()
