@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +78,31 @@ def test_what_is_left_out_is_paid_for(
         net = gaussian(np.array(mean), covariance)
         found = float(both(net, at_point(np.ones(1), np.zeros(2)), Deadline())[0])
     assert found <= truth + 1e-6  # as far as the library knows it
+
+
+@pytest.mark.parametrize(
+    ("waves", "beyond", "smooth"),
+    [
+        (1, 5.0, (0.01, 5.0)),  # a short series
+        (2, 5.0, (0.01, 5.0)),
+        (16, 0.0, (0.01, 5.0)),  # a short period
+        (16, 0.7, (0.01, 5.0)),
+        (16, 5.0, (1.0, 0.2)),  # much smoothing, that is often on the wrong side
+        (16, 5.0, (0.5, 0.5)),
+    ],
+)
+def test_each_payment_alone(
+    waves: int, beyond: float, smooth: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings where what is left out is nearly all that keeps the bound below the truth."""
+    monkeypatch.setattr(pairs, "WAVES", waves)
+    monkeypatch.setattr(pairs, "BEYOND", beyond)
+    monkeypatch.setattr(pairs, "SMOOTH", (smooth,))
+    for one, other, shared in itertools.product((-1.0, -0.2, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0, 2.0), (0.1, 0.6, 0.9)):
+        mean, covariance = np.array([one, other]), np.array([[1.0, shared], [shared, 1.0]])
+        truth = float(stats.multivariate_normal.cdf(np.zeros(2), mean, covariance))
+        found = float(both(gaussian(mean, covariance), at_point(np.ones(1), np.zeros(2)), Deadline())[0])
+        assert found <= truth + 1e-6
 
 
 @pytest.mark.parametrize("shared", [0.1, 0.5, 0.8])

@@ -36,6 +36,11 @@ from bnn_vnnlib.robustness.wide.neurons import SHARES, Neurons
 RATES = np.geomspace(0.25, 8.0, 12)
 """theta, over one by `Lines.scale`, among which one is chosen."""
 
+ROOT = 1.45
+"""root_i over the one that is best on average: with a larger one c_i is smaller, and Q, whose moments are dear, counts
+less.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class Lines:
@@ -83,7 +88,7 @@ def lines(layer: Neurons, weights: Weights) -> Lines:
     square = s1 * up + s2 * squared
     gradient = np.einsum("ah,ahi->ai", slope, layer.nu)
     around = np.einsum("ah,ahi->ai", np.maximum(square - slope**2, 0.0), layer.nu**2)
-    root = np.sqrt(gradient**2 + around + (2 / np.pi) * (square @ layer.variance)) + 1e-100
+    root = ROOT * np.sqrt(gradient**2 + around + (2 / np.pi) * (square @ layer.variance)) + 1e-100
     coefficient = layer.radius / (2 * root)
     pull = 2 * coefficient * gradient
     tilt = np.einsum("ai,ahi->ah", pull, layer.nu)

@@ -15,9 +15,9 @@ the last factor being J of `gaussian`. Each is of size at most P(z <= 0) + E[e^{
 and b >= (C_11 - C_12^2 / C_22) w^2 for every v: an envelope of all waves beyond w, to which the noise of B adds alike.
 
 Inversion. With independent standard Gaussian N_r, y_r = M_r + eta_r (N_r + c) and y_1, y_2 <= 0 imply M_1, M_2 <= 0
-unless some N_r < -c. Let S be the square wave of period 2 P that is sign(y) on (-P, P): (1 - S_1)(1 - S_2) / 4 lies in
-[0, 1], and is the indicator of y_1, y_2 < 0 where |y_r| < P_r for both. Hence
-    q >= E (1 - S_1)(1 - S_2) / 4 - sum over r of (P(|y_r| >= P_r) + Phi(-c)),
+unless some N_r < -c. Let S be the square wave of period 2 P that is sign(y) on (-P, P): (1 - S) / 2 lies in [0, 1] and
+is 0 on (0, P), so that (1 - S_1)(1 - S_2) / 4 is at most the indicator of y_1, y_2 <= 0 unless some y_r >= P_r. Hence
+    q >= E (1 - S_1)(1 - S_2) / 4 - sum over r of (P(y_r >= P_r) + Phi(-c)),
     E S_r = (4 / pi) sum over odd n of Im phi(w_n) / n,
     E S_1 S_2 = (8 / pi^2) sum over odd n, k of Re(phi(w_n, -v_k) - phi(w_n, v_k)) / (n k),
 phi that of y; the series converge absolutely because of N_r. The tails beyond P_r are Chernoff's. What is left out of
@@ -217,21 +217,16 @@ def _own(covariance: Floats, r: int) -> Floats:
 
 
 def _beyond(pair: _Pair, period: Floats, eta: Floats, reach: float) -> Floats:
-    """(A,): P(|y_1| >= P_1) + P(|y_2| >= P_2), from above."""
-    at = pair.at
-    m, s = (torch.as_tensor(part)[:, None] for part in (at.m, at.s))
-    total = np.zeros(len(period))
-    for sign in (1.0, -1.0):
-        best = np.ones_like(period)
-        for rate in RATES:
-            lam = rate / pair.spread
-            alpha = lam[..., None] * (sign * pair.mean + PAID * pair.size)  # h is never negative
-            beta = lam[..., None] ** 2 / 2 * np.einsum("arrh->arh", pair.covariance) * UP
-            logs = log_moment(torch.as_tensor(alpha), torch.as_tensor(beta), m, s).numpy()
-            noise = (np.einsum("arr->ar", pair.noise) + eta**2) * lam**2 / 2 * UP
-            shift = sign * (pair.known + eta * reach)
-            exponent = logs.sum(2) + 1e-9 * (1 + np.abs(logs).sum(2)) + noise + lam * (shift - period)
-            exponent = exponent + PAID * lam * (np.abs(pair.known) + eta * reach + period)
-            best = np.fmin(best, np.exp(exponent))
-        total = total + best.sum(1)
-    return total
+    """(A,): P(y_1 >= P_1) + P(y_2 >= P_2), from above."""
+    m, s = (torch.as_tensor(part)[:, None] for part in (pair.at.m, pair.at.s))
+    best = np.ones_like(period)
+    for rate in RATES:
+        lam = rate / pair.spread
+        alpha = lam[..., None] * (pair.mean + PAID * pair.size)  # h is never negative
+        beta = lam[..., None] ** 2 / 2 * np.einsum("arrh->arh", pair.covariance) * UP
+        logs = log_moment(torch.as_tensor(alpha), torch.as_tensor(beta), m, s).numpy()
+        noise = (np.einsum("arr->ar", pair.noise) + eta**2) * lam**2 / 2 * UP
+        exponent = logs.sum(2) + 1e-9 * (1 + np.abs(logs).sum(2)) + noise + lam * (pair.known + eta * reach - period)
+        exponent = exponent + PAID * lam * (np.abs(pair.known) + eta * reach + period)
+        best = np.fmin(best, np.exp(exponent))
+    return np.asarray(best.sum(1))
