@@ -100,7 +100,9 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
     bars.set_xticks(range(len(ADVISORIES)), [f"phi_{label}" for label in range(len(ADVISORIES))])
     bars.set(xlabel="property", ylabel="mean lower bound on D", ylim=(0, 1))
     most = max(int((columns["label"] >= 0).sum()) for columns in found.values())
-    hist.set(xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log", ylim=(50 / most, 110))
+    hist.set(
+        xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log", ylim=(min(8, 50 / most), 110)
+    )
     hist.yaxis.set_major_formatter("{x:g}")
     hist.yaxis.set_minor_formatter("")
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
