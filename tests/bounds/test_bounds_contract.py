@@ -148,6 +148,24 @@ def test_an_item_does_not_depend_on_its_neighbours(
     torch.testing.assert_close(shuffled.lower, together.lower[:, order], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_common_to_all_items(name: str, method: Literal["interval", "linear"]) -> None:
+    """They are walked back once as far as they stay the same: the answers are those of rows of every item's own."""
+    network = GRAPHS[name]()
+    rng = np.random.default_rng(2)
+    boxes, items = 2, 3
+    weights = random_boxes(network, rng, boxes, items)
+    lower, upper = random_inputs(network, rng, items)
+    C, G = (part[:1] for part in random_rows(network, rng, items))
+    bounds = Engine(network, method)
+    one = bounds.rows(weights, lower, upper, C, G, forms=True)
+    own = bounds.rows(weights, lower, upper, C.expand(items, -1, -1), G.expand(items, -1, -1), forms=True)
+    torch.testing.assert_close(one.lower, own.lower, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(one.form.slope, own.form.slope, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(one.form.offset, own.form.offset, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["residual", "deep_conv", "tied", "several"])
 def test_larger_boxes_give_lower_bounds(name: str) -> None:
     """Intervals are monotone under inclusion, up to rounding."""

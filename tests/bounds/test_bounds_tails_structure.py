@@ -79,6 +79,22 @@ def test_a_dense_layer_claims_what_the_general_walk_claims(
     assert compared > 0
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("thorough", [False, True])
+def test_rows_common_to_all_items(name: str, thorough: bool) -> None:
+    """They are walked back once as far as they stay the same: the answers are those of rows of every item's own."""
+    network = GRAPHS[name]()
+    rng = np.random.default_rng(1)
+    n, m = network.signature.input_size, network.signature.output_size
+    lower = rng.normal(size=(3, n))
+    deviations, rows = random_deviations(network, rng, 0.1), rng.normal(size=(2, m))
+    one, all_ = (
+        failures(network, deviations, (lower, lower + 0.1), some, [-5.0, -2.0], (1e-9,), thorough=thorough)
+        for some in (rows, np.stack([rows] * 3))
+    )
+    torch.testing.assert_close(one, all_, rtol=1e-8, atol=1e-12)
+
+
 def test_all_thresholds_of_a_row_in_one_walk() -> None:
     """As if the row were asked once for each of them."""
     network = GRAPHS["deep_conv"]()
