@@ -45,6 +45,11 @@ ITEMS = 64
 CHUNK = 2**8
 """Items attacked and bounded between two looks at the clock."""
 
+LATE = 4
+"""Pieces without `wide`, if items take it seconds, several instances are open and time is limited: then it looks at the
+most promising instance only.
+"""
+
 SLIGHT = 1e-12
 """Of the values of the attack, where masses are ranked: they only decide between equal ones."""
 
@@ -96,10 +101,15 @@ class MorePoints:
                 found = found.better(self._bounded(part, above))
             except OutOfTime:
                 return found
-        return found if self._wide is None else found.better(self._by_wide(self._wide, index, above))
+        if self._wide is None:
+            return found
+        dear = not self._wide.quick and self._deadline.at is not None and int(above.sum()) > 1
+        if dear and piece < LATE:
+            return found
+        return found.better(self._by_wide(self._wide, index, above, 1 if dear else len(above)))
 
-    def _by_wide(self, wide: WideBounds, index: Tensor, above: Tensor) -> SafetyBounds:
-        """Bounds at the most promising of the points just found, one for each instance."""
+    def _by_wide(self, wide: WideBounds, index: Tensor, above: Tensor, most: int) -> SafetyBounds:
+        """Bounds at the most promising of the points just found, one for each instance, so many instances at most."""
         problem, points = self._problem, self._points
         found = nothing_known(problem, points)
         rank = torch.full_like(self._mass, -torch.inf)
@@ -108,6 +118,7 @@ class MorePoints:
         chosen = best[above & torch.isfinite(rank[best])]
         chosen = chosen[wide.pays(problem.items(chosen))] if len(chosen) else chosen
         chosen = chosen[feasible(problem.items(chosen), points[chosen])] if len(chosen) else chosen
+        chosen = chosen[torch.argsort(rank[chosen], descending=True, stable=True)[:most]]
         if len(chosen) == 0:
             return found
         part = problem.items(chosen)

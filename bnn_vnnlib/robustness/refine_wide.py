@@ -14,7 +14,10 @@ from bnn_vnnlib.robustness.tails import lower_of
 from bnn_vnnlib.robustness.wide.rows import SPARE, WideBounds
 
 CHUNK = 16
-"""Items of one piece of work."""
+"""Items of one piece of work, with one hidden layer."""
+
+PACE = 8
+"""Turns that other stages have for each item with more hidden layers: it takes 1 to 30 s."""
 
 JUDGED = 256
 """Items of which it is found out at once whether they pay; some arrays hold 15 numbers a neuron of each."""
@@ -35,10 +38,13 @@ class Wide:
         self._mass = torch.zeros_like(self._failures)
         self._safe, self._unsafe = ~wide.serves(problem), ~usable
         self._judged = torch.zeros_like(usable)
+        self._chunk, self._steps = CHUNK if wide.quick else 1, 0
 
     def due(self, turn: int) -> bool:
-        """At the first turns, and then rarely: it is soon done."""
-        return turn < 2 or rarely(turn)
+        """At the first turns, and then rarely: it is soon done. If an item takes long, when others had their turns."""
+        if self._wide.quick:
+            return turn < 2 or rarely(turn)
+        return turn >= PACE * (self._steps + 1)
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """The next items that are wanted and have not been looked at."""
@@ -46,8 +52,9 @@ class Wide:
         for wanted, seen, look in ((below, self._safe, self._lower), (above, self._unsafe, self._upper)):
             index = owned(wanted, problem.instance)
             self._judge(index[~seen[index] & ~self._judged[index]])
-            index = index[~seen[index]][:CHUNK]
+            index = index[~seen[index]][: self._chunk]
             if len(index):
+                self._steps += 1
                 look(index)
                 seen[index] = True
                 return self._bounds()

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.robustness.problem import Problem, from_labels
-from bnn_vnnlib.robustness.refine_wide import CHUNK, JUDGED, Wide
+from bnn_vnnlib.robustness.refine_wide import CHUNK, JUDGED, PACE, Wide
 
 
 class Asked:
     """In place of `WideBounds`: every third item pays, and every bound is known."""
+
+    quick = True
 
     def __init__(self) -> None:
         self.judged: list[int] = []
@@ -51,3 +53,16 @@ def test_only_open_items_that_pay_are_bounded_and_never_all_at_once() -> None:
     known[expected] = True
     assert torch.equal(bounds.lower > 0.7, known)
     assert (bounds.lower[~known] == 0).all()
+
+
+def test_items_that_take_long_wait_for_the_other_stages() -> None:
+    lower = torch.zeros(5, 2, dtype=torch.float64)
+    problem = from_labels(lower, lower + 1, torch.zeros(5, dtype=torch.long), 2)
+    asked, nobody = Asked(), torch.zeros(5, dtype=torch.bool)
+    assert Wide(asked, problem, lower, nobody).due(0)  # type: ignore[arg-type]
+    asked.quick = False
+    stage = Wide(asked, problem, lower, nobody)  # type: ignore[arg-type]
+    for piece in range(1, 4):
+        assert [turn for turn in range(PACE * 4) if stage.due(turn)] == list(range(PACE * piece, PACE * 4))
+        assert stage.step(~nobody, nobody) is not None
+    assert list(map(len, asked.bounded)) == [1, 1, 1]

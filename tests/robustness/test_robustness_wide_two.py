@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,7 @@ from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle
 from bnn_vnnlib.robustness.classification.layers import Dense, Stack
 from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.refine_points import MorePoints
+from bnn_vnnlib.robustness.refine_points import LATE, MorePoints
 from bnn_vnnlib.robustness.wide import change
 from bnn_vnnlib.robustness.wide.around import Around, Rows, around, kinks, slopes
 from bnn_vnnlib.robustness.wide.change import Second, loss, second
@@ -356,7 +357,17 @@ def test_more_points_are_bounded_by_the_wide_method_too() -> None:
         )
         for some in (None, wide)
     ]  # fmt: skip
-    above = torch.tensor([True, False])
+    above, both = torch.tensor([True, False]), torch.tensor([True, True])
+    late = Deadline(time.monotonic() + 600)
+    in_time = MorePoints(
+        bounds_of(found), found.posterior, question, points, values, None, None, Attack(steps=2), late, wide
+    )
+    known = []
+    for _ in range(LATE + 1):  # with several instances, an item that takes long waits for the other stages
+        piece = in_time.step(both, both)
+        assert piece is not None
+        known.append(int(piece.by_wide[1].sum()))
+    assert known == [0] * LATE + [1]
     without, bounds = (stage.step(above, above) for stage in stages)
     assert without is not None
     assert bounds is not None

@@ -51,6 +51,11 @@ class WideBounds:
         self._boxes = self._shallow is not None or two_layers.serves(stack)
         self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in stack.layers)), ITEMS)
 
+    @property
+    def quick(self) -> bool:
+        """Whether an item takes less than a second, or so."""
+        return self._shallow is not None
+
     def serves(self, problem: Problem) -> Tensor:
         """(N,): items that a lower bound can be had for."""
         return self._at_points(problem) | self._boxes
