@@ -134,6 +134,9 @@ def draw_architectures(out: Path, rows: list[Row]) -> None:
     """Mean radii against width at depth 1, and against depth at width 32."""
     figure, axes = panels(2, height=3.0)
     for one, along, fixed, value in ((axes[0], "width", "depth", 1), (axes[1], "depth", "width", 32)):
+        if not any(row[fixed] == value for row in rows):  # an empty panel would look like a result
+            one.set_axis_off()
+            continue
         for k, (trained, column) in enumerate((t, c) for t in (0.05, 0.1) for c in ("mean MaxRR", "mean MinUR")):
             of = sorted(
                 (float(row[along] or 0), float(row[column] or 0))
