@@ -36,7 +36,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval, maps
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import SMALL, TINY
-from bnn_vnnlib.bounds.walk import Walk, dot, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.walk import Walk, common, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.model.nodes import (
     Activation,
@@ -204,7 +204,7 @@ def _max(walk: Walk, node: Max, position: int, a: Tensor) -> None:
     (source,) = node.inputs
     x = walk.ranges.values[source]
     lines = max_lines(x)
-    a = a.expand(*torch.broadcast_shapes(a.shape[:2], x.lower.shape[:2]), *a.shape[2:])
+    a = a.expand(*common(a.shape[:2], x.lower.shape[:2]), *a.shape[2:])
     positive, negative = a.clamp(min=0)[..., None], a.clamp(max=0)[..., None]
     carried = a.new_zeros(*a.shape, x.lower.shape[-1]).scatter(-1, _over_rows(lines.under, a), positive)
     carried = carried.scatter_add(-1, _over_rows(lines.over, a), negative * lines.slope[:, :, None])

@@ -146,6 +146,14 @@ class Walk:
         self.constant = self.constant + value
 
 
+def common(*leads: Sequence[int]) -> tuple[int, int]:
+    """K and M of (K or 1, M or 1): torch.broadcast_shapes takes longer than the products of a small network."""
+    k = m = 1
+    for one, other in leads:
+        k, m = one if k == 1 else k, other if m == 1 else m
+    return k, m
+
+
 def dot(a: Tensor, z: Tensor) -> Tensor:
     """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
     r, lead = a.shape[2], a.shape[:2]
@@ -153,7 +161,7 @@ def dot(a: Tensor, z: Tensor) -> Tensor:
         return torch.mv(a.reshape(lead.numel() * r, -1), z.reshape(-1)).reshape(*lead, r)
     if lead == (1, 1):  # the same rows for all vectors
         return (z.reshape(z.shape[:2].numel(), -1) @ a.reshape(r, -1).mT).reshape(*z.shape[:2], r)
-    k, m = torch.broadcast_shapes(lead, z.shape[:2])
+    k, m = common(lead, z.shape[:2])
     rows, column = (tensor.expand(k, m, *tensor.shape[2:]) for tensor in (a, z))
     return torch.bmm(rows.reshape(k * m, r, -1), column.reshape(k * m, -1, 1)).reshape(k, m, r)
 
@@ -164,7 +172,7 @@ def dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (dot(a, vectors[0]),)
     if a.shape[:2] == (1, 1):  # the same rows for all vectors
         return tuple(dot(a, z) for z in vectors)
-    k, m, r = torch.broadcast_shapes(a.shape[:2], *(z.shape[:2] for z in vectors)) + a.shape[2:3]
+    (k, m), r = common(a.shape[:2], *(z.shape[:2] for z in vectors)), a.shape[2]
     columns = torch.stack([z.expand(k, m, *z.shape[2:]).reshape(k * m, -1) for z in vectors], 1)
     rows = a.expand(k, m, *a.shape[2:]).reshape(k * m, r, -1)
     return torch.bmm(rows, columns.mT).reshape(k, m, r, -1).unbind(-1)
