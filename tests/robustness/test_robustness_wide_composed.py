@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -17,7 +17,7 @@ from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.robustness.wide import composed, two_layers
 from bnn_vnnlib.robustness.wide.last import Sides, Weights, last_weights
-from bnn_vnnlib.robustness.wide.neurons import neurons
+from bnn_vnnlib.robustness.wide.neurons import Neurons, neurons
 from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, bounded, lowest
 from robustness.wide_builders import dense, least_margins, least_margins_deep, network
 
@@ -109,6 +109,7 @@ def test_rows_out_of_reach_have_no_number() -> None:
     mean=st.floats(-2, 2), dev=st.floats(0.01, 1), low=st.floats(-2, 2), width=st.floats(0, 2), share=st.floats(0, 1),
     part=st.floats(0, 1), delta=st.floats(-3, 3),
 )  # fmt: skip
+@example(mean=1.0, dev=0.1, low=-1.0, width=2.0, share=0.5, part=0.5, delta=0.0)  # the kink, where relu and line touch
 def test_lines_on_the_second_layer(
     mean: float, dev: float, low: float, width: float, share: float, part: float, delta: float
 ) -> None:
@@ -122,6 +123,14 @@ def test_lines_on_the_second_layer(
     below = rows.mean[0, 0] * z + rows.bias[0] + two_sides(np.array([[delta * dev]]), sides)[0]
     assert below <= 0.3 + (mean + delta * dev) * max(z, 0.0) + 1e-12
     assert rows.bias_dev[0] == 0.0
+
+
+def test_noise_of_both_biases() -> None:
+    """B's own, and that of the second layer's bias times the row."""
+    second = Dense(*(torch.tensor(value, dtype=torch.float64) for value in ([[1.0]], [0.0], [[1e-6]], [0.04])))
+    weights = Weights(*(np.array(value) for value in ([[2.0]], [[0.1]], [0.3], [0.3])))
+    rows, *_ = composed.composed(second, weights, *(np.array([[value]]) for value in (1.0, 2.0, 0.5)))
+    assert rows.bias_dev[0] == pytest.approx(0.5)  # .3 and 2 times .2
 
 
 def small(seed: int, spread: float = 0.05) -> tuple[Stack, np.ndarray]:
@@ -141,6 +150,23 @@ def test_exact_infima_of_two_hidden_layers(seed: int) -> None:
         found = float(composed.failures(net, x - eps, x + eps, weights, Deadline())[0])
         assert stats.binom.sf(int((least <= bound[0]).sum()) - 1, count, found) > 1e-9
         assert found >= composed.BUDGET
+
+
+def test_what_ranges_spend_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else fails, what is left is their budget, which both ends of all neurons share."""
+    net, x = small(0)
+    spent: list[np.ndarray] = []
+
+    def exact(second: Dense, layer: Neurons, levels: np.ndarray, deadline: Deadline) -> tuple[np.ndarray, np.ndarray]:
+        spent.append(levels)
+        return -np.ones(second.outputs), np.ones(second.outputs)
+
+    monkeypatch.setattr(composed, "ranges", exact)
+    monkeypatch.setattr(composed, "bounded", lambda layer, weights, more: np.zeros(len(weights.bias)))
+    weights = last_weights(net.layers[2], np.stack([ROW, -ROW]), np.zeros(2))[0]
+    found = composed.failures(net, x - 0.02, x + 0.02, weights, Deadline())
+    assert (found >= 2 * spent[0].sum()).all()
+    assert spent[0].sum() > 0.01
 
 
 @pytest.mark.parametrize("seed", range(3))
