@@ -26,7 +26,7 @@ from bnn_vnnlib.robustness.wide.neurons import Neurons, neurons
 from bnn_vnnlib.robustness.wide.one_layer import ROWS, bounded, lowest, rows_at
 
 BUDGET = 0.04
-"""Spent on the ranges of a box, all rows together."""
+"""Spent on the ranges of a box, and in the bound of each of its rows."""
 
 EVENLY = 0.1
 """Share of it that all neurons have the same part of; the rest goes where ranges matter."""
