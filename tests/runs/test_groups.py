@@ -83,7 +83,10 @@ def test_nothing_starts_after_the_end():
 
 def test_a_watchdog_that_is_gone_is_replaced_and_told_of_everything():
     groups = Groups()
-    first = groups.start(["sleep", "600"])
+    first = groups.start(["sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE)
+    assert first.stdout is not None
+    with first.stdout:
+        assert first.stdout.readline() == b"ready\n"  # it has announced itself, which needs the watchdog
     assert groups._watchdog is not None
     groups._watchdog.kill()
     groups._watchdog.wait()
