@@ -192,6 +192,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
         }  # fmt: skip
     lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
     verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
+    verdicts[question.between(lower, upper)] = Verdict.UNKNOWN
     return {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
 
 

@@ -37,9 +37,15 @@ _MEANINGS = {
     (Query.DETERMINISTIC, Verdict.SAT): "the network violates the property at the witness (replayed)",
 }
 _UNDECIDED = {
-    Verdict.UNKNOWN: "the bounds are valid but do not decide; another --method, --boxes or --margin may",
+    Verdict.UNKNOWN: "the bounds are valid but do not decide",
     Verdict.TIMEOUT: "the time limit ended the run; the bounds so far are valid",
 }
+_ADVICE = {
+    Query.PROBABILISTIC: "; with --timeout the search goes on, and another --method may do better",
+    Query.DECISION: "; another --method may",
+    Query.DETERMINISTIC: "; with --timeout the search goes on",
+}
+_BETWEEN = "proved: {unsafe:g} <= P_safe < {safe:g}, between the thresholds: neither verdict applies"
 _MOST_ROWS = 10
 
 
@@ -62,7 +68,11 @@ def interval(bounds: Bounds) -> str:
 
 def meaning(result: Result) -> str:
     """One line on what the verdict says."""
-    text = _MEANINGS.get((result.query, result.verdict), _UNDECIDED.get(result.verdict, ""))
+    if result.between:
+        text = _BETWEEN
+    else:
+        text = _MEANINGS.get((result.query, result.verdict), _UNDECIDED.get(result.verdict, ""))
+        text += _ADVICE[result.query] if result.verdict is Verdict.UNKNOWN else ""
     return text.format(safe=result.tau_safe, unsafe=result.tau_unsafe)
 
 

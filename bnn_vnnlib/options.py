@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Query, Rule
@@ -26,11 +26,15 @@ class Question:
     rule: Rule = Rule.MEAN
 
     def __post_init__(self) -> None:
-        for name in ("tau_safe", "tau_unsafe"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise OptionError(f"{name} is a probability, between 0 and 1; found {getattr(self, name)}")
         if self.tau_unsafe > self.tau_safe:
-            raise OptionError(f"tau_unsafe ({self.tau_unsafe}) must not exceed tau_safe ({self.tau_safe})")
+            raise OptionError(
+                f"tau_unsafe ({self.tau_unsafe}) must not exceed tau_safe ({self.tau_safe}): "
+                "P_safe could be at least the one and below the other"
+            )
+
+    def between(self, lower: Any, upper: Any) -> Any:
+        """Whether bounds on P_safe (numbers or arrays) show that neither verdict applies, however tight they become."""
+        return (lower >= self.tau_unsafe) & (upper < self.tau_safe)
 
 
 def settle(
@@ -44,7 +48,7 @@ def settle(
 ) -> Question:
     """Settle the question from options and the property's comment `; bnn-vnnlib: key=value ...`.
 
-    Where only one threshold is given, the default of the other gives way to it.
+    Where options and comment together give one threshold, it is both: the question is whether P_safe reaches it.
 
     Parameters
     ----------
@@ -63,10 +67,13 @@ def settle(
     asked = query if query is not None else comment.get("query")
     safe = tau_safe if tau_safe is not None else _number(comment, "tau_safe", path)
     unsafe = tau_unsafe if tau_unsafe is not None else _number(comment, "tau_unsafe", path)
+    for name, value in (("tau_safe", safe), ("tau_unsafe", unsafe)):
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise OptionError(f"{name} is a probability, between 0 and 1; found {value}", path=path)
     if safe is None:
-        safe = DEFAULT_TAU if unsafe is None else max(DEFAULT_TAU, unsafe)
+        safe = DEFAULT_TAU if unsafe is None else unsafe
     if unsafe is None:
-        unsafe = min(DEFAULT_TAU, safe)
+        unsafe = safe
     elsewhere = query is not None and query != Query.DECISION  # then the comment's rule is not meant
     chosen = rule if rule is not None or elsewhere else comment.get("rule")
     return Question(

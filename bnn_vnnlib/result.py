@@ -112,3 +112,8 @@ class Result:
     notes: tuple[str, ...] = ()
     rule: Rule | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def between(self) -> bool:
+        """P_safe is proved to lie between the two thresholds: `unknown` is the answer, and no method changes it."""
+        return self.p_safe is not None and self.tau_unsafe <= self.p_safe.lower and self.p_safe.upper < self.tau_safe

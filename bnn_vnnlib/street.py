@@ -61,7 +61,7 @@ def verify(
     model, property : from `read_model` and `read_property`
     query : probabilistic, decision or deterministic; None: the property's comment, else probabilistic if the model
         carries a posterior
-    tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment, else .95
+    tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment; one alone is both; else .95
     likelihood : overrides the model's
     rule : what Y means under `decision`: "mean" (expected outputs or probabilities) or "median" (of a regression's
         outputs); None: the property's comment, else mean
@@ -202,7 +202,9 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
     details, notes = _safety_details(found)
     verdict, witness = _open(setting), None
-    if p_safe.lower >= question.tau_safe:
+    if question.between(p_safe.lower, p_safe.upper):
+        verdict = Verdict.UNKNOWN
+    elif p_safe.lower >= question.tau_safe:
         verdict = Verdict.UNSAT
     elif p_safe.upper < question.tau_unsafe:
         witness = probabilistic_witness(setting, property, problem, found)

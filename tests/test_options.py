@@ -21,7 +21,12 @@ from bnn_vnnlib.result import Query
         ({"tau_safe": "0.98", "tau_unsafe": "0.05"}, {"tau_unsafe": 0.5}, (None, 0.98, 0.5)),
         ({}, {"tau_safe": 0.9}, (None, 0.9, 0.9)),
         ({}, {"tau_unsafe": 0.99}, (None, 0.99, 0.99)),
-        ({}, {"tau_unsafe": 0.0}, (None, 0.95, 0.0)),
+        ({}, {"tau_safe": 0.999}, (None, 0.999, 0.999)),
+        ({}, {"tau_unsafe": 0.0}, (None, 0.0, 0.0)),
+        ({"tau_safe": "0.98"}, {}, (None, 0.98, 0.98)),
+        ({"tau_unsafe": "0.5"}, {}, (None, 0.5, 0.5)),
+        ({"tau_safe": "0.98"}, {"tau_safe": 0.9}, (None, 0.9, 0.9)),
+        ({"tau_safe": "0.98"}, {"tau_unsafe": 0.5}, (None, 0.98, 0.5)),
     ],
 )
 def test_precedence(comment, options, expected):

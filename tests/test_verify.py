@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import special, stats
 
 from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
@@ -73,6 +75,28 @@ def test_thresholds_decide_the_verdict():
     prop = at_one(net, 1.2)  # P_safe = .023
     for tau, word in ((0.9, "sat"), (0.1, "sat"), (0.02, "unknown"), (0.0, "unknown")):
         assert verify(net, prop, tau_safe=0.95, tau_unsafe=tau).verdict == word
+
+
+def test_a_threshold_given_alone_refutes_too():
+    """P_safe = .977: below .999, so that the requirement P_safe >= .999 is refuted."""
+    assert verify(line(), at_one(line(), 0.8), tau_safe=0.999).verdict == "sat"
+    assert verify(line(), at_one(line(), 0.8), tau_unsafe=0.5).verdict == "unsat"
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_between_the_thresholds_no_verdict_is_looked_for(timeout):
+    """P_safe = .977 lies between .9 and .99: that is proved, work ends, and nobody is told to try something else."""
+    begun = time.monotonic()
+    found = verify(line(), at_one(line(), 0.8, 1.0, 1.01), tau_safe=0.99, tau_unsafe=0.9, timeout=timeout)
+    assert time.monotonic() - begun < 20
+    assert (found.verdict, found.between) == ("unknown", True)
+    assert meaning(found) == "proved: 0.9 <= P_safe < 0.99, between the thresholds: neither verdict applies"
+    assert verify(line(), at_one(line(), 0.8), tau_safe=1.0, tau_unsafe=0.98).verdict == "sat"
+    one, high = np.ones((1, 1)), np.full((1, 1), 1.01)
+    cases = [[(-one, np.array([-0.8]), np.array([False]))]]  # violated where y >= 0.8
+    batch = verify_batch(line(), one, high, properties=cases, tau_safe=0.1, tau_unsafe=0.01, timeout=timeout)
+    assert batch.verdicts.tolist() == ["unknown"]
+    assert 0.01 <= batch.lower[0] <= batch.upper[0] < 0.1
 
 
 def test_the_record_says_which_method_gave_each_bound():

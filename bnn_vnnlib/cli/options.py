@@ -13,8 +13,8 @@ Likelihood = Annotated[
     typer.Option(help="How the outputs are to be read, where the model does not say."),
 ]
 QueryName = Literal["probabilistic", "decision", "deterministic"]
-TauSafe = Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="0.95")]
-TauUnsafe = Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="0.95")]
+TauSafe = Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="TAU_UNSAFE or 0.95")]
+TauUnsafe = Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="TAU_SAFE or 0.95")]
 Outputs = Annotated[Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")]
 Rule = Annotated[
     Literal["mean", "median"] | None,

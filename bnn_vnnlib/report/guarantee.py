@@ -127,6 +127,13 @@ def _how(row: Row) -> str:
 
 
 def _undecided(row: Row, how: str) -> Guarantee:
+    if row.between:
+        return Guarantee(
+            f"Proved: {_threshold(row.tau_unsafe)} <= P_safe < {_threshold(row.tau_safe)}. That lies between the "
+            "thresholds, where neither verdict applies.",
+            "No method and no time would change this; other thresholds would.",
+            how,
+        )
     why = "the time limit came first" if row.verdict is Verdict.TIMEOUT else "the bounds do not decide"
     bounded = row.p_safe is not None or row.decision is not None
     held = "The bounds so far hold with certainty all the same." if bounded else "There are no bounds."

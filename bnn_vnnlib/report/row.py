@@ -81,6 +81,13 @@ class Row:
         return None
 
     @property
+    def between(self) -> bool:
+        """P_safe is proved to lie between the two thresholds."""
+        if self.p_safe is None or self.tau_safe is None or self.tau_unsafe is None:
+            return False
+        return self.tau_unsafe <= self.p_safe[0] and self.p_safe[1] < self.tau_safe
+
+    @property
     def decided(self) -> bool:
         """sat or unsat"""
         return self.verdict in (Verdict.SAT, Verdict.UNSAT)

@@ -68,7 +68,7 @@ def by_components(
     """
     parts = components_of(bounds, posterior)
     found = [_tried(part, deadline, False, problem, solve) for part in parts]
-    if bool(torch.stack(goal.missing(_together(parts, problem, found))).any()):
+    if bool(goal.open(_together(parts, problem, found)).any()):
         for index, part in enumerate(parts):
             if not deadline.passed:
                 again = _tried(part, deadline.share(len(parts) - index), True, problem, solve)

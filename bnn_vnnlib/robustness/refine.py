@@ -24,16 +24,24 @@ CLOSED = 1e-9
 
 @dataclass(frozen=True)
 class Goal:
-    """The thresholds on P_safe: decided where the lower bound reaches `safe` or the upper one falls below `unsafe`."""
+    """The thresholds on P_safe: decided where the lower bound reaches `safe` or the upper one falls below `unsafe`.
+
+    With two different thresholds, P_safe may also lie between: no verdict follows from lower >= `unsafe` and
+    upper < `safe`, however good the bounds become.
+    """
 
     safe: float
     unsafe: float
 
-    def missing(self, found: SafetyBounds) -> tuple[Tensor, Tensor]:
-        """(I,), (I,): where a better lower bound, and where a better upper bound, can still decide the instance."""
-        safe, unsafe = found.lower >= self.safe, found.upper < self.unsafe
-        open_ = ~(safe | unsafe) & (found.upper - found.lower > CLOSED)
-        return open_ & (found.upper >= self.safe), open_ & (found.lower < self.unsafe)
+    def open(self, found: SafetyBounds) -> Tensor:
+        """(I,): neither decided nor between, so that better bounds can still tell.
+
+        Both sides then count: the one leads to a verdict, or the other shows that there is none. Where sat is out of
+        reach (lower >= `unsafe`), a better upper bound may end the search for unsat, and the other way round.
+        """
+        decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
+        between = (found.lower >= self.unsafe) & (found.upper < self.safe)
+        return ~(decided | between) & (found.upper - found.lower > CLOSED)
 
 
 class Stage(Protocol):
@@ -60,11 +68,11 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
     left = list(stages)
     for turn in itertools.count():
         for stage in [stage for stage in left if stage.due(turn)] or left:
-            below, above = goal.missing(found)
-            if deadline.passed or not bool((below | above).any()):
+            open_ = goal.open(found)
+            if deadline.passed or not bool(open_.any()):
                 return found
             try:
-                news = stage.step(below, above)
+                news = stage.step(open_, open_)
             except OutOfTime:
                 return found
             if news is None:

@@ -70,21 +70,36 @@ class Hills:
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper", "below", "above"),
+    ("lower", "upper", "worth"),
     [
-        (0.0, 1.0, True, True),
-        (0.9, 1.0, False, False),  # unsat
-        (0.0, 0.29, False, False),  # sat
-        (0.0, 0.3, False, True),  # tau_unsafe is not reached: strictly below
-        (0.0, 0.89, False, True),  # cannot be unsat any more
-        (0.3, 1.0, True, False),  # cannot be sat any more
-        (0.4, 0.8, False, False),  # proved to be neither
-        (0.5, 0.5, False, False),
+        (0.0, 1.0, True),
+        (0.9, 1.0, False),  # unsat
+        (0.0, 0.29, False),  # sat
+        (0.0, 0.3, True),  # tau_unsafe is not reached: strictly below
+        (0.0, 0.89, True),  # cannot be unsat any more, but sat, or proved to be neither
+        (0.3, 1.0, True),  # cannot be sat any more
+        (0.3, 0.9, True),  # tau_safe is still within reach
+        (0.4, 0.8, False),  # proved to be neither
+        (0.3, 0.89, False),
+        (0.5, 0.5, False),
     ],
 )
-def test_what_is_still_worth_looking_for(lower: float, upper: float, below: bool, above: bool) -> None:
-    found = Goal(0.9, 0.3).missing(safety([lower], [upper]))
-    assert [side.item() for side in found] == [below, above]
+def test_what_is_still_worth_looking_for(lower: float, upper: float, worth: bool) -> None:
+    assert Goal(0.9, 0.3).open(safety([lower], [upper])).item() is worth
+
+
+def test_the_side_that_shows_that_there_is_no_verdict_is_looked_for() -> None:
+    """P_safe >= tau_unsafe is proved: a better upper bound ends the search for unsat, though sat is out of reach."""
+    asked = []
+
+    class Wanted(Scripted):
+        def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
+            asked.append((below.item(), above.item()))
+            return super().step(below, above)
+
+    found = refined(Wanted(([0.2], [1.0]), ([0.2], [0.8]), ([0.5], [0.6])))
+    assert (found.lower.item(), found.upper.item()) == (0.2, 0.8)
+    assert asked == [(True, True), (True, True)]
 
 
 class Scripted:
