@@ -10,6 +10,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.result import Witness
 from bnn_vnnlib.signature import Signature
+from bnn_vnnlib.vnncomp import check_writable
 
 
 def make_folder(folder: Path) -> None:
@@ -18,6 +19,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None
+    check_writable(folder / "X.pb")
 
 
 def write_assignments(folder: Path, witness: Witness, prop: Property, model: Signature) -> list[Path]:

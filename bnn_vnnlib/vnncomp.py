@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -73,8 +74,7 @@ def write_text(path: Path, text: str) -> None:
     ------
     InputError : the file cannot be written
     """
-    target = path.resolve()
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    target, scratch = path.resolve(), _scratch(path)
     try:
         if target.exists() and not target.is_file():  # a device or a pipe must not be replaced
             target.write_text(text, encoding="utf-8")
@@ -82,8 +82,39 @@ def write_text(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(target)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # such as a name that is too long
+            scratch.unlink(missing_ok=True)
         raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+
+
+def check_writable(path: Path) -> None:
+    """Make sure, before any work, that `write_text` can write there: by trying it, next to the file.
+
+    Raises
+    ------
+    InputError : no such folder, a folder in place of the file, no permission, no space, a name that is too long
+    """
+    target, scratch = path.resolve(), _scratch(path)
+    try:
+        if target.is_dir():
+            raise InputError("cannot be written: this is a folder, expected the name of a file", path=path)
+        if not target.parent.is_dir():
+            raise InputError("cannot be written: there is no such folder", path=path)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise InputError("cannot be written: no permission", path=path)
+        if target.is_file() or not target.exists():
+            scratch.write_bytes(b"\n")
+            scratch.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+
+
+def _scratch(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    target = path.resolve()
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def read_result(path: str | Path) -> ResultsFile:

@@ -135,7 +135,17 @@ def test_undecided_is_a_verdict_too(old, new, identity_model, engine, verdict):
         (["old.vnnlib", "model", "--margin", "-1"], "--margin must be a positive number"),
         (["old.vnnlib", "model", "--tau-safe", "2"], "tau_safe is a probability"),
         (["old.vnnlib", "model", "--tau-safe", ".5", "--tau-unsafe", ".6"], "must not exceed tau_safe"),
-        (["old.vnnlib", "model", "--results-file", "nowhere/r.txt"], "no such folder"),
+        (["old.vnnlib", "model", "--results-file", "nowhere/r.txt"], "nowhere/r.txt: cannot be written: there is no"),
+        (["old.vnnlib", "model", "--json", "nowhere/r.json"], "nowhere/r.json: cannot be written: there is no"),
+        (["old.vnnlib", "model", "--json", "."], "cannot be written: this is a folder"),
+        (["old.vnnlib", "model", "--results-file", "."], "cannot be written: this is a folder"),
+        (["old.vnnlib", "model", "--json", "/proc/r.json"], "/proc/r.json: cannot be written"),
+        (["old.vnnlib", "model", "--json", "r" * 300], "cannot be written: File name too long"),
+        (["old.vnnlib", "model", "--results-file", "r" * 253], "cannot be written: File name too long"),  # its record's
+        (["old.vnnlib", "model", "--json", "r", "--results-file", "./r"], "the results file and the record need two"),
+        (["old.vnnlib", "model", "--json", "./model"], "model: this is the model, which the results would replace"),
+        (["old.vnnlib", "model", "--results-file", "old.vnnlib"], "this is the property, which the results would"),
+        (["old.vnnlib", "model", "--assignments", "/proc/none"], "the folder cannot be made"),
         (["old.vnnlib", "model", "--query", "robust"], "robust"),
         (["old.vnnlib", "model", "--num-boxes", "0"], "greater than or equal to 1"),
         (["comment.vnnlib", "model"], "unknown setting 'tau'"),
@@ -149,7 +159,9 @@ def test_refused_input_is_one_message_and_no_output(
     (tmp_path / "model").write_bytes(identity_model.read_bytes())
     (tmp_path / "comment.vnnlib").write_text(f"; bnn-vnnlib: tau=0.9\n{OLD}")
     (tmp_path / "broken.vnnlib").write_text("(declare-const X_0 Real)\n(assert (<= X_0\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     outcome = call("verify", *args, code=2)
+    assert all(path.read_bytes() == content for path, content in before.items())
     assert outcome.stdout == ""
     assert message in " ".join(outcome.stderr.split())
     assert engine.options == {}
@@ -257,6 +269,47 @@ def test_the_record_may_go_elsewhere(tmp_path, old, identity_model, engine):
 def test_a_device_as_results_file_gets_no_record_beside_it(old, identity_model, engine):
     call("verify", old, identity_model, "--results-file", os.devnull)
     assert not Path(f"{os.devnull}.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_files_without_permission_are_refused_before_work(tmp_path, old, identity_model, engine, what):
+    (tmp_path / "r.json").touch(0o444 if what == "file" else 0o644)
+    tmp_path.chmod(0o555 if what == "folder" else 0o755)
+    outcome = call("verify", old, identity_model, "--json", tmp_path / "r.json", code=2)
+    tmp_path.chmod(0o755)
+    assert "cannot be written" in outcome.stderr
+    assert engine.options == {}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_verdict_is_not_lost_to_its_record(tmp_path, old, identity_model, engine):
+    """The disk is full at the end: the verdict is said and written where it can be, and the exit code tells."""
+    results = tmp_path / "r.txt"
+    outcome = call("verify", old, identity_model, "--results-file", results, "--json", "/dev/full", code=2)
+    assert outcome.stdout == results.read_text() == "unsat\n"
+    assert "/dev/full: cannot be written: No space left on device" in outcome.stderr
+    outcome = call("verify", old, identity_model, "--results-file", "/dev/full", "--json", tmp_path / "r.json", code=2)
+    assert outcome.stdout == "unsat\n"
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "unsat"
+
+
+def test_a_verdict_is_not_lost_to_a_fault_in_its_record(tmp_path, old, identity_model, engine):
+    engine.result = a_result(details={"strange": float("nan"), "more": {1: object()}}, p_safe="nonsense")
+    outcome = call("verify", old, identity_model, "--results-file", tmp_path / "r.txt", code=1)
+    assert outcome.stdout == (tmp_path / "r.txt").read_text() == "unsat\n"
+    assert "internal fault" in outcome.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_standard_output_that_cannot_be_written_leaves_the_files(tmp_path, old, identity_model):
+    results = tmp_path / "r.txt"
+    command = [sys.executable, "-m", "bnn_vnnlib", "verify", str(old), str(identity_model), f"--results-file={results}"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, results.read_text().split()[0]) == (2, "sat")
+    assert "standard output cannot be written" in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 # inspect and attach

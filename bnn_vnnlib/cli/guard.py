@@ -35,7 +35,8 @@ def in_time(console: Console, outlet: Outlet) -> Iterator[Callable[[], None]]:
     from bnn_vnnlib.backstop import Backstop
 
     def last_words() -> None:
-        outlet.expire()
+        for error in outlet.expire():
+            _complain(console, str(error), refused=True)
         console.print("the time limit ended the run before there were any bounds", soft_wrap=True)
 
     grace = GRACE if outlet.timeout >= SHORT else SHORT_GRACE
@@ -68,9 +69,7 @@ def guard(console: Console, debug: bool, outlet: Outlet | None = None) -> Iterat
 
 
 def _record_failure(console: Console, outlet: Outlet, reason: str) -> None:
-    try:
-        outlet.fail(reason)
-    except InputError as error:
+    for error in outlet.fail(reason):
         _complain(console, str(error), refused=True)
 
 

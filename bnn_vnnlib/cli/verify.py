@@ -26,6 +26,7 @@ from bnn_vnnlib.cli.options import (
     TauSafe,
     TauUnsafe,
 )
+from bnn_vnnlib.errors import InputError
 
 if TYPE_CHECKING:
     from bnn_vnnlib.outlet import Outlet
@@ -88,12 +89,14 @@ def verify(
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         result, prop, signature = _result(files, network or [], asked, how, outlet)
         disarm()
-        if serialise_assignments is not None and result.witness is not None:
-            write_assignments(serialise_assignments, result.witness, prop, signature)
-        outlet.finish(result, prop)
+        failures = outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
 
         show_result(console, result)
+        if failures:
+            raise InputError("; ".join(map(str, failures)))
+        if serialise_assignments is not None and result.witness is not None:
+            write_assignments(serialise_assignments, result.witness, prop, signature)
 
 
 def _result(
@@ -111,7 +114,7 @@ def _result(
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
-    outlet.files = found.by_role
+    outlet.read(found.by_role)
     prop = outlet.prop = read_property(found.prop)
     found.check_name(prop)
     question = settle(prop.options, **asked, path=found.prop)
