@@ -89,7 +89,8 @@ def verify_batch(
     begun = time.monotonic()
     question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
-    setting = settle_run(model, question, likelihood, choices, timeout, begun)
+    asked = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
+    setting = settle_run(model, question, likelihood, choices, timeout, begun, asked)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
     fields = _solve(setting, problem, restarts) if len(problem) else _nothing(setting)

@@ -32,6 +32,10 @@ class Question:
                 "P_safe could be at least the one and below the other"
             )
 
+    def query_of(self, has_posterior: bool) -> Query:
+        """The query, by default that of the model."""
+        return self.query or (Query.PROBABILISTIC if has_posterior else Query.DETERMINISTIC)
+
     def between(self, lower: Any, upper: Any) -> Any:
         """Whether bounds on P_safe (numbers or arrays) show that neither verdict applies, however tight they become."""
         return (lower >= self.tau_unsafe) & (upper < self.tau_safe)

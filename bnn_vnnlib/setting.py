@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.devices import find_device
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.options import Question
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.served import is_correlated, is_sampled, refuse_unserved
+from bnn_vnnlib.served import is_correlated, is_sampled, refuse_idle, refuse_unserved
 
 if TYPE_CHECKING:
     import torch
@@ -178,13 +179,18 @@ class Setting:
 
 def settle_run(
     model: Model, question: Question, likelihood: Likelihood | None, choices: Choices, timeout: float | None,
-    started: float | None,
+    started: float | None, asked: Mapping[str, Any] | None = None,
 ) -> Setting:  # fmt: skip
     """Check that the question can be asked of the model.
 
+    Parameters
+    ----------
+    asked : the options behind the question (tau_safe, tau_unsafe, rule, outputs), as they were given
+
     Raises
     ------
-    OptionError : no posterior, or no likelihood, for a query that needs one; a device that is not there
+    OptionError : no posterior, or no likelihood, for a query that needs one; an option that does not apply; a device
+        that is not there
     UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `served` refuses
     """
 
@@ -196,7 +202,7 @@ def settle_run(
         raise OptionError(f"a Model is wanted, as read_model(PATH) or attach gives it, not {model!r}")
     if timeout is not None and math.isnan(timeout):
         raise OptionError("the time limit is not a number")
-    query = question.query or (Query.DETERMINISTIC if model.posterior is None else Query.PROBABILISTIC)
+    query = question.query_of(model.posterior is not None)
     if query is not Query.DETERMINISTIC and model.posterior is None:
         raise OptionError(
             f"query {query} needs a posterior, and the model carries none: attach one (bnn-vnnlib attach), "
@@ -210,6 +216,8 @@ def settle_run(
             "categorical, bernoulli, gaussian or gaussian_heteroscedastic",
             path=model.path,
         )
+    given = {**vars(choices), **(asked or {}), "likelihood": likelihood}
+    refuse_idle(query, given, model, probabilities=gives_probabilities(model.network, query, known))
     if question.rule is Rule.MEDIAN:
         _check_median(model, query, known)
     transform = _transform(model.network, query, known)
@@ -244,6 +252,11 @@ def _transform(network: Network, query: Query, likelihood: Likelihood | None) ->
             return "identity" if ends_in_sigmoid(network) else "sigmoid"
         case _:
             return "identity"
+
+
+def gives_probabilities(network: Network, query: Query, likelihood: Likelihood | None) -> bool:
+    """Y is made of probabilities."""
+    return _transform(network, query, likelihood) != "identity" or ends_in_sigmoid(network)
 
 
 def ends_in_sigmoid(network: Network) -> bool:

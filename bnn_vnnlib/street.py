@@ -86,7 +86,10 @@ def verify(
     begun = time.monotonic()
     question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
-    setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started)
+    asked: dict[str, Any] = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "outputs": outputs}
+    if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
+        asked = {**property.options, **{name: value for name, value in asked.items() if value is not None}}
+    setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started, asked)
     _check_size(model, property)
     if setting.query is Query.DECISION and outputs != "probabilities":
         _refuse_constants(setting, property)

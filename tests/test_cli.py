@@ -61,7 +61,7 @@ def engine(monkeypatch):
         options: dict[str, object] = {}  # noqa: RUF012
 
         def __call__(self, model, prop, **options):
-            self.options = options
+            self.options, self.comment = options, dict(prop.options)
             if isinstance(self.result, BaseException):
                 raise self.result
             return self.result
@@ -235,11 +235,12 @@ def test_options_reach_the_engine(old, identity_model, engine):
 def test_defaults_and_the_comment_of_the_property(tmp_path, old, identity_model, engine):
     call("verify", old, identity_model)
     asked = [engine.options[key] for key in ("query", "tau_safe", "tau_unsafe", "timeout", "seed")]
-    assert asked == [None, 0.95, 0.95, None, 0]
+    assert asked == [None, None, None, None, 0]
     (tmp_path / "c.vnnlib").write_text(f"; bnn-vnnlib: query=deterministic tau_safe=0.98 tau_unsafe=0.05\n{OLD}")
     call("verify", tmp_path / "c.vnnlib", identity_model, "--tau-safe", "0.99")
     asked = [engine.options[key] for key in ("query", "tau_safe", "tau_unsafe")]
-    assert asked == [Query.DETERMINISTIC, 0.99, 0.05]
+    assert asked == [None, 0.99, None]
+    assert engine.comment == {"query": "deterministic", "tau_safe": "0.98", "tau_unsafe": "0.05"}
 
 
 # Files

@@ -40,6 +40,7 @@ def check_witness(
         from bnn_vnnlib import read_model, read_property
         from bnn_vnnlib.instance import Files
         from bnn_vnnlib.runs.checking import Judgement, check_witness, other_files, question_of
+        from bnn_vnnlib.served import refuse_idle
         from bnn_vnnlib.vnncomp import read_result
 
         check_positive("--timeout", timeout)
@@ -48,6 +49,11 @@ def check_witness(
         property_ = read_property(files.prop)
         question = question_of(result, property_, files.prop, query, tau_safe, tau_unsafe)
         loaded = read_model(files.model, likelihood=likelihood)
+        refuse_idle(
+            question.query_of(loaded.posterior is not None),
+            {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs},
+            loaded,
+        )
         property_ = read_property(files.prop, loaded.network.signature)
         check = check_witness(
             loaded, property_, found, question, likelihood=likelihood, outputs=outputs, timeout=timeout, seed=seed

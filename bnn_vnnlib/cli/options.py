@@ -28,6 +28,12 @@ Search = Annotated[
     Literal["float64", "float32"],
     typer.Option(help="Floating type of searches; what they find is confirmed in float64."),
 ]
+Mixed = Annotated[
+    bool,
+    typer.Option(
+        "--mixed", help="Options that do not apply to this instance are left out with a note: for runs over many."
+    ),
+]
 Serialise = Annotated[
     Path | None,
     typer.Option(

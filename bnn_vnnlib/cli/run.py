@@ -90,8 +90,8 @@ def run(
             "rule": rule, "search": search, "device": device,
         }  # fmt: skip
         how = How(
-            queries=_queries(query, tau_safe, tau_unsafe), arguments=_arguments(options), seed=seed, timeout=timeout,
-            memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
+            queries=_queries(query, tau_safe, tau_unsafe, options), arguments=("--mixed", *_arguments(options)),
+            seed=seed, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
         prepared = _prepared(benchmarks, only or [], how, where, out, rerun)
@@ -99,13 +99,20 @@ def run(
         _summary(prepared, console)
 
 
-def _queries(asked: list[str] | None, tau_safe: float | None, tau_unsafe: float | None) -> tuple[str | None, ...]:
-    """Those asked for; refuses what no instance could be run with."""
+def _queries(
+    asked: list[str] | None, tau_safe: float | None, tau_unsafe: float | None, options: dict[str, Any]
+) -> tuple[str | None, ...]:
+    """Those asked for; refuses what no instance could be run with, and options that belong to none of the queries."""
     from bnn_vnnlib.options import settle
+    from bnn_vnnlib.result import Query
+    from bnn_vnnlib.served import idle_options, refuse_idle
 
     queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
-    for query in queries:
-        settle({}, query, tau_safe, tau_unsafe)
+    settled = [settle({}, query, tau_safe, tau_unsafe).query for query in queries]
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    idle = [idle_options(query, given) for query in settled if query is not None]
+    nowhere = set.intersection(*map(set, idle)) if len(idle) == len(queries) else set()
+    refuse_idle(settled[0] or Query.DETERMINISTIC, {name: given[name] for name in nowhere})
     return queries
 
 
@@ -148,8 +155,12 @@ def _summary(prepared: Run, console: Console) -> None:
     from bnn_vnnlib.result import Verdict
     from bnn_vnnlib.runs.summary import by_category
 
+    entries = prepared.tables()
+    done = [entry.record for entry in entries if entry.verdict is not Verdict.ERROR]
+    for name in set.intersection(*(set(record.get("details", {}).get("left_out", [])) for record in done or [{}])):
+        console.print(f"{name} applies to none of the instances: the notes in their records say why", soft_wrap=True)
     table = Table("benchmark", *(verdict.value for verdict in Verdict), "s")
-    for category, counts, seconds in by_category(prepared.tables()):
+    for category, counts, seconds in by_category(entries):
         table.add_row(category, *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
     console.print(table)
     console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)

@@ -58,7 +58,9 @@ def uncertainty(
         from bnn_vnnlib.sweeps import uncertainty as bounded
 
         read = read_inputs(inputs, clip)
-        bounding = Bounding(likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, search=search)
+        bounding = Bounding(
+            likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, device=device, search=search
+        )
         with long_jobs.shown(console, "balls") as watch:
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),

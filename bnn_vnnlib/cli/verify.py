@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from bnn_vnnlib.cli.options import (
     Likelihood,
     Margin,
     Method,
+    Mixed,
     NumBoxes,
     Outputs,
     QueryName,
@@ -29,6 +31,8 @@ from bnn_vnnlib.cli.options import (
 from bnn_vnnlib.errors import InputError
 
 if TYPE_CHECKING:
+    from bnn_vnnlib.model import Model
+    from bnn_vnnlib.options import Question
     from bnn_vnnlib.outlet import Outlet
     from bnn_vnnlib.property import Property
     from bnn_vnnlib.result import Result
@@ -63,6 +67,7 @@ def verify(
     seed: Seed = 0,
     search: Search = "float64",
     device: Device = None,
+    mixed: Mixed = False,
     debug: Debug = False,
 ) -> None:
     """Decide one property of one model.
@@ -81,13 +86,13 @@ def verify(
         if serialise_assignments is not None:
             make_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, seed, timeout, started)
-    asked = {"query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
-    how = {
-        "likelihood": likelihood, "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes,
-        "margin": margin, "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device,
+    options = {
+        "query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "likelihood": likelihood,
+        "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes, "margin": margin,
+        "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device,
     }  # fmt: skip
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        result, prop, signature = _result(files, network or [], asked, how, outlet)
+        result, prop, signature = _result(files, network or [], options, mixed, outlet)
         disarm()
         failures = outlet.finish(result, prop)
         from bnn_vnnlib.display import show_result
@@ -100,32 +105,48 @@ def verify(
 
 
 def _result(
-    files: list[Path], network: list[str], asked: dict[str, Any], how: dict[str, Any], outlet: Outlet
+    files: list[Path], network: list[str], options: dict[str, Any], mixed: bool, outlet: Outlet
 ) -> tuple[Result, Property, Signature]:
     """Read and decide; what is known of the run is left in the outlet on the way, for when it fails or is ended.
 
     Parameters
     ----------
-    asked : the question as the options put it, before the property's own comment is heard
-    how : further arguments of `bnn_vnnlib.verify`
+    options : arguments of `bnn_vnnlib.verify`
+    mixed : leave out those that do not apply
     """
     from bnn_vnnlib.instance import find_files
     from bnn_vnnlib.options import settle
+    from bnn_vnnlib.served import DEFAULTS
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
     outlet.read(found.by_role)
     prop = outlet.prop = read_property(found.prop)
     found.check_name(prop)
-    question = settle(prop.options, **asked, path=found.prop)
+    question = settle(
+        prop.options, options["query"], options["tau_safe"], options["tau_unsafe"], rule=options["rule"],
+        path=found.prop,
+    )  # fmt: skip
     outlet.query = question.query
 
     import bnn_vnnlib
 
-    model = bnn_vnnlib.read_model(found.model, likelihood=how["likelihood"])
+    model = bnn_vnnlib.read_model(found.model, likelihood=options["likelihood"])
     prop = match(prop, model.network.signature, found.prop)
-    result = bnn_vnnlib.verify(
-        model, prop, query=question.query, tau_safe=question.tau_safe, tau_unsafe=question.tau_unsafe,
-        rule=question.rule, **how,
-    )  # fmt: skip
+    idle = _idle(model, question, options) if mixed else {}
+    result = bnn_vnnlib.verify(model, prop, **options | {name: DEFAULTS.get(name) for name in idle})
+    if idle:
+        notes = (*result.notes, *(f"{name} is left out: {reason}" for name, reason in idle.items()))
+        result = replace(result, notes=notes, details={**result.details, "left_out": list(idle)})
     return result, prop, model.network.signature
+
+
+def _idle(model: Model, question: Question, options: dict[str, Any]) -> dict[str, str]:
+    """Options that do not apply to the instance, and why."""
+    from bnn_vnnlib.served import idle_options
+    from bnn_vnnlib.setting import gives_probabilities
+
+    query = question.query_of(model.posterior is not None)
+    likelihood = options["likelihood"] or model.likelihood
+    probabilities = gives_probabilities(model.network, query, likelihood)
+    return idle_options(query, options, model, probabilities=probabilities)

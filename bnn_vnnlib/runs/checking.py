@@ -87,7 +87,7 @@ def check_witness(
     ------
     InputError : the witness does not fit the property, or the question cannot be asked of the model
     """
-    query = question.query or (Query.DETERMINISTIC if model.posterior is None else Query.PROBABILISTIC)
+    query = question.query_of(model.posterior is not None)
     if result.verdict is not Verdict.SAT:
         return Check(Judgement.NOTHING, query, (f"the verdict is {result.verdict}, which has no witness",))
     if not result.values:
@@ -101,10 +101,10 @@ def check_witness(
     def ask(prop: Property) -> Result:
         from bnn_vnnlib.street import verify
 
-        return verify(
-            model, prop, query=query, tau_safe=question.tau_safe, tau_unsafe=question.tau_unsafe,
-            likelihood=likelihood, outputs=outputs, rule=question.rule, timeout=timeout, seed=seed,
-        )  # fmt: skip
+        how: dict[str, Any] = {"tau_safe": question.tau_safe, "tau_unsafe": question.tau_unsafe}
+        if query is Query.DECISION:
+            how = {"likelihood": likelihood, "outputs": outputs, "rule": question.rule}
+        return verify(model, prop, query=query, timeout=timeout, seed=seed, **how)
 
     at_x = ask(at_point(property, x))
     if query is Query.DECISION:

@@ -67,9 +67,10 @@ class Task:
         limit = [] if self.timeout is None else [f"--timeout={self.timeout}"]
         return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
 
-    def check_command(self, results: Path) -> list[str]:
+    def check_command(self, results: Path, query: str) -> list[str]:
         """The command line that checks its witness; query and thresholds are in the record."""
-        same = [option for option in self.arguments if option.startswith(("--likelihood=", "--outputs=", "--seed="))]
+        needed = ("--seed=", "--likelihood=", "--outputs=") if query == Query.DECISION else ("--seed=",)
+        same = [option for option in self.arguments if option.startswith(needed)]
         return ["check-witness", self.models[0][1], self.prop, str(results), *same]
 
 
@@ -149,7 +150,7 @@ def _decided(task: Task, attempt: _Attempt) -> Outcome:
         FLEET.discard()
     if not (task.check and outcome.verdict is Verdict.SAT):
         return outcome
-    worker.ask(task.check_command(attempt.results), attempt.log, limit)
+    worker.ask(task.check_command(attempt.results, outcome.record["query"]), attempt.log, limit)
     said = attempt.log.read_text(errors="replace").split("\n", 1)[0]
     return replace(outcome, checked=said)
 

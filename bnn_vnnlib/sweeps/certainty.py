@@ -144,7 +144,10 @@ class UncertaintyTask:
         from bnn_vnnlib.batch import verify_batch
 
         threshold = self.reading.epistemic
-        how = replace(self.bounding, query=Query.PROBABILISTIC, tau_safe=threshold, tau_unsafe=threshold, rule=None)
+        how = replace(
+            self.bounding, query=Query.PROBABILISTIC, tau_safe=threshold, tau_unsafe=threshold, rule=None,
+            likelihood=None,
+        )  # fmt: skip
         asked: list[Mapping[str, Any]]
         if classes:
             asked = [{"labels": np.full(len(index), c)} for c in range(model.network.signature.output_size)]

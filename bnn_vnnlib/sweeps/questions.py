@@ -50,7 +50,8 @@ class Bounding:
         choices = Choices(
             self.method, self.boxes, self.num_boxes, self.margin, self.seed, self.device, self.search
         )  # fmt: skip
-        return settle_run(model, question, self.likelihood, choices, None, None)
+        asked = {"tau_safe": self.tau_safe, "tau_unsafe": self.tau_unsafe, "rule": self.rule}
+        return settle_run(model, question, self.likelihood, choices, None, None, asked)
 
     @property
     def arguments(self) -> dict[str, Any]:

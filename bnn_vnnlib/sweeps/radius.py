@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
@@ -183,9 +183,9 @@ def radii(
         raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
     if chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
-    how = replace(how, tau_safe=threshold, tau_unsafe=threshold)
     model = source.model
-    how.settled(model)
+    if how.settled(model).query is Query.PROBABILISTIC:
+        how = replace(how, tau_safe=threshold, tau_unsafe=threshold)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)

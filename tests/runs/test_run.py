@@ -31,7 +31,7 @@ print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
     arguments = request["arguments"]
-    given = dict(word.split("=", 1) for word in arguments if word.startswith("--"))
+    given = dict(word.split("=", 1) for word in arguments if "=" in word)
     print("words of the program", file=open(request["log"], "w"))
     if arguments[0] == "check-witness":
         print("valid", file=open(request["log"], "w"))
@@ -244,6 +244,9 @@ def test_without_pyarrow_no_older_parquet_stays(stand_in, benchmark, tmp_path, m
         (("--timeout", "0"), "--timeout must be a positive number"),
         (("--memory", "-1"), "--memory must be a positive number"),
         (("--only", "nothing"), "no instance is left to run"),
+        (("--query", "deterministic", "--tau-safe", ".9"), "tau_safe does not apply"),
+        (("--query", "deterministic", "--query", "decision", "--tau-safe", ".9"), "tau_safe does not apply"),
+        (("--query", "probabilistic", "--rule", "median"), "rule does not apply"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(stand_in, benchmark, tmp_path, args, message):
@@ -349,6 +352,16 @@ def test_the_real_process(real, tmp_path):
     assert rows[1]["checked"] == "valid"
     assert "2_broken.vnnlib:1" in rows[2]["reason"]
     assert Counter(float(row["prepare_time"]) > 0 for row in rows) == {True: 1, False: 2}
+
+
+def test_options_of_a_run_are_left_out_where_they_do_not_apply(real, tmp_path):
+    """The run's options are meant for whichever instances they fit; a note says where one does not."""
+    out = tmp_path / "out"
+    told = run(real, "--out", out, "--workers", 1, "--tau-safe", "0.9", "--only", "0_holds").stderr
+    assert "tau_safe applies to none of the instances" in told
+    assert results(out) == [("holds", "unsat")]
+    (path,) = (out / "instances").glob("*/*holds.txt.json")
+    assert any(note.startswith("tau_safe is left out: it is a thr") for note in json.loads(path.read_text())["notes"])
 
 
 GREEDY = """
