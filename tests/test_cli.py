@@ -336,6 +336,72 @@ def test_a_posterior_for_another_model_is_refused(tmp_path, identity_model):
     assert not (tmp_path / "bnn.onnx").exists()
 
 
+@pytest.fixture
+def two_layers(tmp_path):
+    """An ONNX file with four tensors: W1, b1, W2, b2."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    tensors = {"W1": np.eye(2), "b1": np.zeros(2), "W2": np.eye(2), "b2": np.ones(2)}
+    nodes = [
+        helper.make_node("Gemm", ["x", "W1", "b1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "W2", "b2"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in ("x", "y")]
+    stored = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()]
+    graph = helper.make_graph(nodes, "two", ends[:1], ends[1:], stored)
+    path = tmp_path / "two.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def test_attach_says_how_many_tensors_are_uncertain(tmp_path, two_layers):
+    target = tmp_path / "bnn.onnx"
+    np.savez(tmp_path / "p.npz", W1_std=np.full((2, 2), 0.1), W2_std=np.full((2, 2), 0.1), b2_std=np.zeros(2))
+    told = call("attach", two_layers, tmp_path / "p.npz", target).stderr
+    assert "2 of 4 tensors are uncertain; not b1, b2" in told
+    outcome = call("attach", two_layers, tmp_path / "p.npz", tmp_path / "n.onnx", "--require-all", code=2)
+    assert "p.npz: says nothing about b1, and --require-all was given" in outcome.stderr
+    assert not (tmp_path / "n.onnx").exists()
+    np.savez(
+        tmp_path / "p.npz",
+        **{
+            f"{name}_samples": np.ones((2, *shape)) * [[[1]], [[2]]]
+            if len(shape) == 2
+            else np.ones((2, *shape)) * [[1], [2]]
+            for name, shape in {"W1": (2, 2), "b1": (2,), "W2": (2, 2), "b2": (2,)}.items()
+        },
+    )
+    assert (
+        "4 of 4 tensors are uncertain\n"
+        in call("attach", two_layers, tmp_path / "p.npz", target, "--require-all").stderr
+    )
+
+
+@pytest.mark.parametrize("key", ["W1_std", "W1_variance", "W1_samples"])
+def test_a_posterior_without_uncertainty_is_refused(tmp_path, two_layers, key):
+    np.savez(tmp_path / "p.npz", **{key: np.zeros((3, 2, 2) if "samples" in key else (2, 2))})
+    outcome = call("attach", two_layers, tmp_path / "p.npz", tmp_path / "bnn.onnx", code=2)
+    assert "no weight would be uncertain" in outcome.stderr
+    assert not (tmp_path / "bnn.onnx").exists()
+
+
+@pytest.mark.parametrize("command", ["attach", "recover", "convert", "simplify", "merge", "mean"])
+def test_no_command_writes_over_what_it_reads(tmp_path, two_layers, command):
+    np.savez(tmp_path / "p.npz", W1_std=np.ones((2, 2)))
+    other = tmp_path / "hard.onnx"
+    other.hardlink_to(two_layers)
+    extra = {"attach": [tmp_path / "p.npz"], "convert": []}.get(command, [])
+    options = ["--likelihood", "gaussian", "--sd", "0.1"] if command == "convert" else []
+    before = two_layers.read_bytes()
+    for target in (two_layers, tmp_path / "." / "two.onnx", other):
+        assert "this file is read" in call(command, two_layers, *extra, target, *options, code=2).stderr
+    if command == "attach":
+        assert "this file is read" in call("attach", two_layers, tmp_path / "p.npz", tmp_path / "p.npz", code=2).stderr
+    assert two_layers.read_bytes() == before
+
+
 def test_inspect_names_what_is_not_supported(tmp_path, identity_model):
     import onnx
 

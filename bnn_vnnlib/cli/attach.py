@@ -9,6 +9,10 @@ import typer
 
 from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Likelihood
+from bnn_vnnlib.errors import PosteriorError
+
+SHOWN = 5
+"""Names of tensors that a message lists."""
 
 
 def attach(
@@ -16,6 +20,9 @@ def attach(
     posterior: Annotated[Path, typer.Argument(help="NumPy archive (.npz) with the posterior.")],
     target: Annotated[Path, typer.Argument(help="The ONNX model to write (.onnx or .onnx.gz).")],
     likelihood: Likelihood = None,
+    require_all: Annotated[
+        bool, typer.Option("--require-all", help="Refuse an archive that says nothing about some tensor of the model.")
+    ] = False,
     embed: Annotated[bool, typer.Option("--embed", help="Keep the posterior in the metadata too.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -26,7 +33,24 @@ def attach(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.model import attach_file, read_posterior_npz
+        from bnn_vnnlib.display import show_notes
+        from bnn_vnnlib.model import attach_file, read_model, read_posterior_npz
+        from bnn_vnnlib.model.attachment import uncertain_names
+        from bnn_vnnlib.model.families import names_of
+        from bnn_vnnlib.model.files import keep_inputs
 
-        written = attach_file(model, read_posterior_npz(posterior, model), target, likelihood=likelihood, embed=embed)
-        console.print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
+        keep_inputs(target, model, posterior)
+        found = read_posterior_npz(posterior, model)
+        tensors = list(read_model(model).network.tensors)
+        unsaid = [name for name in tensors if name not in names_of(found)]
+        if require_all and unsaid:
+            raise PosteriorError(f"says nothing about {_listed(unsaid)}, and --require-all was given", path=posterior)
+        written = attach_file(model, found, target, likelihood=likelihood, embed=embed)
+        certain = [name for name in tensors if name not in uncertain_names(found)]
+        note = f"{len(tensors) - len(certain)} of {len(tensors)} tensors are uncertain"
+        show_notes(console, (f"{note}; not {_listed(certain)}" if certain else note, f"wrote {written}"))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

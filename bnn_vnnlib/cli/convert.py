@@ -55,9 +55,11 @@ def convert(
         check_positive("--rate", rate)
         recipe, described = _recipe(sd, relative_sd, layer, fit, data, epochs, rate, member, seed, console)
         from bnn_vnnlib.display import show_notes
+        from bnn_vnnlib.model.files import keep_inputs
         from bnn_vnnlib.posteriors.benchmark import convert_benchmark
         from bnn_vnnlib.posteriors.convert import convert_file
 
+        keep_inputs(target, source, data, *(member or ()))
         if not source.is_dir():
             show_notes(console, convert_file(source, target, recipe, likelihood))
             return

@@ -21,9 +21,11 @@ def mean(
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
         from bnn_vnnlib.model import Mixture, WeightSamples
+        from bnn_vnnlib.model.files import keep_inputs
         from bnn_vnnlib.posteriors.parts import read_parts
         from bnn_vnnlib.posteriors.plain import write_mean
 
+        keep_inputs(target, model)
         parts = read_parts(model)
         written = write_mean(parts, target)
         notes = list(parts.notes)

@@ -28,7 +28,9 @@ def recover(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_recovery
+        from bnn_vnnlib.model.files import keep_inputs
         from bnn_vnnlib.model.recovery import recover_file
 
+        keep_inputs(target, export)
         recovery = recover_file(export, target, likelihood=likelihood, frozen_noise=frozen_noise)
         show_recovery(console, recovery, target)

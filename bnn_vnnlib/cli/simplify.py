@@ -31,10 +31,11 @@ def simplify(
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
         from bnn_vnnlib.model import read_posterior_npz
-        from bnn_vnnlib.model.files import write_model
+        from bnn_vnnlib.model.files import keep_inputs, write_model
         from bnn_vnnlib.posteriors.parts import read_parts, with_posterior
         from bnn_vnnlib.posteriors.simplify import simplified
 
+        keep_inputs(target, model, posterior)
         parts = read_parts(model, likelihood=likelihood)
         if posterior is not None:
             parts = with_posterior(parts, read_posterior_npz(posterior, parts.plain))

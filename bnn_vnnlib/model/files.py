@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
-from bnn_vnnlib.errors import ModelError
+from bnn_vnnlib.errors import ModelError, OptionError
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
 _MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
@@ -60,6 +60,19 @@ def write_model(proto: ModelProto, path: str | Path) -> Path:
         unfinished.unlink(missing_ok=True)
         raise ModelError(f"cannot write the model: {error.strerror}", path=path) from error
     return path
+
+
+def keep_inputs(target: str | Path, *sources: str | Path | None) -> None:
+    """Refuse, before any work, to write over a file that is read: nothing would be left to go back to.
+
+    Raises
+    ------
+    OptionError : the target is one of the sources, under whatever name
+    """
+    written = Path(target)
+    for source in sources:
+        if source is not None and written.exists() and Path(source).exists() and written.samefile(source):
+            raise OptionError("this file is read: write to another one", path=written)
 
 
 def serialised(proto: ModelProto) -> bytes:
