@@ -77,8 +77,17 @@ def meaning(result: Result) -> str:
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print the verdict, both bounds, the method, the time and all notes."""
+    """Print the verdict, what was asked, both bounds, the method, the time and all notes.
+
+    First of all that the property is vacuous, where it is: an unsat then looks like a proof and is none.
+    """
     facts = _facts()
+    if result.asked is not None:
+        facts.add_row("violation", Text(result.asked.violation))
+        facts.add_row("so unsat means", Text(result.asked.unsat_means))
+        if result.asked.vacuous is not None:
+            warning = f"WARNING: nothing can violate this property, whatever the network: {result.asked.vacuous}"
+            console.print(Text(warning, style="bold red"), soft_wrap=True)
     facts.add_row("query", result.query.value)
     if result.rule is Rule.MEDIAN:
         facts.add_row("rule", "median")

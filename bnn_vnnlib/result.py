@@ -82,6 +82,22 @@ class Witness:
     hidden: tuple[NDArray, ...] = ()
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked, in words.
+
+    Attributes
+    ----------
+    violation : what must not happen, as the property describes it
+    unsat_means : what `unsat` says about the model, given that
+    vacuous : why nothing can violate the property, whatever the network; None where something might
+    """
+
+    violation: str
+    unsat_means: str
+    vacuous: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """Outcome of one instance.
@@ -97,6 +113,7 @@ class Result:
     time_s : seconds spent
     notes : remarks for the user
     rule : what Y means (decision only)
+    asked : the question in words
     details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
     """
 
@@ -111,6 +128,7 @@ class Result:
     witness: Witness | None = None
     notes: tuple[str, ...] = ()
     rule: Rule | None = None
+    asked: Asked | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ RECORD = {
     "seed": "of attacks and sampled boxes",
     "timeout": "time limit in seconds; null: none",
     "versions.NAME": "of this program, Python and the libraries",
+    "asked.violation": "what must not happen, in words; asked is null where the run ended before that was known",
+    "asked.unsat_means": "what unsat says about the model, given that",
+    "asked.vacuous": "why nothing can violate the property, whatever the network; null where something might",
     "tau_safe": "probabilistic: unsat if P_safe is at least this",
     "tau_unsafe": "probabilistic: sat if P_safe is below this",
     "p_safe.lower": "guaranteed lower bound on P_safe; p_safe is null for other queries",
@@ -66,6 +70,7 @@ def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: flo
     """
     return {
         **_frame(result.verdict, result.query, files, seed, timeout),
+        "asked": None if result.asked is None else asdict(result.asked),
         "tau_safe": result.tau_safe,
         "tau_unsafe": result.tau_unsafe,
         "p_safe": _bounds(result.p_safe),
@@ -90,7 +95,7 @@ def unfinished(
     time_s: float,
 ) -> dict[str, Any]:
     """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
-    nothing = dict.fromkeys(("tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness"))
+    nothing = dict.fromkeys(("asked", "tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness"))
     frame = _frame(verdict, query, files, seed, timeout)
     return {**frame, **nothing, "time_s": time_s, "details": {}, "notes": [reason]}
 

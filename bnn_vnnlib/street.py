@@ -11,11 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.clock import OutOfTime
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
-from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, ends_in_sigmoid, settle_run
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict
+from bnn_vnnlib.setting import (
+    BoxKind,
+    Choices,
+    Method,
+    Search,
+    Setting,
+    ends_in_sigmoid,
+    gives_probabilities,
+    settle_run,
+)
+from bnn_vnnlib.statement import violation, what_unsat_means
+from bnn_vnnlib.vacuous import vacuous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +64,7 @@ def verify(
     seed: int = 0,
     device: str | None = None,
     search: Search = "float64",
+    strict: bool = False,
 ) -> Result:
     """Decide one property of one model.
 
@@ -74,6 +86,7 @@ def verify(
     seed : of attacks and sampled boxes
     device : cpu, cuda or cuda:NUMBER; None: cpu
     search : floating type of attacks and of the tuning of bounds; what they find is computed again in float64
+    strict : refuse a property that nothing can violate, whatever the network, instead of calling it unsat
 
     Returns
     -------
@@ -82,6 +95,7 @@ def verify(
     Raises
     ------
     InputError : the question cannot be asked of this model, said before any work starts
+    PropertyError : `strict`, and nothing can violate the property
     """
     begun = time.monotonic()
     question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
@@ -93,9 +107,21 @@ def verify(
     _check_size(model, property)
     if setting.query is Query.DECISION and outputs != "probabilities":
         _refuse_constants(setting, property)
+    said = _said(setting, property)
+    if strict and said.vacuous:
+        raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
     result = _answered(setting, property)
     notes = (*property.notes, *model.notes, *result.notes)
-    return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)))
+    return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
+
+
+def _said(setting: Setting, property: Property) -> Asked:
+    """The question in words."""
+    network, query = setting.model.network, setting.query
+    probabilities = gives_probabilities(network, query, setting.likelihood)
+    has_posterior = setting.model.posterior is not None
+    means = what_unsat_means(query, setting.question, has_posterior, probabilities)
+    return Asked(violation(property), means, vacuous(property))
 
 
 def _question(
@@ -164,10 +190,8 @@ def _result(setting: Setting, verdict: Verdict, **fields: Any) -> Result:
 
 def _empty(setting: Setting) -> Result:
     """No input satisfies the property's input part: safe for every network."""
-    note = "the property describes no input at all: nothing can violate it, whatever the network"
-    if setting.query is Query.PROBABILISTIC:
-        return _result(setting, Verdict.UNSAT, p_safe=Bounds(1.0, 1.0), notes=(note,))
-    return _result(setting, Verdict.UNSAT, notes=(note,))
+    certain = Bounds(1.0, 1.0) if setting.query is Query.PROBABILISTIC else None
+    return _result(setting, Verdict.UNSAT, p_safe=certain)
 
 
 def _solve(setting: Setting, property: Property) -> Result:

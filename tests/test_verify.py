@@ -15,7 +15,7 @@ from scipy import special, stats
 from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.display import meaning
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.property import Boxes, Property, input_feasible, violated_case
@@ -404,10 +404,16 @@ def test_constraints_where_no_float_is():
 @pytest.mark.parametrize("query", QUERIES)
 def test_properties_without_cases_rows_or_outputs(query):
     net = random_model(0, [2, 3, 2], spread=0.1, likelihood="gaussian")
-    assert verify(net, properties(net, [(0, 1)], []), query=query).verdict == "unsat"
+    nothing = properties(net, [(0, 1)], [])
+    found = verify(net, nothing, query=query)
+    assert found.verdict == "unsat"
+    assert found.asked.vacuous == "no input satisfies its input part"
+    with pytest.raises(PropertyError, match="nothing can violate this property"):
+        verify(net, nothing, query=query, strict=True)
     everywhere = properties(net, [(0, 1)], [(0, [])])
-    found = verify(net, everywhere, query=query)
+    found = verify(net, everywhere, query=query, strict=True)
     assert found.verdict == "sat"
+    assert found.asked.vacuous is None
     if query == "probabilistic":
         assert found.p_safe.upper <= 1e-11
     beside = properties(net, [(0, 1), (2, 3)], [(0, [([1, 0], None, -1e6, False)]), (1, [])])

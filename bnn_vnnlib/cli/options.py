@@ -28,6 +28,10 @@ Search = Annotated[
     Literal["float64", "float32"],
     typer.Option(help="Floating type of searches; what they find is confirmed in float64."),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse a property that nothing can violate, whatever the network."),
+]
 Mixed = Annotated[
     bool,
     typer.Option(

@@ -24,6 +24,7 @@ from bnn_vnnlib.cli.options import (
     Scheduler,
     Search,
     Seed,
+    Strict,
     TauSafe,
     TauUnsafe,
     Threads,
@@ -63,6 +64,7 @@ def run(
     timeout: OwnLimit = None,
     only: Only = None,
     rerun: Rerun = "never",
+    strict: Strict = False,
     check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
     workers: Workers = None,
     threads: Threads = None,
@@ -90,7 +92,8 @@ def run(
             "rule": rule, "search": search, "device": device,
         }  # fmt: skip
         how = How(
-            queries=_queries(query, tau_safe, tau_unsafe, options), arguments=("--mixed", *_arguments(options)),
+            queries=_queries(query, tau_safe, tau_unsafe, options),
+            arguments=("--mixed", *(["--strict"] if strict else []), *_arguments(options)),
             seed=seed, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
@@ -145,6 +148,7 @@ def _go(prepared: Run, where: Places, console: Console) -> None:
             progress.advance(bar)
             run_ = entry.record["run"]
             line = f"[{number}/{len(prepared.todo)}] {entry.verdict} {run_['run_time']:.2f} s"
+            line += " (vacuous)" if (entry.record.get("asked") or {}).get("vacuous") else ""
             names = f"{run_['category']} {run_['network']} {run_['property']}"
             progress.console.print(f"{line}  {names}", markup=False, highlight=False, soft_wrap=True)
 

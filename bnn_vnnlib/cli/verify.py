@@ -25,10 +25,11 @@ from bnn_vnnlib.cli.options import (
     Search,
     Seed,
     Serialise,
+    Strict,
     TauSafe,
     TauUnsafe,
 )
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, PropertyError
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model import Model
@@ -67,6 +68,7 @@ def verify(
     seed: Seed = 0,
     search: Search = "float64",
     device: Device = None,
+    strict: Strict = False,
     mixed: Mixed = False,
     debug: Debug = False,
 ) -> None:
@@ -89,7 +91,7 @@ def verify(
     options = {
         "query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "likelihood": likelihood,
         "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes, "margin": margin,
-        "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device,
+        "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device, "strict": strict,
     }  # fmt: skip
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         result, prop, signature = _result(files, network or [], options, mixed, outlet)
@@ -134,7 +136,11 @@ def _result(
     model = bnn_vnnlib.read_model(found.model, likelihood=options["likelihood"])
     prop = match(prop, model.network.signature, found.prop)
     idle = _idle(model, question, options) if mixed else {}
-    result = bnn_vnnlib.verify(model, prop, **options | {name: DEFAULTS.get(name) for name in idle})
+    try:
+        result = bnn_vnnlib.verify(model, prop, **options | {name: DEFAULTS.get(name) for name in idle})
+    except PropertyError as error:
+        error.path = error.path or found.prop
+        raise
     if idle:
         notes = (*result.notes, *(f"{name} is left out: {reason}" for name, reason in idle.items()))
         result = replace(result, notes=notes, details={**result.details, "left_out": list(idle)})

@@ -12,7 +12,8 @@ from bnn_vnnlib.report.pictures import Picture
 from bnn_vnnlib.report.row import Row
 from bnn_vnnlib.sidecar import plain
 
-_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "method", "checked", "reason", "shows")
+_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "method", "checked", "reason", "shows",
+          "violation", "unsat_means", "vacuous")  # fmt: skip
 _MOST_INPUTS = 10
 """Longer witnesses are in the records; the page shows them as pictures only."""
 

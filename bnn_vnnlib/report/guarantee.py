@@ -107,6 +107,13 @@ def guarantee(row: Row) -> Guarantee:
         )
     if not row.decided:
         return _undecided(row, how)
+    if row.vacuous is not None:
+        return Guarantee(
+            "Nothing about this model: nothing can violate the property, whatever the network. Usually the property is "
+            "a mistake.",
+            "Everything.",
+            how,
+        )
     match row.query:
         case Query.PROBABILISTIC:
             return _probabilistic(row, how)

@@ -31,6 +31,8 @@ class Row:
     p_safe : bounds on P_safe
     decision : (lower, upper) bounds on D by output; infinite where there is none
     x, y, shows : the witness
+    violation, unsat_means : what was asked, in words
+    vacuous : why nothing can violate the property, whatever the network
     seconds : as seen from outside
     reason : why there is no verdict
     checked : what check-witness, or the replay in a comparison, said of a sat
@@ -60,6 +62,9 @@ class Row:
     x: Vector | None = None
     y: Vector | None = None
     shows: str | None = None
+    violation: str | None = None
+    unsat_means: str | None = None
+    vacuous: str | None = None
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +112,7 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
     InputError : the record is damaged: something is missing, of another type, not a number, or no interval
     """
     fields = _Fields(record, path)
-    witness = fields.inner("witness")
+    witness, asked = fields.inner("witness"), fields.inner("asked")
     method = fields.text("method")
     notes = fields.texts("notes")
     return Row(
@@ -132,6 +137,9 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
         x=witness.numbers("x"),
         y=witness.numbers("y"),
         shows=witness.text("shows"),
+        violation=asked.text("violation"),
+        unsat_means=asked.text("unsat_means"),
+        vacuous=asked.text("vacuous"),
         notes=notes,
         details=fields.inner("details").values,
         files=fields.names("files"),

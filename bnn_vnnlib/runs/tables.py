@@ -59,6 +59,12 @@ COLUMNS = (
     Column("property", "text", "the property's cell in instances.csv", _at("run", "property")),
     Column("result", "text", "sat, unsat, unknown, timeout or error", _at("verdict")),
     Column("query", "text", "what was asked; empty where the run ended before that was known", _at("query")),
+    Column(
+        "vacuous",
+        "text",
+        "why nothing can violate the property, whatever the network: its unsat proves nothing",
+        _at("asked", "vacuous"),
+    ),
     Column("tau_safe", "number", "unsat if P_safe is at least this (query probabilistic)", _at("tau_safe")),
     Column("tau_unsafe", "number", "sat if P_safe is below this (query probabilistic)", _at("tau_unsafe")),
     Column("p_safe_lower", "number", "guaranteed lower bound on P_safe", _at("p_safe", "lower")),

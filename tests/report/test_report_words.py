@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bnn_vnnlib.report.guarantee import guarantee
-from bnn_vnnlib.result import Query, Rule, Verdict
+from bnn_vnnlib.result import Asked, Query, Rule, Verdict
 from support.records import decision, plain, row, safe
 
 
@@ -36,6 +36,21 @@ def test_components_have_an_input_each():
     words = guarantee(row(safe("sat", 0.0, 0.3, "linear, components of a mixture (gaussian_diag)")))
     assert "at inputs of their own" in words.says
     assert "Each component is bounded by itself" in words.how
+
+
+def test_a_vacuous_unsat_claims_nothing():
+    words = guarantee(replace(row(safe("unsat", 1.0, 1.0)), vacuous="its rows contradict each other"))
+    assert words.says.startswith("Nothing about this model")
+    asked = Asked("Y_0 <= 0 and Y_0 >= 1 for some X_0 in [0, 1]", "...", "its rows contradict each other")
+    one = row(replace(safe("unsat", 1.0, 1.0), asked=asked))
+    assert (one.violation, one.unsat_means, one.vacuous) == (asked.violation, "...", asked.vacuous)
+
+
+def test_between_the_thresholds_is_an_answer():
+    words = guarantee(row(safe("unknown", 0.91, 0.94)))
+    assert words.says.startswith("Proved: 0.9 <= P_safe < 0.95.")
+    assert "No method" in words.open
+    assert "No verdict" in guarantee(row(safe("unknown", 0.8, 0.94))).says
 
 
 def test_the_decision_says_which():

@@ -7,7 +7,7 @@ const COLUMNS = [
   ["Network", (row) => text("network", row)],
   ["Property", (row) => text("property", row)],
   ["Query", (row) => text("query", row)],
-  ["Verdict", (row) => text("verdict", row)],
+  ["Verdict", (row) => text("verdict", row) + (text("vacuous", row) ? " (vacuous)" : "")],
   ["P_safe", (row) => interval(safe(row)), (row) => (safe(row) ? safe(row)[0] : null)],
   ["D", (row) => decisionText(row, 2), (row) => (decision(row) ? Number(decision(row)[0][0]) : null)],
   ["Gap", (row) => number("gap", row) ?? "", (row) => number("gap", row)],
@@ -72,7 +72,7 @@ function bodyCell([name, shown], row) {
       Network: "long",
       Benchmark: "long",
       Run: "long",
-      Verdict: `verdict ${value}`,
+      Verdict: `verdict ${value.split(" ")[0]}`,
       Gap: "number",
       Seconds: "number",
     }[name] ?? "";
