@@ -113,8 +113,8 @@ class Result:
     time_s : seconds spent
     notes : remarks for the user
     rule : what Y means (decision only)
-    asked : the question in words
     details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
+    asked : the question in words
     """
 
     verdict: Verdict
@@ -128,8 +128,8 @@ class Result:
     witness: Witness | None = None
     notes: tuple[str, ...] = ()
     rule: Rule | None = None
-    asked: Asked | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    asked: Asked | None = None
 
     @property
     def between(self) -> bool:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.agreement import Answer, Line
 from bnn_vnnlib.runs.compare import TABLES, write_comparison
 from bnn_vnnlib.runs.store import Entry
@@ -63,7 +63,7 @@ def full(tmp_path: Path) -> dict[str, Any]:
     one = np.ones(2)
     result = Result(
         Verdict.SAT, Query.DECISION, 0.9, 0.8, "m", 1.0, Bounds(0, 1), DecisionBounds(one, one, one, one),
-        Witness(one, one, "that", {"a": 1}, (one,)), ("note",), Rule.MEAN, {"b": {"c": 2}},
+        Witness(one, one, "that", {"a": 1}, (one,)), ("note",), Rule.MEAN, {"b": {"c": 2}}, Asked("that", "this", None),
     )  # fmt: skip
     return record(result, {"property": tmp_path / "p", "model": tmp_path / "m"}, seed=0, timeout=1.0)
 
