@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib import methods
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
@@ -35,7 +36,7 @@ class BatchResult:
         D_label - D_j for the other classes j in ascending order
     verdicts : (N,) of `Verdict`
     points : (N, n) the attacked point of each box (NaN where there is none)
-    method : for the record
+    method : the methods that gave the bounds
     seconds : of the whole call
     """
 
@@ -93,13 +94,13 @@ def verify_batch(
     setting = settle_run(model, question, likelihood, choices, timeout, begun, asked)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
-    fields = _solve(setting, problem, restarts) if len(problem) else _nothing(setting)
+    fields, used = _solve(setting, problem, restarts) if len(problem) else (_nothing(setting), methods.NONE)
     full = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
     verdicts = _all(Verdict.UNKNOWN, len(low))
     if len(problem):
         verdicts[kept] = fields["verdicts"]
     full["verdicts"] = verdicts
-    return BatchResult(**full, method=setting.method, seconds=time.monotonic() - begun)
+    return BatchResult(**full, method=used, seconds=time.monotonic() - begun)
 
 
 def _boxes(model: Model, lower: ArrayLike, upper: ArrayLike) -> tuple[Floats, Floats]:
@@ -154,7 +155,8 @@ def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:
                 raise OptionError("a property row holds NaN or infinite numbers")
 
 
-def _solve(setting: Setting, problem: Problem, restarts: int) -> dict[str, Any]:
+def _solve(setting: Setting, problem: Problem, restarts: int) -> tuple[dict[str, Any], str]:
+    """The arrays, and the methods that gave them."""
     from bnn_vnnlib.robustness.attack import Attack
 
     seed, deadline, precision = setting.choices.seed, setting.deadline, setting.precision
@@ -181,7 +183,7 @@ def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool
     return verdicts
 
 
-def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
     question = setting.question
     try:
         found = setting.safety(problem, attack)
@@ -190,14 +192,15 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
         return {
             "lower": np.zeros(count), "upper": np.ones(count),
             "points": np.full(problem.lower.shape, np.nan), "verdicts": _all(Verdict.TIMEOUT, count),
-        }  # fmt: skip
+        }, methods.NONE  # fmt: skip
     lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
     verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
     verdicts[question.between(lower, upper)] = Verdict.UNKNOWN
-    return {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
+    fields = {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
+    return fields, methods.of_safety(setting, found)
 
 
-def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+def _decision(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
     from bnn_vnnlib.robustness import decision
 
     expect = setting.decision()
@@ -207,10 +210,10 @@ def _decision(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]
         "row_lower": found.row_lower.cpu().numpy(), "row_upper": found.row_upper.cpu().numpy(),
         "points": found.point.cpu().numpy(),
         "verdicts": _verdicts(setting, found.refuted.cpu().numpy(), found.violated.cpu().numpy()),
-    }  # fmt: skip
+    }, methods.of_decision(setting, found)  # fmt: skip
 
 
-def _deterministic(setting: Setting, problem: Problem, attack: Any) -> dict[str, Any]:
+def _deterministic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
     from bnn_vnnlib.robustness import attack as attacks
     from bnn_vnnlib.robustness import weight_sets
     from bnn_vnnlib.robustness.deterministic import decide
@@ -222,7 +225,7 @@ def _deterministic(setting: Setting, problem: Problem, attack: Any) -> dict[str,
     return {
         "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": found.point[0].cpu().numpy(),
         "verdicts": _verdicts(setting, safe, unsafe),
-    }  # fmt: skip
+    }, methods.of_network(setting, False)  # fmt: skip
 
 
 def _nothing(setting: Setting) -> dict[str, Any]:

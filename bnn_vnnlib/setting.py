@@ -13,7 +13,7 @@ from bnn_vnnlib.devices import find_device
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.options import Question
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.served import is_correlated, is_sampled, refuse_idle, refuse_unserved
+from bnn_vnnlib.served import refuse_idle, refuse_unserved
 
 if TYPE_CHECKING:
     import torch
@@ -94,42 +94,6 @@ class Setting:
         if self.model.posterior is None:
             raise OptionError(f"query {self.query} needs a posterior and the model carries none", path=self.model.path)
         return self.model.posterior
-
-    @property
-    def method(self) -> str:
-        """For the record."""
-        name = self.bounds.engine.method
-        if self.query is Query.DETERMINISTIC:
-            return f"{name}, branch and bound"
-        if is_sampled(self.posterior):
-            return f"{name}, weight samples"
-        if is_correlated(self.posterior):
-            return self._of_correlated
-        if self.choices.boxes == "sampled":
-            return f"{name}, boxes around samples"
-        if name == "interval" or self.choices.margin is not None:
-            return f"{name}, centred boxes"
-        if self.query is Query.DECISION:
-            median = self.question.rule is Rule.MEDIAN
-            return f"{name}, closed forms{', tails' if median else ''} and centred boxes"
-        match self.means:
-            case "tails":
-                return "tails"
-            case "both":
-                return f"{name}, tails and centred boxes"
-            case "boxes":
-                return f"{name}, centred boxes"
-
-    @property
-    def _of_correlated(self) -> str:
-        """For the record: a correlated Gaussian has nothing but tails, a mixture what serves its components."""
-        from bnn_vnnlib.model.families import family_of
-        from bnn_vnnlib.model.network import Mixture
-
-        if not isinstance(self.posterior, Mixture):
-            return f"tails ({family_of(self.posterior)})"
-        kinds = dict.fromkeys(family_of(part.posterior) for part in self.posterior.components)
-        return f"{self.bounds.engine.method}, components of a mixture ({', '.join(kinds)})"
 
     @property
     def means(self) -> Means:

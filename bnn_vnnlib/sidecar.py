@@ -41,7 +41,7 @@ RECORD = {
     "decision.upper[i]": "guaranteed upper bound on it",
     "decision.rows.lower[r]": "guaranteed lower bound on the left side of the property's row r over its own box",
     "decision.rows.upper[r]": "guaranteed upper bound on it",
-    "method": "what gave the bounds; null where there are none",
+    "method": "what gave the bounds, by side where they differ; null where the run ended before",
     "witness.x[i]": "the input, flattened over all inputs in the model's order; witness is null unless sat",
     "witness.y[i]": "the mean network's output there; for deterministic that of the network",
     "witness.hidden[i]": "the value there of hidden node i of those that the property declares, as nested lists",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib import methods
 from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.options import Question, settle
@@ -180,18 +181,18 @@ def _refuse_constants(setting: Setting, property: Property) -> None:
         )
 
 
-def _result(setting: Setting, verdict: Verdict, **fields: Any) -> Result:
+def _result(setting: Setting, verdict: Verdict, method: str, **fields: Any) -> Result:
     question = setting.question
     rule = question.rule if setting.query is Query.DECISION else None
     return Result(
-        verdict, setting.query, question.tau_safe, question.tau_unsafe, setting.method, 0.0, rule=rule, **fields
+        verdict, setting.query, question.tau_safe, question.tau_unsafe, method, 0.0, rule=rule, **fields
     )  # fmt: skip
 
 
 def _empty(setting: Setting) -> Result:
     """No input satisfies the property's input part: safe for every network."""
     certain = Bounds(1.0, 1.0) if setting.query is Query.PROBABILISTIC else None
-    return _result(setting, Verdict.UNSAT, p_safe=certain)
+    return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 
 
 def _solve(setting: Setting, property: Property) -> Result:
@@ -225,7 +226,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     try:
         found = setting.safety(problem, attack)
     except OutOfTime:
-        return _result(setting, Verdict.TIMEOUT, p_safe=Bounds(0.0, 1.0))
+        return _result(setting, Verdict.TIMEOUT, methods.NONE, p_safe=Bounds(0.0, 1.0))
     p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
     details, notes = _safety_details(found)
     verdict, witness = _open(setting), None
@@ -236,7 +237,8 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     elif p_safe.upper < question.tau_unsafe:
         witness = probabilistic_witness(setting, property, problem, found)
         verdict = Verdict.SAT
-    return _result(setting, verdict, p_safe=p_safe, witness=witness, details=details, notes=notes)
+    method = methods.of_safety(setting, found)
+    return _result(setting, verdict, method, p_safe=p_safe, witness=witness, details=details, notes=notes)
 
 
 def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
@@ -252,7 +254,9 @@ def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
 
 
 def _method(found: SafetyBounds, side: int) -> str:
-    """Which method gave the lower (0) or the upper (1) bound."""
+    """Which method gave the lower (0) or the upper (1) bound, if it says anything."""
+    if bool(found.upper[0] >= 1) if side else bool(found.lower[0] <= 0):
+        return "none"
     if found.by_wide[side, 0]:
         return "wide"
     return "tails" if found.by_tails[side, 0] else "boxes"
@@ -265,12 +269,13 @@ def _decision(setting: Setting, property: Property, problem: Problem, attack: At
     expect = setting.decision()
     outcome = decision.decide(expect, problem, attack)
     bounds = _decision_bounds(outcome, problem, len(property.rows))
+    method = methods.of_decision(setting, outcome)
     if bool(outcome.refuted.all()):
-        return _result(setting, Verdict.UNSAT, decision=bounds)
+        return _result(setting, Verdict.UNSAT, method, decision=bounds)
     if bool(outcome.violated.any()):
         witness = decision_witness(setting, property, problem, expect, outcome)
-        return _result(setting, Verdict.SAT, decision=bounds, witness=witness)
-    return _result(setting, _open(setting), decision=bounds)
+        return _result(setting, Verdict.SAT, method, decision=bounds, witness=witness)
+    return _result(setting, _open(setting), method, decision=bounds)
 
 
 def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:
@@ -305,12 +310,13 @@ def _deterministic(setting: Setting, property: Property, problem: Problem, attac
     nearest = values[0].argsort()[:REPLAYED]
     witness = deterministic_witness(setting, property, points[0, nearest], nearest.cpu().numpy())
     if witness is not None:
-        return _result(setting, Verdict.SAT, witness=witness, notes=notes)
+        return _result(setting, Verdict.SAT, methods.of_network(setting, True), witness=witness, notes=notes)
+    method = methods.of_network(setting, False)
     found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
     falsified = found.violated[0].nonzero()[:REPLAYED, 0]
     if len(falsified):
         witness = deterministic_witness(setting, property, found.point[0, falsified], falsified.cpu().numpy())
         if witness is not None:
-            return _result(setting, Verdict.SAT, witness=witness, notes=notes)
+            return _result(setting, Verdict.SAT, method, witness=witness, notes=notes)
     safe = bool(found.safe.all())
-    return _result(setting, Verdict.UNSAT if safe else _open(setting), notes=notes)
+    return _result(setting, Verdict.UNSAT if safe else _open(setting), method, notes=notes)

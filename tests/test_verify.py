@@ -108,6 +108,38 @@ def test_the_record_says_which_method_gave_each_bound():
     assert found["lower_by"] == "boxes"
 
 
+def test_the_record_says_what_ran_and_not_what_the_options_allow():
+    net = line(likelihood="gaussian")
+    at = at_one(net, 0.8)
+    assert verify(net, at).method == "tails"
+    assert verify(net, at, method="interval", tau_safe=0.9, tau_unsafe=0.1).method.startswith(
+        "lower bound: centred boxes (interval); upper bound: "
+    )
+    assert verify(net, at, boxes="sampled").method.startswith("lower bound: boxes around samples (linear); upper")
+    assert verify(net, at, timeout=0.0).method == "none"
+    assert verify(net, properties(net, [(1, 1)], [])).method == "the property alone"
+    assert verify(net, at_one(net, -5.0)).method == "lower bound: tails; upper bound: none"
+    assert verify(net, at, query="decision").method == "centred boxes (linear)"  # no closed form without hidden layer
+    hidden = random_model(0, [1, 3, 1], likelihood="gaussian")
+    assert verify(hidden, at_one(hidden, -100.0), query="decision").method == "closed forms"
+    assert verify(net, at, query="decision", method="interval").method == "centred boxes (interval)"
+    assert verify(net, at, query="decision", timeout=0.0).method == "none"
+    assert verify(net, at, query="decision", rule="median", method="interval").method == "centred boxes (interval)"
+    assert verify(net, at_one(net, 2.0), query="deterministic").method == "attack"
+    assert verify(net, at, query="deterministic").method == "linear, branch and bound"
+    drawn = random_samples(0, [1, 3, 1], 4, likelihood="gaussian")
+    far = at_one(drawn, -100.0)
+    assert verify(drawn, far).method == "lower bound: weight samples (linear); upper bound: none"
+    assert verify(drawn, far, query="decision").method == "weight samples (linear)"
+
+
+def test_a_batch_names_all_methods_that_gave_bounds():
+    net = line(likelihood="gaussian")
+    low, cases = np.array([[1.0], [1.0]]), [[(np.ones((1, 1)), np.array([b]), np.array([False]))] for b in (0.8, -5.0)]
+    assert verify_batch(net, low, low, properties=cases).method == "lower bound: tails; upper bound: tails, none"
+    assert verify_batch(net, low, low, properties=cases, query="decision").method == "centred boxes (linear)"
+
+
 def test_a_threshold_that_is_met_exactly():
     """unsat from lower >= tau, sat from upper < tau: without variance, both are 1 or 0."""
     net = line(0.0)

@@ -78,6 +78,7 @@ _HOW = {
         "probabilities.",
         "tails": "Tails: the probability that a row of the property fails is bounded through the network, without "
         "boxes of weights.",
+        "wide": "Wide posteriors: the law of the rows' values is bounded through the network, neuron by neuron.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
         "bound rests on it.",
         "centred boxes": f"Boxes of weights around the mean: {_BOXES}",
@@ -85,11 +86,15 @@ _HOW = {
     Query.DECISION: {
         "weight samples": "D averages the weight samples, whose bounds are added with their probabilities.",
         "components of a mixture": "D averages the components, whose bounds are added with their probabilities.",
-        "closed forms": "D is bounded by closed forms, exponential moments or tails, as far as the network allows.",
+        "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
+        "moments": "Moments of the layers' values bound the expectation.",
+        "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
+        "comparison of classes": "Classes are compared on the mean network, with what the random weights may change.",
         "boxes": "Boxes of weights: outputs are bounded over all networks of a box; what no box covers is bounded "
         "apart.",
     },
     Query.DETERMINISTIC: {
+        "attack": "An attack found the violation, which was then replayed in onnxruntime.",
         "branch and bound": "Branch and bound: inputs and neurons are split until every part is proved or a violation "
         "is found, which is then replayed in onnxruntime.",
     },

@@ -361,8 +361,8 @@ def test_the_rule_of_a_comment_counts_for_the_decision_only():
     [
         ({"query": "decision"}, "categorical", UnsupportedError, "rule median is for regression"),
         ({"query": "decision"}, "bernoulli", UnsupportedError, "rule median is for regression"),
-        ({"query": "probabilistic"}, "gaussian", OptionError, "under query decision"),
-        ({}, "gaussian", OptionError, "under query decision"),
+        ({"query": "probabilistic"}, "gaussian", OptionError, "for query decision"),
+        ({}, "gaussian", OptionError, "for query decision"),
     ],
 )
 def test_refused_by_name(options, likelihood, error, message):

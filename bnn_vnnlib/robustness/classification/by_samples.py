@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class Samples:
     weights: WeightBoxes
     share: Tensor
     sigmoid: bool
+
+    name: ClassVar[str] = "weight samples"
 
     @property
     def logits(self) -> int:

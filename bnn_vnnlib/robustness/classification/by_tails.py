@@ -15,6 +15,7 @@ From l_i <= D_i <= u_i and sum_i D_i = 1 follow, for a row c, with l_i = 0 and u
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class SoftmaxTails:
     engine: TailEngine
     means: WeightBoxes
     deviations: WeightBoxes
+
+    name: ClassVar[str] = "tails"
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""

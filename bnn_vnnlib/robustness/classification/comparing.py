@@ -9,6 +9,7 @@ network keeps that much distance, proves the order; its failure proves nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class MeanNetwork:
 
     bounds: OutputBounds
     source: OneLayerSoftmax
+
+    name: ClassVar[str] = "comparison of classes"
 
     def false_rows(self, problem: Problem) -> Tensor:
         """(N, R): rows a (Y_i - Y_j) <= 0 that are false because D_i > D_j on the whole item."""

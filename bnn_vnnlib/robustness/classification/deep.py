@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class ExponentialMoments:
 
     stack: Stack
     budgets: tuple[float, ...]
+
+    name: ClassVar[str] = "exponential moments"
 
     @property
     def count(self) -> int:
@@ -97,6 +100,8 @@ class WithMoments:
 
     source: OneLayerSoftmax
     moments: ExponentialMoments
+
+    name: ClassVar[str] = "closed forms"
 
     @property
     def count(self) -> int:

@@ -32,6 +32,11 @@ class Source(Protocol):
     """What bounds rows over the expected softmax on boxes."""
 
     @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
+    @property
     def size(self) -> int:
         """Numbers that one box takes."""
         ...
@@ -68,6 +73,11 @@ class SoftmaxRows:
     source: Source
     deadline: Deadline
     effort: Effort | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the source."""
+        return self.source.name
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""

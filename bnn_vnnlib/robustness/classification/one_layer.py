@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class OneLayerSoftmax:
     """Everything about one network that does not depend on the box."""
 
     layers: OneLayer
+
+    name: ClassVar[str] = "closed forms"
 
     @property
     def count(self) -> int:

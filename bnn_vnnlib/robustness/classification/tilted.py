@@ -20,6 +20,7 @@ The moments of these at (m, s) have closed forms (`exponentials`). A neuron with
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class Tilted:
     """A `method.Source`."""
 
     layers: OneLayer
+
+    name: ClassVar[str] = "closed forms"
 
     @property
     def count(self) -> int:

@@ -40,6 +40,13 @@ class ByWeights:
     weights: WeightBoxes
     mass: BoxUnion | Tensor
 
+    @property
+    def name(self) -> str:
+        """What the weights are."""
+        if isinstance(self.mass, Tensor):
+            return "weight samples"
+        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
         size = self.weights.count * outputs.shape[1] * outputs.shape[2]

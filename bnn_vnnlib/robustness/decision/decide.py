@@ -31,7 +31,10 @@ Decision = Expectation | Medians | PartsExpectation
 
 @dataclass(frozen=True, eq=False)
 class DecisionOutcome:
-    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n)."""
+    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n).
+
+    lower_by, upper_by : the methods that gave the finite bounds on each side, and proofs without any, by their names
+    """
 
     row_lower: Tensor
     row_upper: Tensor
@@ -41,6 +44,8 @@ class DecisionOutcome:
     violated: Tensor
     point: Tensor
     complete: bool
+    lower_by: tuple[str, ...]
+    upper_by: tuple[str, ...]
 
 
 def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutcome:
@@ -54,7 +59,14 @@ def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutc
         pass
     row_low, row_high, out_low, out_high = run.sides
     return DecisionOutcome(
-        row_low, row_high, *_clipped(expect, out_low, out_high), run.refuted, run.violated, run.point, complete
+        row_low,
+        row_high,
+        *_clipped(expect, out_low, out_high),
+        run.refuted,
+        run.violated,
+        run.point,
+        complete,
+        *run.methods,
     )
 
 
@@ -69,6 +81,9 @@ class _Run:
         self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
         self.refuted, self.violated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
         self.point = attack.inner_box(problem)[0]
+        self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
+        self._names: list[str] = []
+        self._compared: list[str] = []
 
     @property
     def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -76,6 +91,19 @@ class _Run:
         r, m = self._rows, self._outputs
         row, negated_row, out, negated_out = self.low.split([r, r, m, m], -1)
         return row, -negated_row, out, -negated_out
+
+    @property
+    def methods(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of what gave the lower and the upper bounds."""
+        r, m = self._rows, self._outputs
+        real = (self._problem.rows.case < self._problem.cases).expand(len(self.low), -1)
+        row, negated_row, out, negated_out = self._by.split([r, r, m, m], -1)
+
+        def names(rows: Tensor, outputs: Tensor) -> tuple[str, ...]:
+            used = torch.cat([rows[real], outputs.flatten()]).unique().tolist()
+            return tuple(dict.fromkeys(self._names[number] for number in used if number >= 0))
+
+        return (*names(row, out), *self._compared), names(negated_row, negated_out)
 
     def work(self) -> None:
         """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
@@ -95,7 +123,9 @@ class _Run:
         for criterion in expect.criteria:
             index = self._open
             if len(index):
-                self.refuted[index] |= criterion.refuted(self._problem.items(index))
+                proved = criterion.refuted(self._problem.items(index))
+                self._compared += [criterion.name] if bool(proved.any()) else []
+                self.refuted[index] |= proved
         if expect.quick and len(self._open):
             self._bound(expect.by_weights, self._open)
         for method in expect.thorough:
@@ -117,9 +147,15 @@ class _Run:
         if inputs is not None:
             none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
             inputs = torch.cat([inputs, -inputs, none], 1)
-        found = method.lower(part.lower, part.upper, outputs, inputs)
-        self.low[index] = torch.maximum(self.low[index], found)
+        self._improve(index, method.lower(part.lower, part.upper, outputs, inputs), method)
         self._refute(index)
+
+    def _improve(self, index: Tensor, found: Tensor, method: Method | Aimed) -> None:
+        """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
+        known = self.low[index]
+        self._names.append(method.name)
+        self._by[index] = torch.where(found > known, len(self._names) - 1, self._by[index])
+        self.low[index] = torch.maximum(known, found)
 
     def _aim(self, method: Aimed) -> None:
         """The rows of the open items, as far as it takes to refute them."""
@@ -129,9 +165,10 @@ class _Run:
         part, rows = self._problem.items(index), self._rows
         padding = part.rows.case >= part.cases
         goal = torch.where(self._false[index] | padding, -torch.inf, part.rows.bound)
-        known = self.low[index, :rows]
+        low = self.low[index]
         found = method.towards(part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
-        self.low[index, :rows] = torch.maximum(known, found)
+        low[:, :rows] = torch.maximum(low[:, :rows], found)
+        self._improve(index, low, method)
         self._refute(index)
 
     def _top(self, method: Method) -> None:
@@ -149,7 +186,7 @@ class _Run:
         found = method.lower(part.lower, part.upper, both, inputs)
         low = self.low[index]
         low[:, :r] = torch.maximum(low[:, :r], found[:, :r])
-        self.low[index] = low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax")
+        self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method)
         self._refute(index)
 
     def _compare(self) -> None:
@@ -157,7 +194,9 @@ class _Run:
         for criterion in self._expect.criteria:
             index = self._open
             if len(index):
-                self._false[index] |= criterion.false_rows(self._problem.items(index))
+                false = criterion.false_rows(self._problem.items(index))
+                self._compared += [criterion.name] if bool(false.any()) else []
+                self._false[index] |= false
                 self._refute(index)
 
     def _refute(self, index: Tensor) -> None:

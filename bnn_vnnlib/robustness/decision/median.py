@@ -96,6 +96,11 @@ class MedianRows:
     deadline: Deadline
     most: int = 1
 
+    @property
+    def name(self) -> str:
+        """That of the source."""
+        return self.source.name
+
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
         item = torch.arange(len(lower), device=lower.device)

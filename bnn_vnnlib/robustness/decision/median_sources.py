@@ -14,14 +14,14 @@ Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.robustness.mass import BoxUnion, Mass
+from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, Mass
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem, Rows
 from bnn_vnnlib.robustness.tails import TailBounds
@@ -32,6 +32,11 @@ DOUBLINGS, HALVINGS = 10, 9
 
 class MedianSource(Protocol):
     """What bounds medians."""
+
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P, 2 m): no median of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
@@ -61,6 +66,13 @@ class WeightMedians:
     weights: WeightBoxes
     mass: BoxUnion | Tensor
 
+    @property
+    def name(self) -> str:
+        """What the weights are."""
+        if isinstance(self.mass, Tensor):
+            return "weight samples"
+        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """See `MedianSource`."""
         unit = torch.eye(self.bounds.engine.network.signature.output_size, dtype=lower.dtype, device=lower.device)
@@ -80,6 +92,8 @@ class TailMedians:
 
     tails: TailBounds
     typical: Typical
+
+    name: ClassVar[str] = "tails"
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """See `MedianSource`."""

@@ -20,6 +20,11 @@ class Method(Protocol):
     Sound, rounding included; an item's bound does not depend on its neighbours (up to rounding).
     """
 
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n), -inf where it has nothing to say.
 
@@ -32,6 +37,11 @@ class Method(Protocol):
 class Aimed(Protocol):
     """A method that can stop once a goal (N, R) is exceeded or out of reach."""
 
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
     def towards(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
     ) -> Tensor:
@@ -41,6 +51,11 @@ class Aimed(Protocol):
 
 class Criterion(Protocol):
     """A proof that rows are false which does not go through bounds on the decision itself."""
+
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
 
     def false_rows(self, problem: Problem) -> Tensor:
         """(N, R): no x of the item has a decision for which the row holds."""

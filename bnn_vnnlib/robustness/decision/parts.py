@@ -23,7 +23,7 @@ from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
 from bnn_vnnlib.robustness.components import Component, components_of, weighted_sum
 from bnn_vnnlib.robustness.correlation import correlation, independent
 from bnn_vnnlib.robustness.decision.method import Criterion, Method
-from bnn_vnnlib.robustness.decision.portfolio import expectation
+from bnn_vnnlib.robustness.decision.portfolio import Expectation, expectation
 from bnn_vnnlib.robustness.outputs import OutputBounds
 
 
@@ -52,10 +52,10 @@ class PartsExpectation:
     criteria: tuple[Criterion, ...] = ()
 
     @cached_property
-    def _parts(self) -> tuple[tuple[float, Method], ...]:
+    def _parts(self) -> tuple[tuple[float, Expectation | SoftmaxTails], ...]:
         return tuple((part.share, self._method(part)) for part in components_of(self.bounds, self.posterior))
 
-    def _method(self, part: Component) -> Method:
+    def _method(self, part: Component) -> Expectation | SoftmaxTails:
         if isinstance(part.posterior, GaussianDiagonal):
             return expectation(
                 part.bounds, part.posterior, self.device, boxes=self.boxes, number=self.number, margin=self.margin,
@@ -68,6 +68,11 @@ class PartsExpectation:
         )
         noise = weight_sets.centred(part.network, independent(part.posterior), self.device)
         return SoftmaxTails(engine, weight_sets.mean_weights(part.network, self.device), noise)
+
+    @property
+    def name(self) -> str:
+        """What the components are bounded by."""
+        return "components of a mixture" if isinstance(self.posterior, Mixture) else "tails"
 
     @property
     def by_weights(self) -> Method:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 class RegressionMethod(Protocol):
     """One way to bound rows over the expected outputs."""
 
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds."""
         ...

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ class OneLayerMedians:
 
     chain: Chain
     deadline: Deadline
+
+    name: ClassVar[str] = "closed forms"
 
     @staticmethod
     def serves(chain: Chain) -> bool:

@@ -24,6 +24,7 @@ Rounding: sums of nonnegative terms are multiplied by 1 +- gamma, other sums pay
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +63,8 @@ class MomentsDeep:
     chain: Chain
     deadline: Deadline
     steep: tuple[tuple[Tensor, ...], ...]
+
+    name: ClassVar[str] = "moments"
 
     @staticmethod
     def serves(chain: Chain) -> bool:

@@ -6,6 +6,7 @@ Guarantee: sound, rounding included; the gap goes to 0 with the number of boxes,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class OneLayer:
 
     chain: Chain
     deadline: Deadline
+
+    name: ClassVar[str] = "closed forms"
 
     @staticmethod
     def serves(chain: Chain) -> bool:

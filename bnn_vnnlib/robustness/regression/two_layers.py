@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -100,6 +101,8 @@ class TwoLayers:
 
     chain: Chain
     deadline: Deadline
+
+    name: ClassVar[str] = "closed forms"
 
     @staticmethod
     def serves(chain: Chain) -> bool:
