@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import csv
-import gzip
-import io
 import math
 import re
-import zlib
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.readers import read_rows
 
 _TABLES = ("instances.csv", "instances.csv.gz")
 _VERSION = re.compile(r"\d+(\.\d+)+")
+_LONGEST = 10_000  # letters of a list of networks
 _SUFFIX = re.compile(r"instances(?P<suffix>.*?)\.csv(\.gz)?")
 
 
@@ -69,18 +68,17 @@ def read_benchmarks(paths: Sequence[Path]) -> list[Instance]:
 
 def read_table(path: Path, category: str) -> list[Instance]:
     """The instances of one table; see `read_benchmarks`."""
-    rows = csv.reader(io.StringIO(_text(path), newline=""), skipinitialspace=True)
-    try:
-        # line_num is that of the row's last line, which is where an unbalanced quotation mark shows
-        return [_instance(row, category, path, rows.line_num) for row in rows if any(cell.strip() for cell in row)]
-    except csv.Error as error:
-        raise InputError(f"not a CSV file ({error})", path=path, line=rows.line_num) from None
+    rows = read_rows(path, skip_blanks=True)
+    return [_instance(row, category, path, line) for line, row in rows if any(cell.strip() for cell in row)]
 
 
 def existing(path: Path) -> Path | None:
     """The file, or its twin: benchmarks are stored packed but named unpacked, or the reverse."""
     twins = (path, Path(f"{path}.gz"), path.with_suffix("") if path.suffix == ".gz" else path)
-    return next((twin for twin in twins if twin.is_file()), None)
+    try:
+        return next((twin for twin in twins if twin.is_file()), None)
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _tables(path: Path) -> Iterable[Path]:
@@ -102,14 +100,6 @@ def _category(table: Path) -> str:
     return name + (suffix["suffix"] if suffix else f"_{table.name.split('.')[0]}")
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", path=path) from None
-
-
 def _instance(row: list[str], category: str, table: Path, line: int) -> Instance:
     cells = [cell.strip() for cell in row]
     if len(cells) != 3:
@@ -126,20 +116,19 @@ def _networks(cell: str, table: Path, line: int) -> list[tuple[str | None, str]]
     if not cell.startswith("["):
         return [(None, cell)]
     try:
-        pairs = ast.literal_eval(cell)
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # escapes that Python may refuse one day
+            pairs = ast.literal_eval(cell) if len(cell) <= _LONGEST else None
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # what is nested deep gives any of these
         pairs = None
-    good = (
-        isinstance(pairs, list)
-        and pairs
-        and all(
-            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in pairs
-        )
-    )
-    if not good:
-        message = f"expected a path or a list [('name', 'path')], found {cell}"
-        raise InputError(message, path=table, line=line)
-    return [(name, file) for name, file in pairs]
+    if isinstance(pairs, list) and pairs and all(map(_named, pairs)):
+        return [(name, file) for name, file in pairs]
+    message = f"expected a path or a list [('name', 'path')], found {cell}"
+    raise InputError(message, path=table, line=line)
+
+
+def _named(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
 
 
 def _seconds(text: str, table: Path, line: int) -> float:

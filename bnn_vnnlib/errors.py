@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from bnn_vnnlib.printable import printable
+
 _LONGEST, _LONGEST_NAME = 4000, 200
 _LONG_WORD = re.compile(r"(\S{200})\S{50,}")
 
@@ -55,7 +57,7 @@ class InputError(BnnVnnlibError, ValueError):
 
     def __str__(self) -> str:
         place = [str(part) for part in (self.path, self.line, self.column) if part is not None]
-        where = ":".join(place)
+        where = printable(":".join(place))
         if self.node is not None:
             where = f"{where}: node {self.node}" if where else f"node {self.node}"
         return f"{where}: {self.message}" if where else self.message
@@ -90,8 +92,6 @@ class SoundnessError(BnnVnnlibError, RuntimeError):
 
 
 def _shown(text: str, longest: int) -> str:
-    """Text on one line that a terminal can show: files name things as they like, with line breaks and escape codes."""
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    text = _LONG_WORD.sub(r"\1...", text)
+    """Text on one line that a terminal can show, and no longer than a person would read."""
+    text = _LONG_WORD.sub(r"\1...", printable(text))
     return text if len(text) <= longest else f"{text[: longest - 3]}..."

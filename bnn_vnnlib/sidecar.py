@@ -16,9 +16,11 @@ import numpy as np
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.readers import parse_json, read_text
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 
 FORMAT = 1
+_LARGEST = 2**28  # bytes of a record
 
 RECORD = {
     "format": "version of this format",
@@ -110,12 +112,12 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
     Raises
     ------
-    InputError : unreadable, not JSON, nested too deep, not an object; ends with the remedy
+    InputError : unreadable, too large, not JSON (see `parse_json`), not an object; ends with the remedy
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8, endless numbers
-        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        values = parse_json(read_text(path, _LARGEST, "JSON"))
+    except ValueError as error:
+        reason = error.message if isinstance(error, InputError) else error
         raise InputError(f"cannot be read as JSON ({reason}); {remedy}", path=path) from None
     if not isinstance(values, dict):
         raise InputError(f"holds {type(values).__name__}, expected a JSON object; {remedy}", path=path)

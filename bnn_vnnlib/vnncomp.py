@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
+from bnn_vnnlib.readers import read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
 from bnn_vnnlib.signature import Variable
 
@@ -28,6 +29,7 @@ Floats = NDArray[np.float64]
 
 _SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
 _PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")
+_LARGEST, _MOST_DIMS, _MOST_VALUES = 2**28, 32, 2**31  # bytes of a results file; of one of its variables
 _HEADER = re.compile(r"([A-Za-z]\w*)\s+(\w+)\s*\[([\d\s,]*)\]")
 
 
@@ -128,10 +130,7 @@ def read_result(path: str | Path) -> ResultsFile:
     InputError : an unknown verdict, a malformed or incomplete witness, a value that is not finite
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", path=path) from error
+    text = read_text(path, _LARGEST, "a results file")
     head = re.match(r"\s*([^\s(]*)", text)
     word, rest = (head[1], text[head.end() :]) if head else ("", "")
     if word not in _SPELLINGS:
@@ -198,7 +197,7 @@ def _read_pairs(text: str, path: Path) -> dict[str, Floats]:
     found: dict[str, list[float]] = {"X": []}
     for letter, index, value in _PAIR.findall(text):
         values = found.setdefault(letter, [])
-        if int(index) != len(values):
+        if (index.lstrip("0") or "0") != str(len(values)):
             raise InputError(f"expected {letter}_{len(values)}, found {letter}_{index}", path=path)
         values.append(_number(value, path))
     return {letter: np.array(values) for letter, values in found.items()}
@@ -207,15 +206,21 @@ def _read_pairs(text: str, path: Path) -> dict[str, Floats]:
 def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found: dict[str, Floats] = {}
-    while lines:
-        header = _HEADER.fullmatch(lines[0])
+    place = 0
+    while place < len(lines):
+        header = _HEADER.fullmatch(lines[place])
         if header is None:
-            raise InputError(f"expected 'name type [dims]', found {lines[0]!r}", path=path)
-        shape = tuple(int(part) for part in header[3].replace(",", " ").split())
+            raise InputError(f"expected 'name type [dims]', found {lines[place]!r}", path=path)
+        if header[1] in found:
+            raise InputError(f"{header[1]} is there twice", path=path)
+        dims = header[3].replace(",", " ").split()
+        shape = tuple(int(part) for part in dims if len(part) < 10)
         size = math.prod(shape)
-        values = [_number(line, path) for line in lines[1 : 1 + size]]
+        if len(shape) < len(dims) or len(dims) > _MOST_DIMS or math.prod(part for part in shape if part) > _MOST_VALUES:
+            raise InputError(f"{header[1]} has a shape that no witness has", path=path)
+        values = [_number(line, path) for line in lines[place + 1 : place + 1 + size]]
         if len(values) < size:
             raise InputError(f"{header[1]} needs {size} values, found {len(values)}", path=path)
         found[header[1]] = np.array(values).reshape(shape)
-        lines = lines[1 + size :]
+        place += 1 + size
     return found

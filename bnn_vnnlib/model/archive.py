@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.families import STORED, Entry, Shapes, gaussian_of
 from bnn_vnnlib.model.network import Component, Floats, Gaussian, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior, from_standard_deviations
+from bnn_vnnlib.readers import read_npz
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"
 _SUFFIXES = ("variance", DEVIATION, "samples", "factor", "diagonal", "left", "right", "spectrum", BIAS)
@@ -39,7 +39,7 @@ def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
     ------
     PosteriorError : unreadable file, a key that names no tensor (lists the tensors), wrong shape or values
     """
-    arrays = _archive(Path(path))
+    arrays = read_npz(Path(path), PosteriorError)
     try:
         weights = arrays.pop(PROBABILITIES, None)
         probabilities = None if weights is None else _floats(PROBABILITIES, weights)
@@ -141,16 +141,6 @@ def _by_what(arrays: Arrays, suffixes: tuple[str, ...]) -> dict[str, dict[str, A
 def _mixed(found: Mapping[str, Any]) -> PosteriorError:
     known = "; ".join(f"{family}: {', '.join(whats)}" for family, whats in STORED.items())
     return PosteriorError(f"the archive mixes {', '.join(found)}, which is no family ({known})")
-
-
-def _archive(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except FileNotFoundError as error:
-        raise PosteriorError("no such file", path=path) from error
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise PosteriorError("not a NumPy archive (.npz) of plain arrays", path=path) from error
 
 
 def _floats(key: str, array: NDArray[Any]) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import ModelError, OptionError
+from bnn_vnnlib.readers import is_gzip, located, read_bytes
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
 _MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
-_RATIO, _SMALL = 100, 2**26  # weights shrink to a tenth at best; what is small may shrink more
-_GZIP = b"\x1f\x8b"
 _LFS = b"version https://git-lfs"
 
 
@@ -35,8 +33,11 @@ def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
     ------
     ModelError : no such file; not an ONNX model (says what it seems to be); external data missing or outside
     """
-    path = _existing(Path(path))
-    proto = _parse(_decompressed(_read(path), path), path)
+    path = located(path, ModelError, "an ONNX model")
+    data = read_bytes(path, _LARGEST, ModelError)
+    if path.suffix == ".gz" and not is_gzip(path):
+        raise ModelError("not an ONNX model: the name ends in .gz but the file is not gzip", path=path)
+    proto = _parse(data, path)
     total = 0
     for tensor in _external_tensors(proto):
         total += _byte_size(tensor, path)
@@ -80,47 +81,6 @@ def serialised(proto: ModelProto) -> bytes:
     if proto.ByteSize() > _LARGEST:
         raise ModelError("the model is larger than 2 GiB, which ONNX cannot hold in one file")
     return bytes(proto.SerializeToString())
-
-
-def _existing(path: Path) -> Path:
-    try:
-        packed = path.with_name(path.name + ".gz")
-        if not path.exists() and packed.exists():
-            return packed
-        if path.is_file():
-            return path
-        what = "is a folder, not an ONNX model" if path.is_dir() else "no such file"
-    except (OSError, ValueError):  # a name that is too long, or no name
-        what = "no such file"
-    raise ModelError(what, path=path)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise ModelError("the file is larger than 2 GiB, which no ONNX model is", path=path)
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read the model: {error.strerror}", path=path) from error
-
-
-def _decompressed(data: bytes, path: Path) -> bytes:
-    if not data.startswith(_GZIP):
-        if path.suffix == ".gz":
-            raise ModelError("not an ONNX model: the name ends in .gz but the file is not gzip", path=path)
-        return data
-    unpacker = zlib.decompressobj(wbits=31)
-    most = min(_LARGEST, max(_SMALL, _RATIO * len(data)))
-    try:
-        plain = unpacker.decompress(data, most)
-    except zlib.error as error:
-        raise ModelError(f"damaged gzip file ({error}); copy it again", path=path) from error
-    if unpacker.unconsumed_tail:
-        message = f"unpacks to more than {most:,} bytes, the limit for {len(data):,} packed ones"
-        raise ModelError(f"{message}; if it is no gzip bomb, unpack it yourself", path=path)
-    if not unpacker.eof:
-        raise ModelError("damaged gzip file (it ends too early); copy it again", path=path)
-    return plain
 
 
 def _impostor(data: bytes) -> str | None:

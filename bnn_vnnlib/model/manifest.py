@@ -21,6 +21,7 @@ from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model.families import MIXTURE, STORED
 from bnn_vnnlib.model.network import Likelihood
 from bnn_vnnlib.model.posterior import checked_likelihood, refuse_family
+from bnn_vnnlib.readers import parse_json
 
 KEY = "bnn.posterior"
 FORMAT = 1
@@ -95,10 +96,8 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
     if len(entries) > 1:
         raise PosteriorError(f"the file has {len(entries)} metadata entries {KEY!r}, expected one")
     try:
-        content = json.loads(entries[0])
-    except RecursionError:
-        raise _damaged("nested too deep") from None
-    except ValueError as error:  # also whole numbers of thousands of digits
+        content = parse_json(entries[0])
+    except ValueError as error:
         raise _damaged(f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise _damaged("not a JSON object")

@@ -44,7 +44,8 @@ def from_standard_deviations(deviations: Mapping[str, ArrayLike]) -> GaussianDia
     for name, given in deviations.items():
         deviation = np.asarray(given, np.float64)
         _refuse_bad(name, "standard deviation", deviation)
-        variances[name] = deviation**2
+        with np.errstate(over="ignore"):  # an infinite variance is refused with all others
+            variances[name] = deviation**2
     return GaussianDiagonal(variances)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model import Network
 from bnn_vnnlib.model.network import Floats, Likelihood
+from bnn_vnnlib.readers import read_npz
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +44,7 @@ class Data:
         ------
         InputError : not an archive, an array missing, shapes or values that do not fit the network
         """
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {key: stored[key] for key in stored.files}
-        except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
-            raise InputError("cannot be read as a NumPy archive (.npz) with arrays x and y", path=path) from error
+        arrays = read_npz(path)
         if missing := [key for key in ("x", "y") if key not in arrays]:
             raise InputError(f"has no array {missing[0]!r}; expected x and y", path=path)
         n, m = network.signature.input_size, network.signature.output_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.readers import read_rows, read_start
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.runs.compare import OURS
@@ -155,10 +155,9 @@ def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
 
 def _first_word(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as stream:
-            return (stream.readline(100).split(maxsplit=1) or [""])[0]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", path=path) from None
+        return (read_start(path, 100).decode().split(maxsplit=1) or [""])[0]
+    except UnicodeDecodeError:
+        raise InputError("is no text, expected a results file", path=path) from None
 
 
 def _table(path: Path) -> tuple[tuple[str, ...], ...]:
@@ -166,7 +165,6 @@ def _table(path: Path) -> tuple[tuple[str, ...], ...]:
     if not path.is_file():
         return ()
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return tuple(tuple(line) for line in csv.reader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot be read as CSV ({error}); run the comparison again", path=path) from None
+        return tuple(tuple(row) for _, row in read_rows(path))
+    except InputError as error:
+        raise InputError(f"{error.message}; run the comparison again", path=path, line=error.line) from None

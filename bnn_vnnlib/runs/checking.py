@@ -140,7 +140,9 @@ def read_record(results: Path) -> dict[str, Any] | None:
 
 def other_files(results: Path, files: Mapping[str, Path]) -> list[str]:
     """Remarks where the record was made for files with other contents."""
-    hashes = (read_record(results) or {}).get("sha256") or {}
+    hashes = (read_record(results) or {}).get("sha256")
+    if not isinstance(hashes, Mapping):
+        return []
     return [
         f"the record was made for another {role}: the SHA-256 of {path} is not the recorded one"
         for role, path in files.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.readers import parse_json, read_npz, read_start
+from bnn_vnnlib.readers.packed import RATIO, SMALL
 
 Arrays = dict[str, NDArray]
 
 _NOTE = b"bnn-vnnlib"  # key of this package's own entry in a Parquet file's metadata
+_PARQUET = b"PAR1"  # the first bytes
 
 
 def read_arrays(path: str | Path, known: Sequence[str]) -> Arrays:
@@ -34,35 +36,42 @@ def read_arrays(path: str | Path, known: Sequence[str]) -> Arrays:
     path = Path(path)
     if not path.is_file():
         raise InputError("is a folder, not a table" if path.is_dir() else "no such file", path=path)
-    found = _read_npz(path) if zipfile.is_zipfile(path) else _read_parquet(path)
+    start = read_start(path, len(_PARQUET))
+    if start != _PARQUET and not start.startswith(b"PK"):
+        raise InputError("neither an npz nor a Parquet file", path=path)
+    found = _read_parquet(path)[0] if start == _PARQUET else read_npz(path)
     unknown = sorted(set(found) - set(known))
     if unknown:
         raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(known)}", path=path)
     return found
 
 
-def _read_npz(path: Path) -> Arrays:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"not a readable npz file ({error})", path=path) from None
-
-
-def _read_parquet(path: Path) -> Arrays:
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(4)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", path=path) from None
-    if start != b"PAR1":
-        raise InputError("neither an npz nor a Parquet file", path=path)
+def _read_parquet(path: Path) -> tuple[Arrays, bytes]:
+    """The columns, and this package's own entry in the metadata."""
     pa, pq = parquet()
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"not a readable Parquet file ({error})", path=path) from None
-    return {name: _column(pa, table[name].combine_chunks(), name, path) for name in table.column_names}
+        with path.open("rb") as stream:
+            size = path.stat().st_size
+            file = pq.ParquetFile(stream)  # read_table would take a folder KEY=VALUE on the way there for a column
+            groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+            chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+            unpacked = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
+            if unpacked > max(SMALL, RATIO * size):
+                message = f"unpacks to {unpacked:,} bytes, more than a file of {size:,} bytes may; it looks like a bomb"
+                raise InputError(message, path=path)
+            table = file.read()
+        table.validate(full=True)
+        names = table.column_names
+        if len(set(names)) < len(names):
+            raise InputError("two columns have the same name", path=path)
+        note: bytes = (table.schema.metadata or {}).get(_NOTE, b"{}")
+        return {name: _column(pa, table[name].combine_chunks(), name, path) for name in names}, note
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"not a readable Parquet file ({error.strerror or error})", path=path) from None
+    except Exception as error:  # pyarrow lets many kinds of them through, and promises none
+        raise InputError(f"not a readable Parquet file ({error or type(error).__name__})", path=path) from None
 
 
 def _column(pa: Any, column: Any, name: str, path: Path) -> NDArray:
@@ -70,16 +79,21 @@ def _column(pa: Any, column: Any, name: str, path: Path) -> NDArray:
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1 else column
     if column.null_count:
         raise InputError(f"column {name!r} has missing values", path=path)
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    kind, types = column.type, pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inner = _column(pa, column.flatten(), name, path)
         lengths = np.asarray(pa.compute.list_value_length(column))
         width = int(lengths[0]) if len(lengths) else 0
         if (lengths != width).any():
             raise InputError(f"column {name!r} holds lists of different lengths", path=path)
         return inner.reshape(len(lengths), width, *inner.shape[1:])
+    if types.is_dictionary(kind):
+        return _column(pa, column.dictionary_decode(), name, path)
+    text = types.is_string(kind) or types.is_large_string(kind)
+    if not (text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise InputError(f"column {name!r} holds {kind}, expected numbers, text, or lists of them", path=path)
     values = np.asarray(column.to_numpy(zero_copy_only=False))
-    return values.astype(str) if values.dtype == object else values
+    return values.astype(str) if text else values
 
 
 def parquet() -> tuple[Any, Any]:
@@ -123,11 +137,15 @@ def _arrow(pa: Any, values: NDArray) -> Any:
 
 
 def read_columns(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """What `write_columns` wrote: columns and note."""
-    _, pq = parquet()
-    found = _read_parquet(path)
-    note = (pq.read_schema(path).metadata or {}).get(_NOTE, b"{}")
-    return found, json.loads(note)
+    """What `write_columns` wrote: columns and note; InputError as `read_arrays`."""
+    found, note = _read_parquet(path)
+    try:
+        stored = parse_json(note.decode())
+    except ValueError as error:
+        raise InputError(f"its note cannot be read as JSON ({error})", path=path) from None
+    if not isinstance(stored, dict):
+        raise InputError("its note is no JSON object", path=path)
+    return found, stored
 
 
 def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: bool = True) -> NDArray[np.float64]:
@@ -135,7 +153,8 @@ def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: b
 
     Raises
     ------
-    InputError : not there, not numbers, another number of axes, NaN, infinite where it must be finite
+    InputError : not there, not numbers, another number of axes, NaN, infinite where it must be finite, whole numbers
+        that float64 cannot hold
     """
     if name not in arrays:
         raise InputError(f"array {name!r} is missing", path=path)
@@ -144,7 +163,10 @@ def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: b
         raise InputError(f"array {name!r} must hold numbers, found {values.dtype}", path=path)
     if values.ndim != dims:
         raise InputError(f"array {name!r} must have {dims} axes, found shape {values.shape}", path=path)
-    converted = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused with all others
+        converted = values.astype(np.float64)
+    if values.dtype.kind in "iu" and (np.abs(converted) > 2**53).any():
+        raise InputError(f"array {name!r} holds whole numbers beyond 2^53, which float64 would round", path=path)
     bad = ~np.isfinite(converted) if finite else np.isnan(converted)
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])

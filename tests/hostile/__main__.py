@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hostile.inputs import Campaign, seeds
+from hostile.inputs import SHARES, Campaign, seeds
 from hostile.reader import Reader
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,6 +26,7 @@ def main(
     again: Annotated[
         Path | None, typer.Option(help="Read this one file under the same limits, and say what happens.")
     ] = None,
+    kind: Annotated[str | None, typer.Option(help=f"Only such files: {', '.join(SHARES)}.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds a file may take.")] = 20.0,
 ) -> None:
     """Exit code 1 if a reader crashed or hung."""
@@ -35,7 +36,7 @@ def main(
             outcome = reader.read(again.suffix, again.read_bytes())
             console.print(f"{outcome.kind}: {outcome.text}", markup=False, highlight=False)
             raise typer.Exit(int(outcome.kind in ("crash", "hang")))
-        campaign = Campaign(folder, seed, seeds([SHIPPED, *(corpus or [])]))
+        campaign = Campaign(folder, seed, seeds([SHIPPED, *(corpus or [])]), kind)
         _watch(console, campaign, reader, 60 * minutes)
     campaign.save()
     for kind, count in sorted(campaign.counts.items()):

@@ -248,6 +248,6 @@ FILES: dict[str, tuple[bytes, str]] = {
     "gzip_cut_off": (gzip.compress(_NET)[:-12], "ends too early"),
     "gzip_changed": (b"\x1f\x8b\x08\x00" + b"\xff" * 40, "damaged gzip"),
     "gzip_twice": (gzip.compress(gzip.compress(_NET)), "not an ONNX model"),
-    "gzip_bomb": (gzip.compress(bytes(2**26 + 1), 9), "gzip bomb"),
+    "gzip_bomb": (gzip.compress(bytes(2**27 + 1), 9), "gzip bomb"),
     **{name: (proto.SerializeToString(), words) for name, (proto, words) in PROTOS.items()},
 }

@@ -84,8 +84,8 @@ FILES = {
     "utf_16": (HEAD.encode("utf-16"), "not a text file"),
     "a_picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "not a text file"),
     "gzip_twice": (gzip.compress(gzip.compress(HEAD.encode())), "not a text file"),
-    "gzip_cut_off": (gzip.compress(HEAD.encode() * 50)[:-30], "broken gzip"),
-    "gzip_changed": (b"\x1f\x8b\x08\x00" + b"\xff" * 40, "broken gzip"),
-    "gzip_bomb": (gzip.compress(b" " * (2**27 + 1)), "longer than"),
+    "gzip_cut_off": (gzip.compress(HEAD.encode() * 50)[:-30], "damaged gzip"),
+    "gzip_changed": (b"\x1f\x8b\x08\x00" + b"\xff" * 40, "damaged gzip"),
+    "gzip_bomb": (gzip.compress(b" " * (2**27 + 1)), "more than 134,217,728 bytes"),
     **{name: (text.encode(), words) for name, (text, words) in TEXTS.items()},
 }

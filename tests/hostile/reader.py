@@ -1,4 +1,4 @@
-"""Both readers in a process of their own, under limits of time and memory."""
+"""All readers in a process of their own, under limits of time and memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 MEMORY = 6 * 2**30
 """Bytes of address space for the reader: a file of less than a megabyte that needs more is a bomb that went off."""
@@ -26,15 +28,58 @@ class Outcome:
     text: str = ""
 
 
+def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
+    """Whatever reads files with this suffix, from the inside of the package."""
+    import bnn_vnnlib
+    from bnn_vnnlib.benchmarks import read_table as read_instances
+    from bnn_vnnlib.model.archive import posterior_from_npz
+    from bnn_vnnlib.posteriors.fit import Data
+    from bnn_vnnlib.report.row import read_row
+    from bnn_vnnlib.report.source import _table
+    from bnn_vnnlib.runs.checking import other_files
+    from bnn_vnnlib.sidecar import read_object
+    from bnn_vnnlib.sweeps.inputs import read_inputs
+    from bnn_vnnlib.sweeps.table import read_table
+    from bnn_vnnlib.vnncomp import read_result
+
+    network = SimpleNamespace(signature=SimpleNamespace(input_size=2, output_size=2))
+
+    def instances(path: Path) -> list[Path | None]:
+        return [bnn_vnnlib.benchmarks.existing(one.prop) for one in read_instances(path, "c") if one.missing]
+
+    return {
+        ".vnnlib": (bnn_vnnlib.read_property,),
+        ".onnx": (bnn_vnnlib.read_model,),
+        ".npz": (
+            lambda path: posterior_from_npz(path, {"W": (2, 2)}),
+            read_table,
+            read_inputs,
+            lambda path: Data.read(path, network, "categorical"),  # type: ignore[arg-type]
+            lambda path: Data.read(path, network, "gaussian"),  # type: ignore[arg-type]
+        ),
+        ".parquet": (read_table, read_inputs),
+        ".csv": (instances, _table),
+        ".json": (
+            lambda path: read_row("run", "place", read_object(path, "delete it"), path),
+            lambda path: other_files(path.with_suffix(""), {"model": path}),
+        ),
+        ".txt": (read_result,),
+    }[suffix]
+
+
 def judged(path: Path) -> Outcome:
-    """What a reader says of a file: a property or a model, by its suffix. Anything but one clear message is a crash."""
-    from bnn_vnnlib import read_model, read_property
+    """What the readers say of a file, by its suffix. Anything but one clear message of each is a crash."""
+    said = [_judged(reader, path) for reader in readers(path.suffix)]
+    return max(said, key=lambda outcome: ("refused", "read", "crash").index(outcome.kind))
+
+
+def _judged(reader: Callable[[Path], object], path: Path) -> Outcome:
     from bnn_vnnlib.errors import InputError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            (read_property if path.suffix == ".vnnlib" else read_model)(path)
+            reader(path)
     except InputError as error:
         message = str(error)
         if not error.message or not message.isprintable() or len(message) > 6000:
@@ -64,7 +109,7 @@ class Reader:
         self._folder.cleanup()
 
     def read(self, suffix: str, data: bytes) -> Outcome:
-        """The outcome of one file with this content; suffix is .vnnlib or .onnx."""
+        """The outcome of one file with this content; suffix says what it is."""
         path = Path(self._folder.name) / f"case{suffix}"
         path.write_bytes(data)
         connection = self._started()
@@ -119,9 +164,9 @@ class Reader:
 
 
 def _serve(connection: Connection) -> None:
-    import bnn_vnnlib
+    import pyarrow.parquet  # noqa: F401
 
-    _ = bnn_vnnlib.read_model, bnn_vnnlib.read_property  # the imports come before the first case
+    readers(".onnx")  # the imports come before the first case
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     connection.send("ready")
     while True:

@@ -51,8 +51,8 @@ def test_byte_order_mark(tmp_path: Path) -> None:
     ("data", "kind", "words"),
     [
         (None, InputError, "no such file"),
-        (b"\x1f\x8b garbage", InputError, "broken gzip file"),
-        (gzip.compress(TEXT.encode(), mtime=0)[:-12], InputError, "broken gzip file"),
+        (b"\x1f\x8b garbage", InputError, "damaged gzip file"),
+        (gzip.compress(TEXT.encode(), mtime=0)[:-12], InputError, "damaged gzip file"),
         (b"\xff\xfe(\x00", VnnlibSyntaxError, "not a text file"),
         (b"", PropertyError, "empty"),
     ],
@@ -76,7 +76,7 @@ def test_folder(tmp_path: Path) -> None:
 def test_size_limit_holds_after_decompression(tmp_path: Path) -> None:
     path = tmp_path / "bomb.vnnlib.gz"
     path.write_bytes(gzip.compress(b" " * 1_000_001))
-    with pytest.raises(InputError, match="longer than 1,000,000 bytes"):
+    with pytest.raises(InputError, match="more than 1,000,000 bytes"):
         read_text(path, limit=1_000_000)
     assert len(read_text(path, limit=1_000_001)[0]) == 1_000_001
 
