@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
 from bnn_vnnlib.signature import Variable
 
@@ -98,7 +99,7 @@ def show_result(console: Console, result: Result) -> None:
     facts.add_row("method", result.method)
     facts.add_row("time", f"{result.time_s:.2f} s")
     for note in result.notes:
-        facts.add_row("note", Text(note))
+        facts.add_row("note", _line(note))
     console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
 
 
@@ -106,7 +107,7 @@ def show_model(console: Console, model: Description, origin: Origin, missing: It
     """Print what a model holds: signature, network, posterior, how uncertain each tensor is, and what is missing."""
     facts = _facts()
     for what, text in origin_lines(origin):
-        facts.add_row(what, Text(text))
+        facts.add_row(what, _line(text))
     for role, variables in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         for variable in variables:
             facts.add_row(role, _variable(variable))
@@ -116,13 +117,13 @@ def show_model(console: Console, model: Description, origin: Origin, missing: It
     facts.add_row("likelihood", model.likelihood or "not stated")
     facts.add_row("weights", f"{model.weights:,}, of which {model.uncertain_weights:,} are uncertain")
     for note in model.notes:
-        facts.add_row("note", Text(note))
+        facts.add_row("note", _line(note))
     for text in missing:
-        facts.add_row("missing", Text(text))
+        facts.add_row("missing", _line(text))
     tensors = Table("tensor", "shape", "sd / |mean|: 10 %", "median", "90 %")
     for tensor in model.tensors:
         spread = ("-",) * 3 if tensor.relative_sd is None else [f"{value:.3g}" for value in tensor.relative_sd]
-        tensors.add_row(Text(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", *spread)
+        tensors.add_row(_line(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", *spread)
     console.print(facts, tensors)
 
 
@@ -137,7 +138,7 @@ def show_recovery(console: Console, recovery: Recovery, target: Path) -> None:
     weights = Table("weight", "shape", "sd: smallest", "largest")
     for name, deviation in recovery.deviations.items():
         ends = (f"{deviation.min():.3g}", f"{deviation.max():.3g}")
-        weights.add_row(Text(name), "x".join(map(str, deviation.shape)) or "scalar", *ends)
+        weights.add_row(_line(name), "x".join(map(str, deviation.shape)) or "scalar", *ends)
     console.print(weights)
     show_notes(console, (*recovery.notes, f"wrote {target}"))
 
@@ -145,7 +146,12 @@ def show_recovery(console: Console, recovery: Recovery, target: Path) -> None:
 def show_notes(console: Console, notes: Iterable[str]) -> None:
     """Print remarks, one a line."""
     for note in notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        console.print(_line(note), soft_wrap=True)
+
+
+def _line(text: str) -> Text:
+    """Text of a file, or with names of a file in it, which stays on its line."""
+    return Text(printable(text))
 
 
 def _facts() -> Table:
@@ -156,7 +162,7 @@ def _facts() -> Table:
 
 
 def _variable(variable: Variable) -> Text:
-    return Text(f"{variable.name} {variable.element_type} {list(variable.shape)}")
+    return _line(f"{variable.name} {variable.element_type} {list(variable.shape)}")
 
 
 def _add_decision(facts: Table, decision: DecisionBounds) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Likelihood, Outputs, QueryName, Seed, TauSafe, TauUnsafe
+from bnn_vnnlib.printable import printable
 
 FAILED = 3
 
@@ -60,6 +61,6 @@ def check_witness(
         )
         sys.stdout.write(f"{check.judgement}\n")
         lines = (f"query {check.query}", *check.reasons, *other_files(result, files.by_role))
-        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        console.print("\n".join(map(printable, lines)), markup=False, highlight=False, soft_wrap=True)
         if check.judgement in (Judgement.UNCONFIRMED, Judgement.INVALID):
             raise typer.Exit(FAILED)

@@ -10,6 +10,7 @@ import typer
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +86,8 @@ def compare(
         def told(name: str, number: int, total: int, entry: Entry) -> None:
             facts = entry.record["run"]
             line = f"{name} [{number}/{total}] {entry.verdict} {facts['run_time']:.2f} s  {facts['category']} "
-            console.print(
-                line + f"{facts['network']} {facts['property']}", markup=False, highlight=False, soft_wrap=True
-            )
+            line = printable(line + f"{facts['network']} {facts['property']}")
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         _show(console, compared(instances, plan, out, where, rerun, told))
 
@@ -113,7 +113,7 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
     for one in found:
         names = f"{one.line.onnx} ({one.line.label}) {one.line.vnnlib}"
         text = f"  {names}: {one.sat} says sat, {one.unsat} unsat; {one.finding}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
     matrix = Table("first", "second", *AGREEMENT)
     for pair, count in agreement(lines, tools).items():
         matrix.add_row(*pair, *(str(count[word]) for word in AGREEMENT))

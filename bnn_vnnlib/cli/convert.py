@@ -10,6 +10,7 @@ import typer
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Seed
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,7 @@ def convert(
             raise OptionError("--member needs one network, not a folder", path=source)
 
         def progress(done: int, total: int, name: str) -> None:
-            console.print(f"[{done + 1}/{total}] {name}", markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(f"[{done + 1}/{total}] {name}"), markup=False, highlight=False, soft_wrap=True)
 
         summary = convert_benchmark(
             source, target, recipe, likelihood, described=described, skip_missing=skip_missing, progress=progress

@@ -92,6 +92,6 @@ def check_positive(option: str, value: float | None) -> None:
 
 
 def stderr_console() -> Console:
-    from rich.console import Console
+    from bnn_vnnlib.terminal import Terminal
 
-    return Console(file=sys.stderr)
+    return Terminal(sys.stderr)

@@ -20,13 +20,12 @@ def inspect(
     """Show what a model holds: network, posterior, whose it seems to be, what is missing, or why it is refused."""
     console = stderr_console()
     with guard(console, debug):
-        from rich.console import Console
-
         from bnn_vnnlib.display import origin_lines, show_model, show_notes
         from bnn_vnnlib.errors import InputError
         from bnn_vnnlib.model import describe, read_model
         from bnn_vnnlib.model.files import read_proto
         from bnn_vnnlib.posteriors.origin import missing, origin
+        from bnn_vnnlib.terminal import Terminal
 
         proto, _ = read_proto(model)
         try:
@@ -34,4 +33,4 @@ def inspect(
         except InputError:
             show_notes(console, (f"{what}: {text}" for what, text in origin_lines(origin(proto))))
             raise
-        show_model(Console(file=sys.stdout), describe(read), origin(proto), missing(read, proto))
+        show_model(Terminal(sys.stdout), describe(read), origin(proto), missing(read, proto))

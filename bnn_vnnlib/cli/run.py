@@ -31,6 +31,7 @@ from bnn_vnnlib.cli.options import (
     Workers,
 )
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,7 +151,7 @@ def _go(prepared: Run, where: Places, console: Console) -> None:
             line = f"[{number}/{len(prepared.todo)}] {entry.verdict} {run_['run_time']:.2f} s"
             line += " (vacuous)" if (entry.record.get("asked") or {}).get("vacuous") else ""
             names = f"{run_['category']} {run_['network']} {run_['property']}"
-            progress.console.print(f"{line}  {names}", markup=False, highlight=False, soft_wrap=True)
+            progress.console.print(printable(f"{line}  {names}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(prepared: Run, console: Console) -> None:
@@ -165,6 +166,6 @@ def _summary(prepared: Run, console: Console) -> None:
         console.print(f"{name} applies to none of the instances: the notes in their records say why", soft_wrap=True)
     table = Table("benchmark", *(verdict.value for verdict in Verdict), "s")
     for category, counts, seconds in by_category(entries):
-        table.add_row(category, *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
+        table.add_row(printable(category), *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
     console.print(table)
     console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)

@@ -36,6 +36,7 @@ from bnn_vnnlib.cli.options import (
     TauUnsafe,
 )
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,10 +119,9 @@ def _summary(console: Console, lines: Summary) -> None:
     shown_ = lines if len(lines) <= MOST else [line for line in lines if line.network == "all"][-MOST:]
     table = Table("network", "group", "rows", "safe %", "unsafe %", "open %", "lower", "upper")
     for line in shown_:
-        table.add_row(
-            line.network, line.group, str(line.rows), _share(line.safe, line.rows), _share(line.unsafe, line.rows),
-            _share(line.undecided, line.rows), f"{line.lower:.4f}", f"{line.upper:.4f}",
-        )  # fmt: skip
+        names = printable(line.network), printable(line.group)
+        shares = (_share(part, line.rows) for part in (line.safe, line.unsafe, line.undecided))
+        table.add_row(*names, str(line.rows), *shares, f"{line.lower:.4f}", f"{line.upper:.4f}")
     console.print(table)
 
 

@@ -25,7 +25,6 @@ _ENCRYPTED = 0x1 | 0x40  # flags of a zip entry
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KINDS = "biufcSU"
 _PIECE = 2**20
-_LAST_LETTER = 0x10FFFF
 _LONGEST = 4096  # bytes of a header
 _HEADER = re.compile(rb"[\w\s{}()'\",:<>|=]*")  # no records, no signs, no escapes
 _VERSIONS = {
@@ -129,11 +128,15 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         raise _Refused(f"member {entry.filename!r} needs {entry.file_size:,} bytes, more than there are") from None
     except Exception as error:  # of zipfile, of zlib and of NumPy
         raise _Refused(f"member {entry.filename!r} is damaged ({error or type(error).__name__})") from None
-    if (dtype.kind == "b" and flat.max(initial=0) > 1) or (
-        dtype.kind == "U" and flat.view(dtype.str.replace("U", "u")[:2] + "4").max(initial=0) > _LAST_LETTER
-    ):
+    good = {"b": lambda: flat.max(initial=0) <= 1, "U": lambda: _letters(flat.view(f"{dtype.str[0]}u4"))}
+    if dtype.kind in good and not good[dtype.kind]():
         raise _Refused(f"member {entry.filename!r} is damaged (bytes that are no {dtype.name})")
     return flat.view(dtype).reshape(shape, order="F" if columns_first else "C")
+
+
+def _letters(codes: NDArray[Any]) -> bool:
+    """Whether all of them stand for letters: no halves of letters, which no file in UTF-8 can hold."""
+    return bool(((codes < 0xD800) | ((codes > 0xDFFF) & (codes <= 0x10FFFF))).all())
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:

@@ -7,6 +7,7 @@ nothing at all may be loaded. Should text of strangers ever get past the escapin
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from hashlib import sha256
@@ -15,7 +16,9 @@ from importlib.resources import files
 from typing import Any
 
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.printable import printable
 
+_UNSEEN = re.compile(r"\\u[0-9a-f]{4}|\\.|[^\x20-\x7e]")
 _ASSETS = files("bnn_vnnlib.report") / "assets"
 _SCRIPTS = ("data.js", "filter.js", "figures.js", "plots.js", "table.js", "detail.js", "main.js")
 _STYLES = ("style.css", "media.css")
@@ -40,8 +43,9 @@ def render(context: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     jinja2 = _library("jinja2")
     loader = jinja2.DictLoader({name: _asset(name) for name in ("page.html", "parts.html")})
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=_visible,
+    )  # fmt: skip
     scripts = [_script(_library("plotly.offline").get_plotlyjs()), _script(_own_scripts())]
     policy = _POLICY.format(scripts=" ".join(_hash(script) for script in scripts))
     markup = _library("markupsafe").Markup
@@ -80,6 +84,19 @@ def _hash(script: str) -> str:
     return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
+def _visible(value: Any) -> Any:
+    """What the template puts in, with escapes and halves of letters shown; markup of our own passes."""
+    return printable(value, lines=True) if type(value) is str else value
+
+
 def _json(values: Mapping[str, Any]) -> str:
-    """JSON that cannot end the element that it stands in."""
-    return json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", r"\u003c")
+    """JSON that cannot end the element that it stands in, and whose texts hold nothing that cannot be shown."""
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", r"\u003c")
+    return _UNSEEN.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    """An escape of JSON, or a letter, that stands for what is not printable: its own escape as text."""
+    letter = json.loads(f'"{found[0]}"', strict=False)
+    shown = printable(letter, lines=True)
+    return found[0] if shown == letter else shown.replace("\\", "\\\\")

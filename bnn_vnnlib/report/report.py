@@ -67,7 +67,7 @@ def write_report(
         raise OptionError("there is no such folder to write into", path=out)
     made = make_page(sources, image, most)
     tables = _write_tables(out.with_name(f"{out.stem}_tables"), made.tables)
-    write_text(out, _storable(made.text))
+    write_text(out, made.text)
     verdicts = Counter(row.verdict for source in sources for row in source.rows)
     return Report(out, tables, verdicts, made.conflicts)
 
@@ -146,13 +146,8 @@ def _write_tables(folder: Path, tables: Sequence[Table]) -> tuple[Path, ...]:
     for table in tables:
         for name, text in table.files().items():
             if table.rows:
-                write_text(folder / name, _storable(text))
+                write_text(folder / name, text)
                 written.append(folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)
     return tuple(written)
-
-
-def _storable(text: str) -> str:
-    """JSON and names of files can hold halves of letters, which no file in UTF-8 can."""
-    return text.encode(errors="replace").decode()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Query, Verdict
 
 Interval = tuple[float, float]
@@ -118,9 +119,9 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
     return Row(
         run=run,
         place=place,
-        category=fields.needed("run", "category"),
-        network=fields.needed("run", "network"),
-        prop=fields.needed("run", "property"),
+        category=fields.name("category"),
+        network=fields.name("network"),
+        prop=fields.name("property"),
         verdict=fields.word(Verdict, fields.needed("verdict")),
         query=None if (query := fields.text("query")) is None else fields.word(Query, query),
         seconds=fields.seconds("run", "run_time"),
@@ -177,6 +178,10 @@ class _Fields:
         if found is None:
             raise self._damaged(f"{'.'.join(keys)} is missing")
         return found
+
+    def name(self, key: str) -> str:
+        """As the tables of a run write it."""
+        return printable(self.needed("run", key), lines=True)
 
     def word(self, kind: type[Word], text: str) -> Word:
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from bnn_vnnlib.printable import printable
+from bnn_vnnlib.readers import table_text
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$#&])")
 _LATEX = str.maketrans({
@@ -40,10 +41,8 @@ class Table:
         return {f"{self.name}.csv": self.csv(), f"{self.name}.md": self.markdown(), f"{self.name}.tex": self.latex()}
 
     def csv(self) -> str:
-        """As it is."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
-        return text.getvalue()
+        """As it is, but for what no program can show."""
+        return table_text([self.head, *self.rows])
 
     def markdown(self) -> str:
         """A table of GitHub's Markdown under its title."""
@@ -59,7 +58,7 @@ class Table:
         head = _latex_line(self.head)
         packages = "booktabs and longtable" if environment == "longtable" else "booktabs"
         return "\n".join([
-            f"% {one_line(self.title)}; needs {packages}",
+            f"% {printable(self.title)}; needs {packages}",
             f"\\begin{{{environment}}}{{{columns}}}", r"\toprule", head, r"\midrule",
             *([r"\endhead"] if environment == "longtable" else []),
             *(_latex_line(row) for row in self.rows), r"\bottomrule", f"\\end{{{environment}}}",
@@ -72,7 +71,7 @@ def markdown(text: str) -> str:
     >>> markdown("<b>a|b</b>")
     '\\\\<b\\\\>a\\\\|b\\\\</b\\\\>'
     """
-    return _MARKDOWN.sub(r"\\\1", one_line(text))
+    return _MARKDOWN.sub(r"\\\1", printable(text))
 
 
 def latex(text: str) -> str:
@@ -81,12 +80,7 @@ def latex(text: str) -> str:
     >>> latex("a_b & 50%")
     'a\\\\_b \\\\& 50\\\\%'
     """
-    return one_line(text).translate(_LATEX)
-
-
-def one_line(text: str) -> str:
-    """Without line breaks and control characters."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+    return printable(text).translate(_LATEX)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from bnn_vnnlib import __version__
 from bnn_vnnlib.benchmarks import Instance, existing
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
 from bnn_vnnlib.runs.pools import Places
@@ -237,6 +236,4 @@ def _cells(answer: Answer | None) -> list[str]:
 
 
 def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_text(path, text.getvalue())
+    write_text(path, table_text(rows))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from bnn_vnnlib.printable import printable
+from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.runs.store import Entry
 from bnn_vnnlib.vnncomp import write_text
 
@@ -108,12 +108,12 @@ def write_tables(folder: Path, entries: Iterable[Entry]) -> list[Path]:
     the files: results.csv, table.csv, and table.parquet if pyarrow is installed
     """
     entries = list(entries)
-    write_text(folder / "results.csv", _csv([_result_row(entry.record) for entry in entries]))
+    write_text(folder / "results.csv", table_text([_result_row(entry.record) for entry in entries]))
     names = [entry.results.relative_to(folder).as_posix() for entry in entries]
     columns = {column.name: [_typed(column, entry.record) for entry in entries] for column in COLUMNS}
     columns = {"results_file": names, **columns}
     rows = zip(*columns.values(), strict=True)
-    write_text(folder / "table.csv", _csv([list(columns), *([_cell(value) for value in row] for row in rows)]))
+    write_text(folder / "table.csv", table_text([list(columns), *([_cell(value) for value in row] for row in rows)]))
     written = [folder / "results.csv", folder / "table.csv"]
     return [*written, folder / "table.parquet"] if _write_parquet(folder / "table.parquet", columns) else written
 
@@ -130,7 +130,7 @@ def _typed(column: Column, record: Record) -> Any:
     value = column.value(record)
     match column.kind:
         case "text":
-            return value
+            return printable(value, lines=True) if isinstance(value, str) else value
         case "number":
             return None if value is None else float(value)
         case "numbers":
@@ -147,12 +147,6 @@ def _cell(value: Any) -> str:
             return repr(value)
         case _:
             return str(value)
-
-
-def _csv(rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _write_parquet(path: Path, columns: Mapping[str, list[Any]]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.sweeps.arrays import Arrays
 from bnn_vnnlib.sweeps.folder import Cost
 from bnn_vnnlib.vnncomp import write_text
@@ -128,9 +127,5 @@ def _counts(network: str, group: str, sums: dict[str, float]) -> Counts:
 def write_summary(path: Path, lines: Iterable[object]) -> None:
     """Dataclasses of one kind as CSV."""
     rows = list(lines)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if rows:
-        writer.writerow([field.name for field in fields(rows[0])])  # type: ignore[arg-type]
-        writer.writerows(astuple(row) for row in rows)  # type: ignore[call-overload]
-    write_text(path, text.getvalue())
+    head = [[field.name for field in fields(rows[0])]] if rows else []  # type: ignore[arg-type]
+    write_text(path, table_text([*head, *(astuple(row) for row in rows)]))  # type: ignore[call-overload]

@@ -88,6 +88,7 @@ MEMBERS = {
     "nothing": (b"", "is damaged"),
     "no_bool": (npy(header("(1,)", "'|b1'"), b"\x02"), "bytes that are no bool"),
     "no_text": (npy(header("(1,)", "'<U1'"), struct.pack("<I", 0x110000)), "bytes that are no str"),
+    "half_a_letter": (npy(header("(1,)", "'>U1'"), struct.pack(">I", 0xDC80)), "bytes that are no str"),
     "unknown_type": (npy(header("(1,)", "'<z8'"), bytes(8)), "is damaged"),
     "size_zero": (npy(header("(7,)", "'<U0'"), b""), "NumPy archive"),
 }  # fmt: skip
