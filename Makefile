@@ -9,10 +9,11 @@ export OMP_NUM_THREADS ?= 1
 MINUTES ?= 30
 SEED ?= 0
 NETS ?= 1500
+DRAWS ?= 300
 # Where the studies write; DATA=folder says where they read.
 OUT ?= study-results
 
-.PHONY: help demo test test-libraries fuzz fuzz-inputs lint reference data-named wheel clean
+.PHONY: help demo test test-libraries fuzz fuzz-inputs fuzz-operators lint reference data-named wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
@@ -20,6 +21,7 @@ help:
 	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
+	@echo "make fuzz-operators   DRAWS (300) random uses of every ONNX operator, against onnxruntime; docs/testing.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make reference  docs/reference from the code"
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
@@ -43,6 +45,9 @@ fuzz: $(STAMP)
 fuzz-inputs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m hostile --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs/inputs \
 		$(foreach folder,$(CORPUS),--corpus $(folder)) $(if $(AGAIN),--again $(AGAIN))
+
+fuzz-operators: $(STAMP)
+	OPERATOR_DRAWS=$(DRAWS) $(BIN)/python -m pytest -n 2 tests/model/test_random_operators.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -201,11 +201,11 @@ class Builder:
 
     def select(self, name: str, x: Variable, index: NDArray[Any]) -> Variable:
         """Entries of the flattened x; 0 where the index is -1."""
+        index = np.array(index, np.int64, order="C")  # ascontiguousarray would keep strides of -1, and lift a scalar
         if index.size and (index.min() < -1 or index.max() >= math.prod(x.shape)):
             raise ModelError(f"takes entries that {x.shape} does not have", node=name)
         if index.shape == x.shape and (index.reshape(-1) == np.arange(index.size)).all():
             return x
-        index = np.ascontiguousarray(index, np.int64)
         return self.append(nodes.Select(name, (x.position,), index.shape, index), x.element)
 
     def product(self, name: str, x: Variable, y: Variable) -> Variable:

@@ -19,7 +19,15 @@ from bnn_vnnlib.model import balls
 from bnn_vnnlib.model.attributes import attribute, inconsistent, unsupported
 from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.operators_shape import dropout, widens
+from bnn_vnnlib.model.operators_shape import (
+    cast_type,
+    dropout,
+    flattened,
+    squeezed,
+    tile_repeats,
+    unsqueezed,
+    widens,
+)
 from bnn_vnnlib.model.values import Constant
 
 # operators that move, repeat or drop entries of their first operand
@@ -43,6 +51,7 @@ ELEMENTWISE = frozenset((
     "Add", "Sub", "Mul", "Div", "Equal", "Where", "Min", "Max", "Mod", "Pow", "Less", "LessOrEqual", "Greater",
     "GreaterOrEqual", "And", "Or", "Xor",
 ))  # fmt: skip
+OVERFLOWS = ("Add", "Sub", "Mul", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
 _GROWN = 2**24
 FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
 
@@ -66,6 +75,12 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
     if node.op_type in MOVES:
         return _move(graph, node, first, inputs[1:])
     given = [value for value in inputs if value is not None]
+    if node.op_type == "OneHot" and (not first.shape or (graph.opset < 11 and (first.values < 0).any())):
+        raise inconsistent(
+            node, f"indices of shape {first.shape}: at least one axis, and negative from opset 11 on only"
+        )
+    if node.op_type == "Pad" and attribute(node, "mode", "constant") != "constant":
+        raise unsupported(node, "pads constants in another mode than constant; simplify the model first")
     _refuse_large(node, _size(node, [value.values for value in given]), given)
     if node.op_type == "ConstantOfShape":
         _refuse_large(node, math.prod(int(size) for size in first.values.reshape(-1)), given)
@@ -73,12 +88,24 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
     if node.op_type == "Cast":
         return _cast(graph, node, first)
     if all(value.param is None for value in given):
-        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
+        return graph.constant(node.output[0], _discrete(node, graph.opset, [value.values for value in given]))
     if node.op_type == "Where" and first.param is None and len(given) == 3 and given[1].param and given[2].param:
         return _chosen(graph, node, *given)
     if any(value.param is None for value in given):
         raise unsupported(node, "mixes integers and floats")
     return _float(graph, node, given)
+
+
+def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """A node of integers and booleans; refused where an integer overflows, after which runtimes differ."""
+    result = evaluate_node(node, opset, arrays)
+    if node.op_type in OVERFLOWS and result.dtype.kind in "iu":
+        summands = len(arrays) if node.op_type in ELEMENTWISE else 1  # behind them come axes
+        wide = evaluate_node(node, opset, [a.astype(np.float64) if i < summands else a for i, a in enumerate(arrays)])
+        limits = np.iinfo(result.dtype)
+        if (wide >= float(limits.max) + 1).any() or (wide < float(limits.min)).any():
+            raise inconsistent(node, f"overflows {result.dtype}")
+    return result
 
 
 def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
@@ -103,6 +130,15 @@ def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | N
 
 def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:
     arrays = [None if other is None else other.values for other in others]
+    match node.op_type:  # the evaluator reads these otherwise than ONNX
+        case "Flatten":
+            return data.reshaped(*flattened(graph, node, data.shape))
+        case "Squeeze":
+            return data.reshaped(*squeezed(node, [data, *others], data.shape))
+        case "Unsqueeze":
+            return data.reshaped(*unsqueezed(node, [data, *others], data.shape))
+        case "Tile":
+            tile_repeats(node, [data, *others], data.values.ndim)
     if node.op_type == "Gather" and arrays and arrays[0] is not None and data.shape:
         _refuse_large(node, arrays[0].size * (data.values.size // max(min(data.shape), 1)), [data])
     if node.op_type in ("Expand", "Tile") and arrays and arrays[0] is not None:
@@ -112,7 +148,7 @@ def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Cons
 
 def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:
     """A Cast between floats that keeps every value keeps the source; others make a new, deterministic one."""
-    target = np.dtype(helper.tensor_dtype_to_np_dtype(attribute(node, "to", 0)))
+    target = cast_type(node)
     if value.param is not None and widens(value.element, target):
         return Constant(value.name, value.values, target, value.param, value.uncertain)
     if value.uncertain or (value.param is not None and value.param.slack is not None):

@@ -187,12 +187,10 @@ def _concrete_shape(info: ValueInfoProto, notes: list[str]) -> tuple[int, ...]:
     """Dimensions, 1 for each that the file leaves open."""
     if not info.type.tensor_type.HasField("shape"):
         raise ModelError("the input has no shape; give it one", node=info.name)
-    dims = info.type.tensor_type.shape.dim
-    fixed = [dim.HasField("dim_value") and dim.dim_value != 0 for dim in dims]
-    shape = tuple(dim.dim_value if known else 1 for dim, known in zip(dims, fixed, strict=True))
+    shape = tuple(size or 1 for size in _declared(info))
     if any(size < 1 for size in shape):
         raise ModelError(f"the input has shape {shape}", node=info.name)
-    if not all(fixed):
+    if None in _declared(info):
         notes.append(f"input {info.name}: open dimensions are taken as 1, shape {shape}")
     return shape
 
@@ -241,9 +239,11 @@ def _finish(
     ends = [graph.branch(info.name, end) for info, end in zip(proto.graph.output, ends, strict=True)]
     positions = tuple(end.position for end in ends)
     outputs = []
+    names = {variable.name for variable in inputs}
+    chosen = any(None in _declared(info) for info in proto.graph.input if info.name in names)
     for info, end in zip(proto.graph.output, ends, strict=True):
         outputs.append(SignatureVariable(info.name, end.element.name, end.shape))
-        _compare_shape(info, end.shape, notes)
+        _compare_shape(info, end.shape, notes, chosen)
     _refuse_softmax_at_end(graph, proto, positions)
     used = {param.source for node in graph.nodes for param in params_of(node)}
     sources: Mapping[str, Any] = {name: graph.sources[name] for name in sorted(used)}
@@ -278,10 +278,22 @@ def params_of(node: nodes.Node) -> list[Param]:
     return []
 
 
-def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str]) -> None:
-    if not info.type.tensor_type.HasField("shape"):
+def _declared(info: ValueInfoProto) -> list[int | None]:
+    """Sizes that the file gives; None for one that it leaves open (by a name, by nothing, by 0)."""
+    return [dim.dim_value or None for dim in info.type.tensor_type.shape.dim]
+
+
+def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str], chosen: bool) -> None:
+    """Refuse a declared shape that the graph contradicts; a note if the open sizes that were `chosen` may be why."""
+    declared = _declared(info)
+    if not declared and (shape or not info.type.tensor_type.HasField("shape")):  # no sizes: some exporters know none
         notes.append(f"output {info.name}: the file gives no shape; it is {shape}")
         return
-    declared = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-    if len(declared) != len(shape) or any(size not in (0, own) for size, own in zip(declared, shape, strict=True)):
-        notes.append(f"output {info.name}: the file declares shape {declared}, computed is {shape}")
+    fits = [size is None or size < 0 or size == own for size, own in zip(declared, shape, strict=False)]
+    if len(declared) == len(shape) and all(fits):
+        return
+    written = tuple("?" if size is None else size for size in declared)
+    message = f"the file declares shape {written} for this output, but its graph computes {shape}"
+    if not chosen:
+        raise ModelError(f"{message}; one of them is wrong: export the model again", node=info.name)
+    notes.append(f"output {info.name}: {message}, with the open sizes of the inputs taken as 1")

@@ -100,7 +100,7 @@ OPERATORS = operator_table(
     ("Expand", (8, 13), select.expand),
     ("Flatten", (1, 9, 11, 13, 21, 23, 24, 25), shapes.flatten),
     ("Gather", (1, 11, 13), select.moved),
-    ("GatherElements", (11, 13), select.moved),
+    ("GatherElements", (11, 13), select.gather_elements),
     ("GatherND", (11, 12, 13), select.moved),
     ("Gelu", (20,), activations.gelu),
     ("Gemm", (7, 9, 11, 13), linear.gemm),
@@ -159,6 +159,6 @@ OPERATORS = operator_table(
     ("Tile", (6, 13), select.tile),
     ("Transpose", (1, 13, 21, 23, 24, 25), shapes.transpose),
     ("Unsqueeze", (1, 11, 13, 21, 23, 24, 25), shapes.unsqueeze),
-    ("Upsample", (7, 9, 10), select.upsample),
+    ("Upsample", (7, 9), select.upsample),
     ("Where", (9, 16), select.where),
 )

@@ -56,11 +56,15 @@ def clip(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         limit = default
         if operand is not None:
             limit = _number(node, operand, name)
+            if len(operand.shape) > len(x.shape):
+                raise inconsistent(node, f"{name} has shape {operand.shape}, expected a scalar")
         elif raw_attribute(node, name) is not None:
             limit = float(attribute(node, name, default))
         limits.append(limit)
     if any(math.isnan(limit) for limit in limits):
         raise inconsistent(node, f"limits {limits}")
+    if graph.opset < 11 and limits[0] > limits[1]:
+        raise inconsistent(node, f"min {limits[0]} is above max {limits[1]}, which is defined from opset 11 on only")
     return graph.activation(label(node), x, "clip", (limits[0], limits[1]))
 
 

@@ -21,14 +21,14 @@ def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
     """A reduction over axes that are an attribute or an input, all if there are none."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-        """The axes are moved to the end and made one; the join takes that."""
+        """The axes are moved to the end and made one; the join takes that. Without axes each entry is joined alone."""
         x = variable(graph, node, inputs)
         given = ints_attribute(node, "axes", ())
         if len(inputs) > 1 and inputs[1] is not None:
             given = integers(node, inputs[1], "the axes")
-        if not given and attribute(node, "noop_with_empty_axes", 0):
-            return x
-        axes = sorted({normal_axis(node, axis, len(x.shape)) for axis in given}) or list(range(len(x.shape)))
+        axes = sorted({normal_axis(node, axis, len(x.shape)) for axis in given})
+        if not axes and not attribute(node, "noop_with_empty_axes", 0):
+            axes = list(range(len(x.shape)))
         kept = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
         perm = (*(axis for axis in range(len(x.shape)) if axis not in axes), *axes)
         lead = tuple(x.shape[axis] for axis in perm[: len(x.shape) - len(axes)])

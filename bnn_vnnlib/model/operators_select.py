@@ -15,7 +15,7 @@ from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute,
 from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import LARGEST, Builder
 from bnn_vnnlib.model.folding import evaluate_node
-from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, variable
+from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, tile_repeats, variable
 from bnn_vnnlib.model.values import Constant, Value, Variable
 
 
@@ -30,6 +30,23 @@ def moved(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     others = [_values(node, value) for value in inputs[1:]]
     _refuse_large(node, x, others)
     return graph.select(label(node), x, evaluate_node(node, graph.opset, [positions_of(x), *others]))
+
+
+def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """The index says for each entry of the result where along `axis` it comes from; it may be smaller elsewhere."""
+    x = variable(graph, node, inputs)
+    index = _values(node, inputs[1] if len(inputs) > 1 else None)
+    axis = normal_axis(node, attribute(node, "axis", 0), len(x.shape))
+    if index is None or index.ndim != len(x.shape):
+        raise inconsistent(node, f"needs an index of {len(x.shape)} axes")
+    extent = tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))
+    lines = positions_of(x)[extent]
+    size = x.shape[axis]
+    if np.delete(lines.shape, axis).tolist() != np.delete(index.shape, axis).tolist():
+        raise inconsistent(node, f"an index of shape {index.shape} is larger than the data {x.shape}")
+    if index.size > LARGEST or (index.size and not (-size <= index.min() and index.max() < size)):
+        raise inconsistent(node, f"its index must lie in {-size} .. {size - 1}")
+    return graph.select(label(node), x, np.take_along_axis(lines, index.astype(np.int64) % size, axis))
 
 
 def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None]) -> None:
@@ -65,7 +82,7 @@ def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """numpy.tile."""
     x = variable(graph, node, inputs)
-    repeats = integers(node, inputs[1] if len(inputs) > 1 else None, "the repeats")
+    repeats = tile_repeats(node, inputs, len(x.shape))
     if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > LARGEST:
         raise inconsistent(node, f"repeats {repeats} times")
     return graph.select(label(node), x, np.tile(positions_of(x), repeats))
@@ -83,6 +100,8 @@ def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
         sizes = integers(node, inputs[1], "the sizes")
     if not sizes:
         each = -(-size // count)
+        if graph.opset < 18 and size % count:
+            raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {count} equal parts")
         sizes = tuple(min(each, size - i * each) for i in range(count))
     if sum(sizes) != size or min(sizes) < 1 or len(sizes) != count:
         raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {sizes} for {count} outputs")
@@ -102,6 +121,8 @@ def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     x, name = variable(graph, node, inputs), label(node)
     amounts, fill, axes = _pads(node, inputs, len(x.shape))
     mode = attribute(node, "mode", "constant")
+    if mode != "constant" and min(amounts, default=0) < 0:
+        raise unsupported(node, f"mode {mode} with negative pads, which runtimes read differently; use a Slice")
     widths = [(0, 0)] * len(x.shape)
     for axis, before, after in zip(axes, amounts[: len(axes)], amounts[len(axes) :], strict=True):
         widths[axis] = before, after
@@ -109,6 +130,8 @@ def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     if math.prod(size + a + b for size, (a, b) in zip(x.shape, grown, strict=True)) > LARGEST:
         raise inconsistent(node, f"pads {widths}")
     index = positions_of(x)
+    if mode == "reflect" and any(max(pair) >= size for pair, size in zip(widths, x.shape, strict=True)):
+        raise unsupported(node, f"reflects more entries than {x.shape} has behind its first or before its last")
     if mode == "constant":
         index = np.pad(index, grown, constant_values=-1)
     elif mode in ("edge", "reflect", "wrap"):
@@ -157,6 +180,8 @@ def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     scales = raw_attribute(node, "scales")
     if scales is None:
         scales = _floats(node, inputs[1] if len(inputs) > 1 else None, "the scales")
+    if min(scales, default=1) < 1:
+        raise inconsistent(node, f"scales {list(scales)}: it can only enlarge")
     sizes = _scaled(node, x.shape, scales)
     picks = [_nearest(graph, node, old, new, scale) for old, new, scale in zip(x.shape, sizes, scales, strict=True)]
     return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
@@ -169,6 +194,10 @@ def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         raise unsupported(node, "only the mode nearest is supported")
     if attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise unsupported(node, "only keep_aspect_ratio_policy = stretch is supported")
+    if attribute(node, "antialias", 0) or attribute(node, "exclude_outside", 0):
+        raise inconsistent(node, "antialias and exclude_outside are for other modes than nearest")
+    if attribute(node, "coordinate_transformation_mode", "asymmetric") == "tf_crop_and_resize":
+        raise unsupported(node, "coordinate_transformation_mode 'tf_crop_and_resize'")
     operands = (*inputs, None, None, None)[1:4]
     scales, sizes = (None, operands[0], None)[1:] if graph.opset == 10 else (operands[1], operands[2])
     axes = [normal_axis(node, axis, rank) for axis in ints_attribute(node, "axes", ())] or list(range(rank))

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
+from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.values import Constant, Value, Variable
 
@@ -44,11 +44,16 @@ def normal_axis(node: NodeProto, axis: int, rank: int) -> int:
 def flatten(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Two dimensions: before and from `axis`."""
     x = variable(graph, node, inputs)
-    axis = attribute(node, "axis", 1)
-    if not -len(x.shape) <= axis <= len(x.shape):
-        raise inconsistent(node, f"axis {axis} is out of range for rank {len(x.shape)}")
-    axis = axis + len(x.shape) if axis < 0 else axis
-    return graph.reshape(label(node), x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+    return graph.reshape(label(node), x, flattened(graph, node, x.shape))
+
+
+def flattened(graph: Builder, node: NodeProto, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape behind a Flatten; a negative axis is allowed from opset 11 on."""
+    axis, rank = attribute(node, "axis", 1), len(shape)
+    if not (-rank if graph.opset >= 11 else 0) <= axis <= rank:
+        raise inconsistent(node, f"axis {axis} is out of range for rank {rank} in opset {graph.opset}")
+    axis = axis + rank if axis < 0 else axis
+    return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
 def reshape(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
@@ -73,33 +78,59 @@ def transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.transpose(label(node), x, ints_attribute(node, "perm", ()) or tuple(range(len(x.shape)))[::-1])
 
 
-def _axes(node: NodeProto, inputs: Inputs) -> tuple[int, ...]:
-    """Attribute before opset 13, input since; () if absent."""
+def _axes(node: NodeProto, inputs: Inputs) -> tuple[int, ...] | None:
+    """Attribute before opset 13, input since; None if absent."""
     if len(inputs) > 1 and inputs[1] is not None:
-        return integers(node, inputs[1], "the axes")
-    return ints_attribute(node, "axes", ())
+        axes = integers(node, inputs[1], "the axes")
+    elif raw_attribute(node, "axes") is not None:
+        axes = ints_attribute(node, "axes", ())
+    else:
+        return None
+    if not axes:
+        raise unsupported(node, "an empty list of axes, which runtimes read differently (none, or all of size 1)")
+    return axes
 
 
 def squeeze(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Drop axes of size 1."""
     x = variable(graph, node, inputs)
-    axes = {normal_axis(node, axis, len(x.shape)) for axis in _axes(node, inputs)}
-    axes = axes or {axis for axis, size in enumerate(x.shape) if size == 1}
-    if any(x.shape[axis] != 1 for axis in axes):
-        raise inconsistent(node, f"cannot drop axes {sorted(axes)} of {x.shape}: they must have size 1")
-    return graph.reshape(label(node), x, tuple(size for axis, size in enumerate(x.shape) if axis not in axes))
+    return graph.reshape(label(node), x, squeezed(node, inputs, x.shape))
+
+
+def squeezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape behind a Squeeze."""
+    given = _axes(node, inputs)
+    axes = {normal_axis(node, axis, len(shape)) for axis in given or ()}
+    if given is None:
+        axes = {axis for axis, size in enumerate(shape) if size == 1}
+    if any(shape[axis] != 1 for axis in axes):
+        raise inconsistent(node, f"cannot drop axes {sorted(axes)} of {shape}: they must have size 1")
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
 def unsqueeze(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Insert axes of size 1."""
     x = variable(graph, node, inputs)
-    given = _axes(node, inputs)
-    rank = len(x.shape) + len(given)
+    return graph.reshape(label(node), x, unsqueezed(node, inputs, x.shape))
+
+
+def unsqueezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape behind an Unsqueeze; the axes are those of the result."""
+    given = _axes(node, inputs) or ()
+    rank = len(shape) + len(given)
     axes = {normal_axis(node, axis, rank) for axis in given}
     if len(axes) != len(given):
         raise inconsistent(node, f"axes {given} repeat themselves")
-    sizes = iter(x.shape)
-    return graph.reshape(label(node), x, tuple(1 if axis in axes else next(sizes) for axis in range(rank)))
+    sizes = iter(shape)
+    return tuple(1 if axis in axes else next(sizes) for axis in range(rank))
+
+
+def tile_repeats(node: NodeProto, inputs: Inputs, rank: int) -> tuple[int, ...]:
+    """How often along each axis."""
+    repeats = integers(node, inputs[1] if len(inputs) > 1 else None, "the repeats")
+    if len(repeats) != rank:
+        raise inconsistent(node, f"repeats {repeats} for {rank} axes")
+    return repeats
 
 
 def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
@@ -131,14 +162,20 @@ def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 def cast(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """The value itself where the new type holds every value of the old one."""
-    x = variable(graph, node, inputs)
-    try:
-        target = np.dtype(tensor_dtype_to_np_dtype(attribute(node, "to", 0)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise inconsistent(node, "casts to an unknown type") from error
+    x, target = variable(graph, node, inputs), cast_type(node)
     if not widens(x.element, target):
         raise unsupported(node, f"a Cast from {x.element} to {target} rounds; only float casts that keep every value")
     return Variable(x.position, x.shape, target)
+
+
+def cast_type(node: NodeProto) -> np.dtype[Any]:
+    """What a Cast makes; `saturate` and `round_mode` are for 8-bit floats, which are not read."""
+    if not attribute(node, "saturate", 1) or raw_attribute(node, "round_mode") is not None:
+        raise unsupported(node, "saturate = 0 and round_mode are for casts to 8-bit floats only")
+    try:
+        return np.dtype(tensor_dtype_to_np_dtype(attribute(node, "to", 0)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise inconsistent(node, "casts to an unknown type") from error
 
 
 def shape_of(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:

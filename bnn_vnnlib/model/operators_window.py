@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 
 from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
+from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import LARGEST, Builder
 from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
 from bnn_vnnlib.model.operators_select import positions_of
@@ -59,21 +59,19 @@ def _window(node: NodeProto, x: Variable, kernel: Ints) -> Window:
         raise inconsistent(node, f"a kernel {kernel} does not fit the input {x.shape}")
     strides, dilations = (_axes_attribute(node, name, rank) for name in ("strides", "dilations"))
     extent = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
-    auto = attribute(node, "auto_pad", "NOTSET")
+    auto = _auto_pad(node, rank)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
+        if max(dilations) > 1:
+            raise unsupported(node, f"auto_pad = {auto} with dilations, which runtimes read differently; give the pads")
         counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
         spans = zip(counts, strides, extent, sizes, strict=True)
         total = [max((count - 1) * stride + reach - size, 0) for count, stride, reach, size in spans]
         # the odd row or column goes behind (UPPER) or in front (LOWER)
         begins = tuple((amount + (auto == "SAME_LOWER")) // 2 for amount in total)
         ends = tuple(amount - front for amount, front in zip(total, begins, strict=True))
-    elif auto == "VALID":
-        begins = ends = (0,) * rank
-    elif auto == "NOTSET":
-        pads = ints_attribute(node, "pads", (0,) * (2 * rank))
-        begins, ends = pads[:rank], pads[rank:]
     else:
-        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
+        pads = ints_attribute(node, "pads", (0,) * (2 * rank))  # zeros unless auto_pad is NOTSET
+        begins, ends = pads[:rank], pads[rank:]
     if min(*begins, *ends, 0) < 0 or max(*begins, *ends) > LARGEST:
         raise unsupported(node, f"pads {(*begins, *ends)}")
     room = [
@@ -82,12 +80,29 @@ def _window(node: NodeProto, x: Variable, kernel: Ints) -> Window:
     if min(room) < 0:
         raise inconsistent(node, f"the kernel {kernel} is larger than the padded input {x.shape}")
     counts = [gap // stride + 1 for gap, stride in zip(room, strides, strict=True)]
-    if attribute(node, "ceil_mode", 0) and auto == "NOTSET":
-        counts = [-(-gap // stride) + 1 for gap, stride in zip(room, strides, strict=True)]
+    if attribute(node, "ceil_mode", 0) and auto in ("NOTSET", "VALID"):
+        over = [gap % stride for gap, stride in zip(room, strides, strict=True)]
+        if auto == "VALID" and any(over):
+            raise unsupported(
+                node, "auto_pad = VALID with ceil_mode, which runtimes read differently; leave auto_pad out"
+            )
+        counts = [count + (rest > 0) for count, rest in zip(counts, over, strict=True)]
         # a window that would start in the pads behind the image is left out
         starts = zip(counts, strides, sizes, begins, strict=True)
         counts = [count - ((count - 1) * stride >= size + front) for count, stride, size, front in starts]
     return Window(kernel, strides, dilations, begins, ends, tuple(counts))
+
+
+def _auto_pad(node: NodeProto, rank: int) -> str:
+    """The attribute; pads beside it contradict it (zeros do no harm in front of a pool, but no runtime convolves)."""
+    auto = attribute(node, "auto_pad", "NOTSET")
+    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
+    pads = ints_attribute(node, "pads", (0,) * (2 * rank))
+    convolves = node.op_type.startswith("Conv") and raw_attribute(node, "pads") is not None
+    if auto != "NOTSET" and (any(pads) or convolves):
+        raise inconsistent(node, f"has auto_pad = {auto} and pads {pads}, of which ONNX allows one")
+    return auto
 
 
 # convolutions ----------------------------------------------------------------------------------------------------
@@ -202,24 +217,27 @@ def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints
     """Pads in front, and the sizes of the result."""
     rank = len(sizes)
     extra = ints_attribute(node, "output_padding", (0,) * rank)
+    if not all(0 <= added < stride for added, stride in zip(extra, strides, strict=True)):
+        raise unsupported(node, f"output_padding {extra}: each must be at least 0 and below the stride ({strides})")
     full = [
         stride * (size - 1) + added + dilation * (k - 1) + 1
         for stride, size, added, dilation, k in zip(strides, sizes, extra, dilations, kernel, strict=True)
     ]
-    auto, wanted = attribute(node, "auto_pad", "NOTSET"), ints_attribute(node, "output_shape", ())
-    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise inconsistent(node, f"auto_pad {auto!r} is unknown")
+    auto, wanted = _auto_pad(node, rank), ints_attribute(node, "output_shape", ())
     if auto.startswith("SAME") and not wanted:
         wanted = tuple(size * stride for size, stride in zip(sizes, strides, strict=True))
     if wanted:
         if len(wanted) != rank:
             raise inconsistent(node, f"output_shape {wanted} does not fit")
-        total = [max(have - want, 0) for have, want in zip(full, wanted, strict=True)]
+        total = [have - want for have, want in zip(full, wanted, strict=True)]
+        if min(total) < 0:
+            message = f"an output of {wanted} along its axes, where the kernel reaches {tuple(full)}; runtimes differ"
+            raise unsupported(node, message)
         begins = tuple(amount // 2 if auto == "SAME_UPPER" else amount - amount // 2 for amount in total)
         return begins, wanted
-    pads = ints_attribute(node, "pads", (0,) * (2 * rank)) if auto == "NOTSET" else (0,) * (2 * rank)
+    pads = ints_attribute(node, "pads", (0,) * (2 * rank))
     counts = tuple(have - pads[i] - pads[rank + i] for i, have in enumerate(full))
-    if min(counts) < 1 or min(pads) < 0 or min(extra) < 0:
+    if min(counts) < 1 or min(pads) < 0:
         raise inconsistent(node, f"pads {pads} leave an output of {counts}")
     return pads[:rank], counts
 
@@ -248,11 +266,25 @@ def _gathered(graph: Builder, node: NodeProto, x: Variable, window: Window) -> N
     return np.where(flat < 0, -1, flat + image)
 
 
+def _pool_window(node: NodeProto, x: Variable) -> Window:
+    """The window of a pool, which must not lie in the pads entirely, nor skip entries to make SAME come out."""
+    window = _window(node, x, ints_attribute(node, "kernel_shape", ()) or (0,) * (len(x.shape) - 2))
+    if any(max(pads) >= k for *pads, k in zip(window.begins, window.ends, window.kernel, strict=True)):
+        raise unsupported(node, f"pads {(*window.begins, *window.ends)}: each must be below the kernel {window.kernel}")
+    spans = zip(x.shape[2:], window.counts, window.strides, window.kernel, strict=True)
+    if attribute(node, "auto_pad", "NOTSET").startswith("SAME") and any(
+        (count - 1) * stride + k < size for size, count, stride, k in spans
+    ):
+        raise unsupported(
+            node, "auto_pad = SAME where the strides skip the last entries, which runtimes read differently"
+        )
+    return window
+
+
 def max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Maximum of each window; in place of the padding the window sees one of its entries again."""
     x, name = _image(graph, node, inputs), label(node)
-    kernel = ints_attribute(node, "kernel_shape", ())
-    index = _gathered(graph, node, x, _window(node, x, kernel or (0,) * (len(x.shape) - 2)))
+    index = _gathered(graph, node, x, _pool_window(node, x))
     index = np.where(index < 0, index.max(-1, keepdims=True), index)
     return graph.maximum(name, graph.select(name, x, index))
 
@@ -260,8 +292,8 @@ def max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Sum of each window divided by the number of its entries (of all its places with count_include_pad)."""
     x, name = _image(graph, node, inputs), label(node)
-    kernel = ints_attribute(node, "kernel_shape", ())
-    window = _window(node, x, kernel or (0,) * (len(x.shape) - 2))
+    window = _pool_window(node, x)
+    kernel = window.kernel
     size = _entries(x, window, bool(attribute(node, "count_include_pad", 0)))
     ones = graph.number(f"{node.output[0]}.one", 1.0, x)
     if len(kernel) == 2 and window.counts == _whole(x, window):

@@ -15,7 +15,7 @@ from model_helpers import make_model, node, run_onnx, small_net
 from onnx import ModelProto, helper
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
-from bnn_vnnlib.model import GaussianDiagonal, attach, build_network, read_model, replay
+from bnn_vnnlib.model import GaussianDiagonal, attach, build_network, model_from_proto, read_model, replay
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto, write_model
 
@@ -182,8 +182,8 @@ def traits() -> dict[str, tuple[ModelProto, str]]:
     mixed = small_net()
     mixed.graph.input[0].type.tensor_type.elem_type = 11
     mixed.graph.output[0].type.tensor_type.elem_type = 11
-    wrong_shape = small_net()
-    wrong_shape.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [7]))
+    no_sizes = small_net()
+    no_sizes.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, []))
     return {
         "symbolic": (symbolic, r"open dimensions are taken as 1, shape \(1, 4\)"),
         "newer_ir": (newer, "IR version 99"),
@@ -193,8 +193,31 @@ def traits() -> dict[str, tuple[ModelProto, str]]:
         "dead_node": (dead, "Sin.*left out"),
         "spare_initializer": (spare, "spare is used by no node"),
         "mixed_floats": (mixed, "float32 weights with a float64 input"),
-        "wrong_output_shape": (wrong_shape, r"declares shape \[7\]"),
+        "no_sizes": (no_sizes, ""),
     }
+
+
+@pytest.mark.parametrize("shape", [[7], [1, 4], [3, 1], [1, 1, 3], ["batch", 4]])
+def test_declared_shape_that_the_graph_contradicts(shape: list[int | str]) -> None:
+    proto = small_net()
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, shape))
+    with pytest.raises(ModelError, match=r"declares shape .* but its graph computes \(1, 3\)") as caught:
+        model_from_proto(proto)
+    assert caught.value.node == "y"
+
+
+@pytest.mark.parametrize("shape", [["batch", 3], [1, "classes"], [1, 3], [-1, 3], [0, 3]])
+def test_declared_shape_with_open_sizes(shape: list[int | str]) -> None:
+    proto = small_net()
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, shape))
+    assert model_from_proto(proto).notes == ()
+
+
+def test_declared_batch_behind_an_open_one_is_a_note() -> None:
+    """The batch is our choice, not the file's."""
+    proto = make_model([node("Relu", "x")], {}, ("batch", 4), element=np.float32)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [7, 4]))
+    assert any("declares shape (7, 4)" in note for note in model_from_proto(proto).notes)
 
 
 @pytest.mark.parametrize("name", traits())
