@@ -22,6 +22,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.model import Posterior, WeightSamples, attach, from_standard_deviations
 from bnn_vnnlib.model.files import write_model
+from bnn_vnnlib.readers import read_npz
 
 Arrays = dict[str, np.ndarray]
 ACTIVATIONS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
@@ -124,8 +125,7 @@ def posterior_of(arrays: Arrays) -> Posterior:
 
 def convert(source: Path, likelihood: str | None) -> ModelProto:
     """Model with the posterior of `source` attached."""
-    with np.load(source, allow_pickle=False) as stored:
-        arrays = {key: stored[key] for key in stored.files}
+    arrays = read_npz(source)
     return attach(mean_model(arrays), posterior_of(arrays), likelihood=likelihood)
 
 

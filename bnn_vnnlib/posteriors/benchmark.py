@@ -151,7 +151,7 @@ class _Record:
             stored = read_object(path, "")
             same = stored["how"] == how
             return cls(path, how, dict(stored["networks"]) if same else {})
-        except (InputError, KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):  # of these are InputErrors
             return cls(path, how, {})
 
     def holds(self, cell: str, file: Path) -> bool:

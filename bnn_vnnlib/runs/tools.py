@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import shlex
@@ -13,9 +12,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
@@ -25,6 +25,7 @@ from bnn_vnnlib.vnncomp import read_result
 KILL_AFTER = 60.0
 """Seconds beyond the limit after which a tool is killed, as in the competition."""
 
+_LARGEST = 2**31  # bytes of a file that is unpacked for a tool, or that a tool leaves
 _WORDS = {"holds": "unsat", "violated": "sat", "timed-out": "timeout", "timedout": "timeout", "to": "timeout"}
 _LINE = re.compile(r"^\s*(sat|unsat|unknown|timeout|timed-out|error)\b", re.IGNORECASE | re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
@@ -161,7 +162,7 @@ def run_tool(task: ToolTask) -> Outcome:
                 return _outcome(task, "error", reason, prepare_time, 0.0, log)
         code, log, taken = _call(task.tool.words(task.tool.command, places), task.timeout + KILL_AFTER, task.threads)
         results = Path(places["results"])
-        text = results.read_text(errors="replace") if results.is_file() else log
+        text = read_bytes(results, _LARGEST).decode(errors="replace") if results.is_file() else log
         word, witness = _said(text)
         if code is None and word is None:
             return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, log)
@@ -177,8 +178,7 @@ def _places(task: ToolTask, folder: Path) -> dict[str, str]:
         unpacked[role] = str(path)
         if path.suffix == ".gz":
             target = folder / path.stem
-            with gzip.open(path) as packed, target.open("wb") as stream:
-                shutil.copyfileobj(packed, stream)
+            target.write_bytes(read_bytes(path, _LARGEST))
             unpacked[role] = str(target)
     return {
         **unpacked, "results": str(folder / "results.txt"), "category": task.category, "timeout": str(task.timeout),
@@ -190,7 +190,7 @@ def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str
     """(exit code, None if it had to be killed; what was printed; seconds)"""
     begun = time.monotonic()
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    with tempfile.TemporaryFile() as log:
         try:
             process = GROUPS.start(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **counts})
         except OSError as error:
@@ -202,8 +202,13 @@ def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str
         finally:
             GROUPS.end(process)  # the whole group: tools start helpers that outlive them
         taken = time.monotonic() - begun
-        log.seek(0)
-        return code, log.read()[-LOG_TAIL:], taken
+        return code, _tail(log), taken
+
+
+def _tail(log: IO[bytes]) -> str:
+    """The last of what was printed, which may be gigabytes."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * LOG_TAIL))  # a letter has four bytes at most
+    return log.read().decode(errors="replace")[-LOG_TAIL:]
 
 
 def _said(text: str) -> tuple[str | None, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bnn_vnnlib.errors import ModelError, PropertyError
-from hostile.inputs import Campaign, case, seeds
+from hostile.inputs import SHARES, Campaign, case, seeds
 from hostile.mangled_properties import HEAD
 from hostile.reader import Outcome, Reader, judged
 
@@ -38,11 +38,29 @@ class InProcess:
 
 def test_a_short_run(tmp_path: Path, found: dict[str, list[bytes]]) -> None:
     campaign = Campaign(tmp_path / "runs", 0, found)
-    assert len(list(campaign.run(InProcess(tmp_path), time.monotonic() + 60, most=250))) == 250  # type: ignore[arg-type]
+    assert len(list(campaign.run(InProcess(tmp_path), time.monotonic() + 60, most=400))) == 400  # type: ignore[arg-type]
     assert campaign.failures == []
     assert campaign.counts[".onnx read"] > 10
     assert campaign.counts[".vnnlib read"] > 5
     assert campaign.counts[".vnnlib refused"] > 50
+    assert all(campaign.counts[f"{suffix} refused"] for suffix in SHARES)
+
+
+@pytest.mark.parametrize("kind", [".npz", ".csv", ".json", ".txt", ".parquet"])
+def test_a_short_run_of_one_kind(tmp_path: Path, found: dict[str, list[bytes]], kind: str) -> None:
+    campaign = Campaign(tmp_path / "runs", 1000, found, kind)
+    list(campaign.run(InProcess(tmp_path), time.monotonic() + 60, most=100))  # type: ignore[arg-type]
+    assert campaign.failures == []
+    assert campaign.counts[f"{kind} refused"] > 10
+    assert sum(campaign.counts.values()) == 100
+
+
+@pytest.mark.parametrize("kind", [".npz", ".csv", ".json", ".txt", ".parquet"])
+def test_files_that_are_not_mangled_are_read(tmp_path: Path, found: dict[str, list[bytes]], kind: str) -> None:
+    """Or the fuzzer would look at refusals only. A table of one kind is none of another, so one reader is enough."""
+    for data in found[kind][: 28 if kind == ".npz" else 2]:
+        (tmp_path / f"case{kind}").write_bytes(data)
+        assert judged(tmp_path / f"case{kind}").kind == "read"
 
 
 def test_cases_are_reproducible(found: dict[str, list[bytes]]) -> None:
