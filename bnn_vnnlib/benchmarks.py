@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.readers import read_rows
 
@@ -83,6 +84,7 @@ def existing(path: Path) -> Path | None:
 
 def _tables(path: Path) -> Iterable[Path]:
     if path.is_file():
+        kinds.expect(path, kinds.INSTANCES)
         return [path]
     if not path.is_dir():
         raise InputError("no such file or folder", path=path)

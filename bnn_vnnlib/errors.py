@@ -7,6 +7,7 @@ says where (file, line and column, or node), what is wrong, what was expected an
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from bnn_vnnlib.printable import printable
@@ -89,6 +90,18 @@ class UnsupportedError(InputError, NotImplementedError):
 
 class SoundnessError(BnnVnnlibError, RuntimeError):
     """An internal check on a bound failed: a bug here, never the user's fault."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What to add to a message about a word that is nearly one of those known.
+
+    >>> did_you_mean("desicion", ["probabilistic", "decision"]), did_you_mean("none", ["decision"])
+    ("; did you mean 'decision'?", '')
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(word.lower(), list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _shown(text: str, longest: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.property import Property
 
@@ -100,4 +101,10 @@ def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
     ordered = sorted((first, second), key=lambda path: ".vnnlib" not in path.name)
     if ".vnnlib" in ordered[0].name:
         return ordered[0], ordered[1]
-    raise OptionError(f"neither file is VNN-LIB text (the other is {second})", path=first)
+    said = " and ".join(f"{path.name}: {_kind(path)}" for path in (first, second))
+    raise OptionError(f"neither file is VNN-LIB text ({said})", path=first)
+
+
+def _kind(path: Path) -> str:
+    kind = kinds.kind_of(kinds.start_of(path) or b"")
+    return "not known" if kind is None else kind.what

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, did_you_mean
 from bnn_vnnlib.result import Query, Rule
 
 DEFAULT_TAU = 0.95
@@ -67,7 +67,8 @@ def settle(
     unknown = sorted(set(comment) - set(_KNOWN))
     if unknown:
         known = ", ".join(_KNOWN)
-        raise OptionError(f"unknown setting {unknown[0]!r} in a comment; known are {known}", path=path)
+        hint = did_you_mean(unknown[0], _KNOWN)
+        raise OptionError(f"unknown setting {unknown[0]!r} in a comment; known are {known}{hint}", path=path)
     asked = query if query is not None else comment.get("query")
     safe = tau_safe if tau_safe is not None else _number(comment, "tau_safe", path)
     unsafe = tau_unsafe if tau_unsafe is not None else _number(comment, "tau_unsafe", path)
@@ -90,7 +91,7 @@ def _word(kind: type[Word], text: str, path: Path | None) -> Word:
     try:
         return kind(text)
     except ValueError:
-        message = f"unknown {kind.__name__.lower()} {text!r}; known are {', '.join(kind)}"
+        message = f"unknown {kind.__name__.lower()} {text!r}; known are {', '.join(kind)}{did_you_mean(text, kind)}"
         raise OptionError(message, path=path) from None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.devices import find_device
-from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean
 from bnn_vnnlib.options import Question
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.served import refuse_idle, refuse_unserved
@@ -47,14 +47,15 @@ class Choices:
     search: Search = "float64"
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise OptionError(f"unknown method {self.method!r}; expected one of {', '.join(get_args(Method))}")
+        for what, word, known in (
+            ("method", self.method, get_args(Method)), ("boxes", self.boxes, get_args(BoxKind)),
+            ("type to search in", self.search, get_args(Search)),
+        ):  # fmt: skip
+            if word not in known:
+                hint = did_you_mean(str(word), known)
+                raise OptionError(f"unknown {what} {word!r}; expected one of {', '.join(known)}{hint}")
         if self.method == "tails" and (self.boxes != "mean" or self.margin is not None):
             raise OptionError("method tails uses no boxes of weights: leave out --boxes and --margin")
-        if self.boxes not in ("mean", "sampled"):
-            raise OptionError(f"unknown boxes {self.boxes!r}; expected mean or sampled")
-        if self.search not in get_args(Search):
-            raise OptionError(f"unknown type {self.search!r} to search in; expected float64 or float32")
         if self.num_boxes is not None and self.boxes == "mean":
             raise OptionError("the number of boxes goes with boxes around samples: add --boxes sampled")
         if self.num_boxes is not None and self.num_boxes < 1:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.readers import read_text
@@ -130,6 +131,7 @@ def read_result(path: str | Path) -> ResultsFile:
     InputError : an unknown verdict, a malformed or incomplete witness, a value that is not finite
     """
     path = Path(path)
+    kinds.expect(path, kinds.RESULTS)
     text = read_text(path, _LARGEST, "a results file")
     head = re.match(r"\s*([^\s(]*)", text)
     word, rest = (head[1], text[head.end() :]) if head else ("", "")

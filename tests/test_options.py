@@ -37,6 +37,9 @@ def test_precedence(comment, options, expected):
     ("comment", "options", "message"),
     [
         ({"tau": "0.9"}, {}, "f.vnnlib: unknown setting 'tau' in a comment"),
+        ({"tau_save": "0.9"}, {}, "did you mean 'tau_safe'"),
+        ({}, {"query": "probablistic"}, "did you mean 'probabilistic'"),
+        ({}, {"query": "decision", "rule": "medain"}, "did you mean 'median'"),
         ({"query": "robust"}, {}, "f.vnnlib: unknown query 'robust'; known are probabilistic, decision"),
         ({"tau_safe": "high"}, {}, "f.vnnlib: tau_safe=high in a comment is not a number"),
         ({"tau_safe": "nan"}, {}, "tau_safe=nan in a comment is not a number"),

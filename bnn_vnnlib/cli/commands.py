@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
-from bnn_vnnlib.cli.guard import NAME
+from bnn_vnnlib.cli.guard import NAME, in_plain_words
 from bnn_vnnlib.cli.inspect import inspect
 from bnn_vnnlib.cli.mean import mean
 from bnn_vnnlib.cli.merge import merge
@@ -29,7 +30,21 @@ from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify
 from bnn_vnnlib.heap import keep_freed_memory
 
+
+class Commands(TyperGroup):
+    """The commands; what the parser of options has to say is said in words of ours."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # click's context, under its other name
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = in_plain_words(error.message)
+            raise
+
+
 app = typer.Typer(
+    cls=Commands,
     name=NAME,
     help="Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out.",
     no_args_is_help=True,

@@ -9,7 +9,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, did_you_mean
 from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def compare(
 def _known(option: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     for word in given:
         if word not in known:
-            raise OptionError(f"{option} {word}: expected {' or '.join(known)}")
+            raise OptionError(f"{option} {word}: expected {' or '.join(known)}{did_you_mean(word, known)}")
     return tuple(dict.fromkeys(given))
 
 

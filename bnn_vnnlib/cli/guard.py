@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,6 +85,21 @@ def _complain(console: Console, reason: str, refused: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def in_plain_words(message: str) -> str:
+    """What the parser of options says of a value, without the names of its libraries, and with a likely spelling."""
+    text = message.removeprefix("Value error, ")
+    text = re.sub(r", unable to parse .*", "", text).rstrip(".")
+    for theirs, ours in (
+        ("a valid integer", "a whole number"),
+        ("a valid ", "a "),
+        ("greater than or equal to", "at least"),
+    ):
+        text = text.replace(f"Input should be {theirs}", f"expected {ours}")
+    text = text.replace("Input should be", "expected a number")
+    found = re.match(r"'(.*?)' is not one of (.*)", text)
+    return text + did_you_mean(found[1], re.findall(r"'(.*?)'", found[2])) if found else text
 
 
 def check_positive(option: str, value: float | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.families import STORED, Entry, Shapes, gaussian_of
 from bnn_vnnlib.model.network import Component, Floats, Gaussian, Mixture, Posterior, WeightSamples
@@ -39,6 +40,7 @@ def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
     ------
     PosteriorError : unreadable file, a key that names no tensor (lists the tensors), wrong shape or values
     """
+    kinds.expect(path, kinds.ARCHIVE, PosteriorError)
     arrays = read_npz(Path(path), PosteriorError)
     try:
         weights = arrays.pop(PROBABILITIES, None)

@@ -12,12 +12,12 @@ import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import ModelError, OptionError
 from bnn_vnnlib.readers import is_gzip, located, read_bytes
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
 _MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
-_LFS = b"version https://git-lfs"
 
 
 def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
@@ -83,25 +83,10 @@ def serialised(proto: ModelProto) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _impostor(data: bytes) -> str | None:
-    """What a file that is no model seems to be."""
-    if not data:
-        return "the file is empty"
-    if data.startswith(_LFS):
-        return "it is a Git-LFS pointer; run `git lfs pull` where it came from to get the model itself"
-    if data[257:262] == b"ustar":
-        return "it holds a tar archive; unpack it and name the model inside"
-    if data.startswith(b"PK\x03\x04"):
-        return "it is a zip archive; unpack it and name the model inside"
-    if data.lstrip()[:1] in (b"<", b"{", b"("):
-        return "it holds text"
-    return None
 
 
 def _parse(data: bytes, path: Path) -> ModelProto:
-    suspicion = _impostor(data)
-    if suspicion is not None:
-        raise ModelError(f"not an ONNX model: {suspicion}", path=path)
+    kinds.refuse_other(data[: kinds.LOOKED], kinds.MODEL, path, ModelError)
     try:
         proto = onnx.load_model_from_string(data)
         parts = _check_texts(proto)

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, did_you_mean
 from bnn_vnnlib.model.families import FAMILIES, Shapes
 from bnn_vnnlib.model.families import names_of as names_of
 from bnn_vnnlib.model.families import only as only
@@ -120,7 +120,8 @@ def checked_likelihood(likelihood: str | None) -> Likelihood | None:
             return name
     if likelihood is None:
         return None
-    raise OptionError(f"likelihood {likelihood!r} is unknown; expected one of {', '.join(known)}")
+    hint = did_you_mean(likelihood, known)
+    raise OptionError(f"likelihood {likelihood!r} is unknown; expected one of {', '.join(known)}{hint}")
 
 
 def check_posterior(posterior: Posterior, shapes: Shapes) -> None:

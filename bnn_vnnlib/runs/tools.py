@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.groups import GROUPS
@@ -115,7 +115,8 @@ def tool(text: str) -> Tool:
         found = [recipe for recipe in RECIPES if recipe.name == name]
         if not found:
             known = ", ".join(recipe.name for recipe in RECIPES)
-            raise OptionError(f"unknown tool {name!r}; known are {known}, NAME=FOLDER and NAME=COMMAND")
+            hint = did_you_mean(name, known.split(", "))
+            raise OptionError(f"unknown tool {name!r}; known are {known}, NAME=FOLDER and NAME=COMMAND{hint}")
         return found[0]
     folder = Path(rest)
     if folder.is_dir():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.readers import parse_json, read_npz, read_start
 from bnn_vnnlib.readers.packed import RATIO, SMALL
@@ -36,6 +37,7 @@ def read_arrays(path: str | Path, known: Sequence[str]) -> Arrays:
     path = Path(path)
     if not path.is_file():
         raise InputError("is a folder, not a table" if path.is_dir() else "no such file", path=path)
+    kinds.expect(path, kinds.TABLE)
     start = read_start(path, len(_PARQUET))
     if start != _PARQUET and not start.startswith(b"PK"):
         raise InputError("neither an npz nor a Parquet file", path=path)

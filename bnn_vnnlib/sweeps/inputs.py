@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, did_you_mean
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.sweeps.arrays import integers, number, read_arrays
 from bnn_vnnlib.sweeps.balls import Balls, make_balls
@@ -80,7 +80,8 @@ def make_inputs(
     named = {name: np.asarray(values) for name, values in arrays.items()}
     unknown = sorted(set(named) - set(NAMES))
     if unknown:
-        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}", path=path)
+        hint = did_you_mean(unknown[0], NAMES)
+        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}{hint}", path=path)
     x = number(named, "x", path, dims=2)
     if len(x) == 0:
         raise InputError("the file holds no inputs", path=path)

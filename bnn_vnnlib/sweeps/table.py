@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, did_you_mean
 from bnn_vnnlib.sweeps.arrays import Arrays, integers, number, read_arrays
 from bnn_vnnlib.sweeps.digests import digest
 from bnn_vnnlib.sweeps.questions import Asked
@@ -75,7 +75,8 @@ def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) 
     named = {name: np.asarray(values) for name, values in arrays.items()}
     unknown = sorted(set(named) - set(NAMES))
     if unknown:
-        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}", path=path)
+        hint = did_you_mean(unknown[0], NAMES)
+        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}{hint}", path=path)
     lower, upper = (number(named, side, path, dims=2) for side in ("lower", "upper"))
     if lower.shape != upper.shape:
         raise InputError(f"lower has shape {lower.shape} and upper {upper.shape}", path=path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bnn_vnnlib import readers
+from bnn_vnnlib import kinds, readers
 from bnn_vnnlib.errors import InputError, VnnlibSyntaxError
 
 MAX_BYTES = 128 * 2**20
@@ -21,6 +21,7 @@ def read_text(path: str | Path, limit: int = MAX_BYTES, what: str = "VNN-LIB") -
     VnnlibSyntaxError : not UTF-8 text
     """
     found = readers.located(path)
+    kinds.expect(found, kinds.PROPERTY, VnnlibSyntaxError)
     return readers.read_text(found, limit, what, VnnlibSyntaxError), found
 
 

@@ -64,8 +64,8 @@ def test_replay_and_evaluate_agree(net: Path) -> None:
 IMPOSTORS = {
     "empty": (b"", "the file is empty"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "Git-LFS pointer"),
-    "text": (b"(declare-const X_0 Real)", "holds text"),
-    "html": (b"\n<!DOCTYPE html>", "holds text"),
+    "text": (b"(declare-const X_0 Real)", "it is VNN-LIB text; were two"),
+    "html": (b"\n<!DOCTYPE html>", "web page"),
     "zip": (b"PK\x03\x04rest", "zip archive"),
     "tar_in_gzip": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "tar archive"),
     "noise": (b"\xff\xfe\xfd" * 50, "not an ONNX model"),

@@ -106,7 +106,8 @@ def test_what_is_wrong_with_inputs_is_named(arrays, clip, words):
 
 def test_files_that_are_no_tables(tmp_path):
     for content, words in (
-        (b"nonsense", "neither an npz nor a Parquet file"),
+        (b"nonsense", "expected a table .*: it holds text"),
+        (b"\xff\xfenonsense", "neither an npz nor a Parquet file"),
         (b"PAR1nonsense", "not a readable Parquet"),
     ):
         (tmp_path / "table").write_bytes(content)
