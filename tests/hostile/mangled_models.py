@@ -234,11 +234,11 @@ PROTOS: dict[str, tuple[ModelProto, str]] = {
 _NET = model().SerializeToString()
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
-    "text": (b"(declare-const X_0 Real)", "holds text"),
-    "page": (b"<!DOCTYPE html>", "holds text"),
+    "text": (b"(declare-const X_0 Real)", "VNN-LIB text"),
+    "page": (b"<!DOCTYPE html>", "web page"),
     "zip": (b"PK\x03\x04" + bytes(100), "zip archive"),
     "tar": (bytes(257) + b"ustar" + bytes(300), "tar archive"),
-    "pickle": (b"\x80\x04cos\nsystem\n(S'touch gone'\ntR.", "not an ONNX model"),
+    "pickle": (b"\x80\x04cos\nsystem\n(S'touch gone'\ntR.", "a Python pickle"),
     "git_lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git-LFS"),
     "noise": (bytes(range(255, 0, -1)) * 20, "not an ONNX model"),
     "cut_off": (_NET[: len(_NET) // 2], "not an ONNX model"),

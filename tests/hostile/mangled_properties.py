@@ -30,7 +30,7 @@ TEXTS = {
     "comment": ("; nothing else", "the file is empty"),
     "zero_bytes": ("\x00" * 100, "found the character"),
     "escape_codes": (HEAD + "(assert (<= \x1b[31mY_0 1))", "the character '\\x1b'"),
-    "a_page": ("<!DOCTYPE html><html></html>", "found"),
+    "a_page": ("<!DOCTYPE html><html></html>", "a web page"),
     "parentheses": (HEAD + "(" * 1_000_000, "expected"),
     "closing": (HEAD + ")" * 100_000, "found ')'"),
     "words": (HEAD + "assert " * 100_000, "found 'assert'"),
