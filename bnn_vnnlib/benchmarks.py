@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.readers import read_rows
+from bnn_vnnlib.readers import kinds, read_rows
 
 _TABLES = ("instances.csv", "instances.csv.gz")
 _VERSION = re.compile(r"\d+(\.\d+)+")

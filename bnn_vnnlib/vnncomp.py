@@ -19,10 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.readers import read_text
+from bnn_vnnlib.readers import kinds, read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
 from bnn_vnnlib.signature import Variable
 

@@ -12,9 +12,8 @@ import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto
 
-from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import ModelError, OptionError
-from bnn_vnnlib.readers import is_gzip, located, read_bytes
+from bnn_vnnlib.readers import is_gzip, kinds, located, read_bytes
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
 _MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
@@ -81,8 +80,6 @@ def serialised(proto: ModelProto) -> bytes:
     if proto.ByteSize() > _LARGEST:
         raise ModelError("the model is larger than 2 GiB, which ONNX cannot hold in one file")
     return bytes(proto.SerializeToString())
-
-
 
 
 def _parse(data: bytes, path: Path) -> ModelProto:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib import kinds
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.readers import parse_json, read_npz, read_start
+from bnn_vnnlib.readers import kinds, parse_json, read_npz, read_start
 from bnn_vnnlib.readers.packed import RATIO, SMALL
 
 Arrays = dict[str, NDArray]

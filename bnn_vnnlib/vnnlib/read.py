@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bnn_vnnlib import kinds, readers
+from bnn_vnnlib import readers
 from bnn_vnnlib.errors import InputError, VnnlibSyntaxError
+from bnn_vnnlib.readers import kinds
 
 MAX_BYTES = 128 * 2**20
 

@@ -6,11 +6,11 @@ Nothing is opened any further than that; a pickle, for one, would run what is in
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.readers.packed import located, read_start
 
 LOOKED = 4096
 """Bytes that are read, and unpacked from a gzip file."""
@@ -108,13 +108,8 @@ def expect(path: str | Path, wanted: str, refusal: type[InputError] = InputError
 def start_of(path: Path) -> bytes | None:
     """The first bytes of a file, or of `path`.gz; unpacked, if it is gzip; None where they cannot be read."""
     try:
-        found = next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()), None)
-        if found is None:
-            return None
-        with found.open("rb") as file:
-            start = file.read(LOOKED)
-        return zlib.decompressobj(wbits=31).decompress(start, LOOKED) if start.startswith(b"\x1f\x8b") else start
-    except (OSError, ValueError, zlib.error):
+        return read_start(located(path), LOOKED)
+    except InputError:
         return None
 
 
