@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -86,6 +87,57 @@ def test_the_verdict_goes_to_standard_output_and_the_rest_to_standard_error(old,
     assert outcome.stdout == "unsat\n"
     for text in ("P_safe >= 0.95", "[0.987654, 1]", "linear", "0.25 s", "a remark", "probabilistic"):
         assert text in outcome.stderr
+
+
+def test_what_was_asked_is_said_in_words(tmp_path, old, identity_model):
+    """An inverted comparison is seen by whoever reads the answer."""
+    told = " ".join(call("verify", old, identity_model, "--json", tmp_path / "r.json").stderr.split())
+    assert "violation Y_0 >= 0.5 for some X_0 in [0, 1], X_1 in [0, 1]" in told
+    assert "so unsat means the network has no such input" in told
+    assert json.loads((tmp_path / "r.json").read_text())["asked"] == {
+        "violation": "Y_0 >= 0.5 for some X_0 in [0, 1], X_1 in [0, 1]",
+        "unsat_means": "the network has no such input",
+        "vacuous": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("(assert (<= Y_0 0.25))", "its rows contradict each other"),
+        ("(assert (>= X_0 2.0))", "no input satisfies its input part"),
+    ],
+)
+def test_an_unsat_that_proves_nothing_is_loud(tmp_path, old, identity_model, more, why):
+    old.write_text(f"{OLD}\n{more}\n")
+    outcome = call("verify", old, identity_model, "--json", tmp_path / "r.json")
+    assert outcome.stdout == "unsat\n"
+    assert outcome.stderr.startswith(f"WARNING: nothing can violate this property, whatever the network: {why}\n")
+    assert json.loads((tmp_path / "r.json").read_text())["asked"]["vacuous"] == why
+    refused = call("verify", old, identity_model, "--strict", code=2)
+    assert refused.stdout == ""
+    assert f"old.vnnlib: nothing can violate this property, whatever the network: {why}" in refused.stderr
+
+
+def test_an_unsat_that_proves_nothing_is_marked_in_the_table(tmp_path, old, identity_model):
+    old.write_text(f"{OLD}\n(assert (<= Y_0 0.25))\n")
+    (tmp_path / "net.onnx").write_bytes(identity_model.read_bytes())
+    (tmp_path / "instances.csv").write_text(f"net.onnx,{old.name},60\n")
+
+    def table(out: Path) -> dict[str, str]:
+        with (out / "table.csv").open() as stream:
+            (row,) = csv.DictReader(stream)
+        return row
+
+    told = call("run", tmp_path / "instances.csv", "--out", tmp_path / "out", "--workers", 1).stderr
+    assert "(vacuous)" in told
+    row = table(tmp_path / "out")
+    assert (row["result"], row["vacuous"]) == ("unsat", "its rows contradict each other")
+    CliRunner().invoke(
+        app, ["run", str(tmp_path / "instances.csv"), "--out", str(tmp_path / "strict"), "--workers=1", "--strict"]
+    )
+    row = table(tmp_path / "strict")
+    assert (row["result"], "nothing can violate this property" in row["reason"]) == ("error", True)
 
 
 @pytest.mark.parametrize("order", ["shape of 2.x", "named", "property first", "model first"])

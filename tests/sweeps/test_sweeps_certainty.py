@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.batch import BatchResult
-from bnn_vnnlib.sweeps import Reading, Source, make_inputs, uncertainty
+from bnn_vnnlib.sweeps import Bounding, Reading, Source, make_inputs, uncertainty
 from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.readings import nested
 from robustness.robustness_builders import model, random_samples
+from support.command import call
 from sweeps.sweep_models import documented, told, write_net
 
 RADII = (0.0, 0.05, 0.3)
@@ -91,10 +94,19 @@ def test_bounds_of_nested_balls_are_taken_over():
     assert found.upper[:, 0].tolist() == [0.7, 0.7, 0.8, 0.4, 0.4, 0.4]
 
 
+def test_the_device_is_heard(tmp_path):
+    """A device that is not there is refused, before any work."""
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 64)))
+    model = Path(__file__).resolve().parents[2] / "benchmarks" / "digits" / "onnx" / "digits_vi_mlp.onnx"
+    args = ["uncertainty", model, tmp_path / "x.npz", "--out", tmp_path / "out", "--radius", 0.1]
+    assert "cuda:77" in call(*args, "--device", "cuda:77", code=2).stderr
+
+
 def test_the_upper_bounds_on_p_safe_hold(net):
     """At radius 0 P_safe of every class is known."""
     x = np.random.default_rng(3).normal(size=(10, 2))
-    found = uncertainty(Source(memory=net), make_inputs({"x": x}), [0.0], Reading(epistemic=0.6)).columns
+    how = Bounding(likelihood="categorical")  # which P_safe does not need
+    found = uncertainty(Source(memory=net), make_inputs({"x": x}), [0.0], Reading(epistemic=0.6), bounding=how).columns
     y = logits(net, x)
     p_safe = np.stack([net.posterior.probabilities @ (y.argmax(-1) == c) for c in range(3)], 1)
     np.testing.assert_allclose(found["p_safe_lower"], p_safe, atol=1e-9)
