@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from onnx import ModelProto, NodeProto
-from onnx.defs import SchemaError, get_schema
+from onnx.defs import OpSchema, SchemaError, get_schema
 
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model import operators_activation as activations
@@ -40,15 +40,27 @@ def find_converter(graph: Builder, node: NodeProto, proto: ModelProto) -> Conver
         schema = get_schema(node.op_type, graph.opset, "")
     except SchemaError:
         raise missing_operator(graph, node, proto) from None
-    for attribute in node.attribute:
-        if attribute.name not in schema.attributes:
-            raise inconsistent(node, f"attribute {attribute.name!r} does not exist in opset {graph.opset}")
-        if attribute.ref_attr_name:
-            raise inconsistent(node, f"attribute {attribute.name!r} refers to a function's attribute")
+    _check_signature(node, schema, graph.opset)
     converter = OPERATORS.get(("", node.op_type, schema.since_version))
     if converter is None and node.op_type not in FOLDABLE:
         raise missing_operator(graph, node, proto)
     return converter
+
+
+def _check_signature(node: NodeProto, schema: OpSchema, opset: int) -> None:
+    """The node has attributes and as many operands and results as ONNX's schema says."""
+    for attribute in node.attribute:
+        if attribute.name not in schema.attributes:
+            raise inconsistent(node, f"attribute {attribute.name!r} does not exist in opset {opset}")
+        if attribute.ref_attr_name:
+            raise inconsistent(node, f"attribute {attribute.name!r} refers to a function's attribute")
+    names = Counter(attribute.name for attribute in node.attribute)
+    for name, entry in schema.attributes.items():
+        if names[name] > 1 or (entry.required and not names[name]):
+            raise inconsistent(node, f"attribute {name!r} is given {names[name]} times, expected once")
+    if not schema.min_input <= len(node.input) <= schema.max_input or len(node.output) > schema.max_output:
+        has = f"{len(node.input)} operands and {len(node.output)} results"
+        raise inconsistent(node, f"has {has}, which {node.op_type} of opset {opset} has not")
 
 
 def missing_operator(graph: Builder, node: NodeProto, proto: ModelProto, what: str = "") -> UnsupportedError:

@@ -48,7 +48,7 @@ class _Writer:
 
     def store(self, array: NDArray) -> str:
         name = f"t{len(self.tensors)}"
-        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.tensors.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
     def add(self, operator: str, *arrays: NDArray | None, **attributes: Any) -> None:

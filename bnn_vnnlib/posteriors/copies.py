@@ -42,7 +42,7 @@ def merged_copies(plain: ModelProto, posterior: WeightSamples, end: End, axis: i
         suffix = f"@{index}"
         for name, values in posterior.samples.items():
             array = values[index].astype(array_of(tensors[name]).dtype)
-            merged.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name + suffix))
+            merged.graph.initializer.append(numpy_helper.from_array(np.asarray(array, order="C"), name + suffix))
         merged.graph.node.extend(_renamed(plain, changed, suffix))
         ends.append(output + suffix)
     merged.graph.node.extend(_average(ends, end, axis, output))

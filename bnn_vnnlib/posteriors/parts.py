@@ -103,5 +103,5 @@ def with_values(proto: ModelProto, values: Mapping[str, NDArray]) -> ModelProto:
     for name, array in values.items():
         old = array_of(tensors[name])
         new = np.asarray(array, np.float64).reshape(old.shape).astype(old.dtype)
-        tensors[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(new), tensors[name].name))
+        tensors[name].CopyFrom(numpy_helper.from_array(np.asarray(new, order="C"), tensors[name].name))
     return copy

@@ -18,7 +18,7 @@ import pytest
 import torch
 from drawn_operators import FOLDED, GENERATORS, Draw
 from model_helpers import make_model, node
-from onnx import ModelProto, numpy_helper, printer
+from onnx import ModelProto, helper, numpy_helper, printer
 from onnx.defs import SchemaError, get_schema, onnx_opset_version
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -220,6 +220,14 @@ REFUSED: dict[str, tuple[ModelProto, str]] = {
     "element_below_range": (one_node("GatherElements", [[1, 2]], 13, {"i": [[0, -2]]}), "must lie in -1 .. 0"),
     "elements_of_more": (one_node("GatherElements", [[1, 2]], 13, {"i": [[0, 0, 0]]}), "larger than the data"),
 }  # fmt: skip
+REFUSED |= {
+    "operand_too_many": (one_node("Relu", [1, 2], 13, {"b": [1]}), "2 operands and 1 results"),
+    "operand_too_few": (one_node("Add", [1, 2], 13), "1 operands and 1 results"),
+    "result_too_many": (make_model([node("Relu", "x", "y z")], {}, (2,)), "1 operands and 2 results"),
+    "no_axis": (make_model([node("Concat", "x x")], {}, (2,)), "'axis' is given 0 times"),
+    "two_slopes": (one_node("LeakyRelu", [1, 2], 13, alpha=0.5), "'alpha' is given 2 times"),
+}
+REFUSED["two_slopes"][0].graph.node[0].attribute.append(helper.make_attribute("alpha", 0.1))
 CONSTANTS: dict[str, tuple[str, int, dict[str, Any], dict[str, Any], str]] = {
     "early_flatten": ("Flatten", 9, {"a": [[1, 2]]}, {"axis": -1}, "out of range"),
     "no_axes": ("Squeeze", 13, {"a": [[1, 2]], "b": np.zeros(0, np.int64)}, {}, "empty list of axes"),

@@ -126,6 +126,11 @@ def test_weights_that_agree_stay_deterministic(net: Path, tmp_path: Path) -> Non
         convert(net, Ensemble((net,)), "gaussian")
 
 
+def test_a_scalar_weight_stays_a_scalar() -> None:
+    proto = graph([op("Mul", "x c", "y")], {"c": np.array(2.0)}, (1, 2), (1, 2))
+    assert list(with_values(proto, {"c": np.array(3.0)}).graph.initializer[0].dims) == []
+
+
 def changed(what: str) -> onnx.ModelProto:
     proto = mlp()
     match what:

@@ -172,7 +172,7 @@ def _make_initializer(proto: ModelProto, name: str, values: np.ndarray) -> None:
         copies = [NodeProto.FromString(node.SerializeToString()) for node in kept]
         del proto.graph.node[:]
         proto.graph.node.extend(copies)
-    proto.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+    proto.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
 
 
 # local reparameterisation --------------------------------------------------------------------------------------------
