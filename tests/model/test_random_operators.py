@@ -126,9 +126,9 @@ FAULTS = {
     "average_pool_dilated": fault(
         lambda draw: draw.operator == "AveragePool" and max(draw.attributes.get("dilations", (1,))) > 1,
         "AveragePool", 19, [[[1, 2, 3, 4]]], [[[2, 3]]], kernel_shape=[2], dilations=[2], auto_pad="VALID"),
-    # The axes are those of the result, which has four: the second and the last are new.
-    "unsqueeze_negative": fault(
-        lambda draw: draw.operator == "Unsqueeze" and min(draw.attributes.get("axes", (0,))) < 0,
+    # The axes are those of the result, which has four, in any order: the second and the last are new.
+    "unsqueeze_axes": fault(
+        lambda draw: draw.operator == "Unsqueeze" and len(draw.attributes.get("axes", ())) > 1,
         "Unsqueeze", 11, [[1], [2]], [[[[1]]], [[[2]]]], axes=[-3, 3]),
     # At inference the momentum says nothing: (3 - 1) / sqrt 4 * 10 + 5.
     "batch_norm_momentum": fault(
@@ -265,6 +265,32 @@ def test_constants_that_are_read_differently_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         build_network(make_model(nodes, weights, (1,), opset=opset, element=np.float32))
     assert caught.value.node
+
+
+def test_the_largest_integers_are_no_overflow() -> None:
+    nodes = [node("Sub", "a b", "c"), node("Slice", "x zero c")]
+    weights = {"a": np.array([2**63 - 1]), "b": np.array([1]), "zero": np.array([0])}
+    x = np.array([1, 2], np.float32)
+    agree(ours(make_model(nodes, weights, (2,), opset=13, element=np.float32), x), [x], 0)
+
+
+READ = {
+    "valid_ceil_without_a_rest": one_node("MaxPool", np.ones((1, 1, 4)), 17, kernel_shape=[2], strides=[2],
+                                          auto_pad="VALID", ceil_mode=1),
+    "valid_and_no_pads": one_node("MaxPool", np.ones((1, 1, 4)), 17, kernel_shape=[2], pads=[0, 0], auto_pad="VALID"),
+    "convolution_that_skips": one_node("Conv", np.ones((1, 1, 4)), 17, {"W": [[[2]]]}, strides=[2],
+                                       auto_pad="SAME_UPPER"),
+    "negative_constant_pads": one_node("Pad", [1, 2, 3], 13, {"p": [2, -1]}),
+    "smaller_index": one_node("GatherElements", [[1, 2], [3, 4]], 13, {"i": [[0, -1]]}, axis=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_alike_is_not_refused(name: str) -> None:
+    proto = with_integers(READ[name])
+    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    x = np.arange(1.0, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+    agree(ours(proto, x), runtime(proto, x) or [], 1e-6)
 
 
 def test_no_axes_to_reduce() -> None:
