@@ -20,7 +20,7 @@ help:
 	@echo "make test   run all tests"
 	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
-	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder; docs/testing.md"
+	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder, KIND=.npz; docs/testing.md"
 	@echo "make fuzz-operators   DRAWS (300) random uses of every ONNX operator, against onnxruntime; docs/testing.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make reference  docs/reference from the code"
@@ -44,7 +44,7 @@ fuzz: $(STAMP)
 
 fuzz-inputs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m hostile --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs/inputs \
-		$(foreach folder,$(CORPUS),--corpus $(folder)) $(if $(AGAIN),--again $(AGAIN))
+		$(foreach folder,$(CORPUS),--corpus $(folder)) $(if $(KIND),--kind $(KIND)) $(if $(AGAIN),--again $(AGAIN))
 
 fuzz-operators: $(STAMP)
 	OPERATOR_DRAWS=$(DRAWS) $(BIN)/python -m pytest -n 2 tests/model/test_random_operators.py
