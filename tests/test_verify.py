@@ -184,13 +184,14 @@ def test_time_may_be_up_at_any_moment(monkeypatch, query, family):
     row = np.where(np.arange(2) == label, -1.0, 1.0)  # violated by most networks: the witness has to be checked too
     prop = properties(net, [(-1, 1)], [(0, [(row, None, 0.0, False)])])
     clock = Counted(monkeypatch)
-    full = verify(net, prop, query=query, timeout=1000, tau_unsafe=0.9)
+    how = {"tau_safe": 0.95, "tau_unsafe": 0.9} if query == "probabilistic" else {}
+    full = verify(net, prop, query=query, timeout=1000, **how)
     total = clock.looks
     assert total > 0
     assert full.verdict == "sat"
     for allowed in range(0, total + 1, max(1, total // 12)):
         clock.looks, clock.allowed = 0, allowed
-        found = verify(net, prop, query=query, timeout=1000, tau_unsafe=0.9)
+        found = verify(net, prop, query=query, timeout=1000, **how)
         assert found.verdict in ("timeout", full.verdict)
         if query == "probabilistic":
             assert 0 <= found.p_safe.lower <= full.p_safe.upper
