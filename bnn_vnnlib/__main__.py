@@ -1,6 +1,14 @@
-"""`python -m bnn_vnnlib`."""
+"""`python -m bnn_vnnlib`.
 
-from bnn_vnnlib.cli import main
+From a folder that somebody else filled, `bnn-vnnlib` or `python -P -m bnn_vnnlib` are safer: Python itself looks into
+the current folder before this is reached.
+"""
+
+from bnn_vnnlib.isolation import forget_current_folder
 
 if __name__ == "__main__":
+    forget_current_folder()
+
+    from bnn_vnnlib.cli import main
+
     main()

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.durable import replacing, scratch_of
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.readers import kinds, read_text
@@ -70,23 +71,24 @@ def spoken(verdict: Verdict, prop: Property | None) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step, so that nobody ever reads half of it.
+    """Write a file in one step, so that nobody ever reads half of it, and onto the disk.
 
     Raises
     ------
     InputError : the file cannot be written
     """
-    target, scratch = path.resolve(), _scratch(path)
-    try:
-        if target.exists() and not target.is_file():  # a device or a pipe must not be replaced
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a device or a pipe must not be replaced
+        try:
             target.write_text(text, encoding="utf-8")
-            return
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(target)
-    except OSError as error:
-        with suppress(OSError):  # such as a name that is too long
-            scratch.unlink(missing_ok=True)
-        raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+        return
+    try:
+        with replacing(target) as stream:
+            stream.write(text.encode())
+    except InputError as error:
+        raise InputError(error.message, path=path) from error
 
 
 def check_writable(path: Path) -> None:
@@ -96,7 +98,8 @@ def check_writable(path: Path) -> None:
     ------
     InputError : no such folder, a folder in place of the file, no permission, no space, a name that is too long
     """
-    target, scratch = path.resolve(), _scratch(path)
+    target = path.resolve()
+    scratch = scratch_of(target)
     try:
         if target.is_dir():
             raise InputError("cannot be written: this is a folder, expected the name of a file", path=path)
@@ -111,12 +114,6 @@ def check_writable(path: Path) -> None:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise InputError(f"cannot be written: {error.strerror}", path=path) from error
-
-
-def _scratch(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
-    target = path.resolve()
-    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def read_result(path: str | Path) -> ResultsFile:

@@ -3,6 +3,9 @@
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
+# A tool that is called as `python -m` takes no modules out of the benchmark's folder.
+export PYTHONSAFEPATH=1
+
 complain() {
     printf '%s: %s\n' "$(basename "$0")" "$*" >&2
 }

@@ -29,6 +29,7 @@ from bnn_vnnlib.cli.sweep import sweep
 from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify
 from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.isolation import forget_current_folder
 
 
 class Commands(TyperGroup):
@@ -56,6 +57,7 @@ app = typer.Typer(
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script."""
+    forget_current_folder()
     keep_freed_memory()
     # The CPU time spent so far stands for the interpreter's start, which the time limit counts too.
     app(args, obj=time.monotonic() - time.process_time())

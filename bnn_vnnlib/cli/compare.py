@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError, did_you_mean
 from bnn_vnnlib.printable import printable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from bnn_vnnlib.runs.agreement import Line
+    from bnn_vnnlib.runs.agreement import Answer, Line
     from bnn_vnnlib.runs.store import Entry
     from bnn_vnnlib.runs.variants import Kind
 
@@ -61,7 +61,7 @@ def compare(
     """Run other verifiers and ours on the same instances, and compare.
 
     OUT gets a run for each tool, comparison.csv (every verdict), agreement.csv, contradictions.csv and solved.csv.
-    Every sat is checked by replaying its witness in onnxruntime.
+    Every sat is checked by replaying its witness in onnxruntime. Exit code: 0, or 1 if every answer is an error.
     """
     console = stderr_console()
     with guard(console, debug):
@@ -89,7 +89,12 @@ def compare(
             line = printable(line + f"{facts['network']} {facts['property']}")
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        _show(console, compared(instances, plan, out, where, rerun, told))
+        def said(remark: str) -> None:
+            console.print(remark, markup=False, highlight=False, soft_wrap=True)
+
+        lines = compared(instances, plan, out, where, rerun, told, said)
+        _show(console, lines)
+        _errors(console, lines)
 
 
 def _known(option: str, given: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -123,3 +128,22 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
         totals.add_row(tool, *(str(verdicts[word]) for word in Verdict), f"{seconds:.0f}")
     console.print(matrix, totals)
     console.print(SAYS.replace("\n", " "), markup=False, highlight=False)
+
+
+def _errors(console: Console, lines: Sequence[Line]) -> None:
+    """Why a tool that has nothing but errors has them; exit code 1 if that is all of them."""
+    from bnn_vnnlib.result import Verdict
+    from bnn_vnnlib.runs.summary import first_reasons
+
+    answers: dict[str, list[Answer]] = {}
+    for line in lines:
+        for tool, answer in line.answers.items():
+            answers.setdefault(tool, []).append(answer)
+    failing = {tool: found for tool, found in answers.items()
+               if all(answer.verdict is Verdict.ERROR for answer in found)}  # fmt: skip
+    for tool, found in failing.items():
+        reasons = first_reasons(answer.reason for answer in found)
+        for text in (f"every answer of {tool} is an error:", *(f"  {reason}" for reason in reasons)):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if failing.keys() == answers.keys():
+        raise typer.Exit(FAULT)

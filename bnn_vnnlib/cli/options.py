@@ -54,7 +54,7 @@ Rerun = Annotated[
     typer.Option(help="Finished instances to run again: errors; these, unknown and timeout; or all."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="cores / workers")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="OMP_NUM_THREADS, else 1")]
 Scheduler = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import (
     Boxes,
     Debug,
@@ -34,6 +34,8 @@ from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from rich.console import Console
 
     from bnn_vnnlib.runs.pools import Places
@@ -78,7 +80,7 @@ def run(
 
     OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there)
     and under instances/ a results file and a JSON record of each instance. An instance that crashes or runs out of
-    memory is an error; the others go on.
+    memory is an error; the others go on. Exit code: 0, or 1 if every instance ended in an error.
     """
     console = stderr_console()
     with guard(console, debug):
@@ -98,9 +100,9 @@ def run(
             seed=seed, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
-        prepared = _prepared(benchmarks, only or [], how, where, out, rerun)
-        _go(prepared, where, console)
-        _summary(prepared, console)
+        with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:
+            _go(prepared, where, console)
+            _summary(prepared, console)
 
 
 def _queries(
@@ -120,7 +122,9 @@ def _queries(
     return queries
 
 
-def _prepared(benchmarks: list[Path], only: list[str], how: How, where: Places, out: Path, rerun: Rerun) -> Run:
+def _opened(
+    benchmarks: list[Path], only: list[str], how: How, where: Places, out: Path, rerun: Rerun
+) -> AbstractContextManager[Run]:
     """The run over the instances that are left."""
     from bnn_vnnlib.benchmarks import read_benchmarks
     from bnn_vnnlib.runs.run import Run, selected
@@ -129,7 +133,7 @@ def _prepared(benchmarks: list[Path], only: list[str], how: How, where: Places, 
     instances = selected(read_benchmarks(benchmarks), only)
     if not instances:
         raise OptionError("no instance is left to run" if only else "the tables hold no instances")
-    return Run.prepare(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
+    return Run.opened(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
 
 
 def _arguments(options: dict[str, Any]) -> tuple[str, ...]:
@@ -139,9 +143,11 @@ def _arguments(options: dict[str, Any]) -> tuple[str, ...]:
 def _go(prepared: Run, where: Places, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    kept = len(prepared.places) - len(prepared.todo)
-    if kept:
-        console.print(f"{kept} of {len(prepared.places)} instances are finished; {len(prepared.todo)} to run")
+    for remark in prepared.remarks:
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    if prepared.kept:
+        finished = f"{prepared.kept} of {len(prepared.tasks)} instances are finished; {len(prepared.todo)} to run"
+        console.print(finished, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("instances", total=len(prepared.todo))
@@ -155,10 +161,11 @@ def _go(prepared: Run, where: Places, console: Console) -> None:
 
 
 def _summary(prepared: Run, console: Console) -> None:
+    """A table, the reasons of errors; exit code 1 if there is nothing but errors."""
     from rich.table import Table
 
     from bnn_vnnlib.result import Verdict
-    from bnn_vnnlib.runs.summary import by_category
+    from bnn_vnnlib.runs.summary import by_category, first_reasons
 
     entries = prepared.tables()
     done = [entry.record for entry in entries if entry.verdict is not Verdict.ERROR]
@@ -169,3 +176,13 @@ def _summary(prepared: Run, console: Console) -> None:
         table.add_row(printable(category), *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
     console.print(table)
     console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)
+    errors = [entry.reason for entry in entries if entry.verdict is Verdict.ERROR]
+    if errors:
+        head = "every instance ended in an error" if len(errors) == len(entries) else f"{len(errors)} errors"
+        for line in (f"{head}:", *(f"  {reason}" for reason in first_reasons(errors))):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    lost = len(prepared.tasks) - len(entries)
+    if lost:
+        console.print(f"{lost} instances are not in the tables, because their files changed meanwhile: run again")
+    if errors and len(errors) == len(entries):
+        raise typer.Exit(FAULT)

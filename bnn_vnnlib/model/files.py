@@ -46,6 +46,19 @@ def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
     return proto, path
 
 
+def data_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its external data, each once, in the order of their names.
+
+    Raises
+    ------
+    ModelError : as `read_proto`
+    """
+    proto = _parse(_decompressed(_read(path), path), path)
+    places = {tensor.name: {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
+              for tensor in _external_tensors(proto)}  # fmt: skip
+    return sorted({_beside(location, name, path) for name, location in places.items()})
+
+
 def write_model(proto: ModelProto, path: str | Path) -> Path:
     """Write a model (gzip if the name ends in .gz), complete or not at all."""
     path = Path(path)

@@ -21,11 +21,13 @@ class Answer:
     verdict : its word
     seconds : as measured from outside
     checked : of a sat: the judgement of its witness, replayed in onnxruntime; else None
+    reason : why there is no verdict
     """
 
     verdict: Verdict
     seconds: float
     checked: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

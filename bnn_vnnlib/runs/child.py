@@ -1,4 +1,4 @@
-"""The process that does the work: `python -m bnn_vnnlib.runs.child`, for many instances one after the other.
+"""The process that does the work (started by `worker.Worker`), for many instances one after the other.
 
 Importing torch costs seconds, so a process serves until something goes wrong in it. A request is a line of JSON on
 standard input, {"arguments": [...], "log": PATH}; its answer is a line on standard output, {"code": EXIT CODE}.
@@ -30,6 +30,8 @@ def main() -> None:
     memory = parser.parse_args().memory
     answers = os.fdopen(os.dup(OUT), "w", buffering=1)
     os.dup2(ERR, OUT)  # nothing that a library prints may pass for an answer
+    for stream in (sys.stdout, sys.stderr):  # both go into one log, in the order in which they were written
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _offer_to_the_killer()
     if memory is not None:
         _limit(int(memory))
@@ -89,7 +91,3 @@ def _offer_to_the_killer() -> None:
     """When memory runs out, Linux shall end this process and not the one that keeps the run together."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-if __name__ == "__main__":
-    main()

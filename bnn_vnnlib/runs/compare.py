@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.benchmarks import Instance, existing
+from bnn_vnnlib.durable import clear, locked
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
@@ -98,25 +99,45 @@ Told = Callable[[str, int, int, Entry], None]
 
 
 def compare(
-    instances: Sequence[Instance], plan: Plan, folder: Path, where: Places, again: Again, told: Told
+    instances: Sequence[Instance],
+    plan: Plan,
+    folder: Path,
+    where: Places,
+    again: Again,
+    told: Told,
+    said: Callable[[str], None],
 ) -> list[Line]:
-    """Run everything and write the tables; a comparison that was ended goes on.
+    """Run everything and write the tables; a comparison that was ended goes on. `said` gets remarks for people.
 
     The folder gets a run for each tool (runs/TOOL), the plain networks (networks/) and comparison.csv, agreement.csv,
     contradictions.csv.
 
     Raises
     ------
-    InputError : an instance cannot be compared, a tool is not there
+    InputError : an instance cannot be compared, a tool is not there, another process is at work in the folder
     """
     for tool in plan.tools:
         tool.check()
+    with locked(folder):
+        return _compared(instances, plan, folder, where, again, told, said)
+
+
+def _compared(
+    instances: Sequence[Instance],
+    plan: Plan,
+    folder: Path,
+    where: Places,
+    again: Again,
+    told: Told,
+    said: Callable[[str], None],
+) -> list[Line]:
+    clear(folder)
     variants = _variants(instances, plan, folder)
     asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
     lines = [Line(one.category, one.onnx, one.vnnlib, variant.kind, variant.label, {}) for one, variant in asked]
     files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
     answers: list[dict[str, Answer]] = [{} for _ in lines]
-    for name, entries in _runs(asked, plan, folder, where, again, told):
+    for name, entries in _runs(asked, plan, folder, where, again, told, said):
         for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
             if entry is not None:
                 answer[name] = _answer(entry, model, prop)
@@ -147,7 +168,13 @@ Asked = Sequence[tuple[Instance, Variant]]
 
 
 def _runs(
-    asked: Asked, plan: Plan, folder: Path, where: Places, again: Again, told: Told
+    asked: Asked,
+    plan: Plan,
+    folder: Path,
+    where: Places,
+    again: Again,
+    told: Told,
+    said: Callable[[str], None],
 ) -> Iterator[tuple[str, list[Entry | None]]]:
     """Every tool with its entries, one for each question (None: not asked)."""
     how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
@@ -162,41 +189,41 @@ def _runs(
         arguments = (f"--query={query}", f"--seed={plan.seed}", *rule)
         name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
         return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
-                    query, plan.seed, where.threads)  # fmt: skip
+                    query, plan.seed, where.threads, own_timeout=instance.timeout)  # fmt: skip
 
-    def through(name: str, tasks: Sequence[Task | ToolTask], settings: Mapping[str, object], call: Callable) -> Run:
-        run = Run.prepare(tasks, Store(folder / "runs" / name), settings, again)
-        for number, entry in enumerate(run.go(where, call), 1):
-            told(name, number, len(run.todo), entry)
-        return run
+    def through(
+        name: str, tasks: Sequence[Task | ToolTask], settings: Mapping[str, object], call: Callable
+    ) -> list[Entry | None]:
+        with Run.opened(tasks, Store(folder / "runs" / name), settings, again) as run:
+            for remark in run.remarks:
+                said(f"{name}: {remark}")
+            for number, entry in enumerate(run.go(where, call), 1):
+                told(name, number, len(run.todo), entry)
+            return [run.store.entry(task) for task in run.tasks]
 
-    tasks = [ours(instance, variant, "deterministic") for instance, variant in asked]
-    run = through(OURS, tasks, how.settings, run_task)
-    yield OURS, [run.store.entry(place) for place in run.places]
+    yield OURS, through(OURS, [ours(*pair, "deterministic") for pair in asked], how.settings, run_task)
     for tool in plan.tools:
         theirs = [_tool_task(instance, variant, tool, plan, where.threads) for instance, variant in asked]
         settings = {"version": __version__, "command": tool.command, "timeout": plan.timeout}
-        run = through(tool.name, theirs, settings, run_tool)
-        yield tool.name, [run.store.entry(place) for place in run.places]
+        yield tool.name, through(tool.name, theirs, settings, run_tool)
     for query in plan.queries:
-        firsts = {(one.category, one.onnx, one.vnnlib): (one, variant) for one, variant in asked
-                  if variant.kind != "plain"}  # fmt: skip
-        run = through(f"{OURS} {query}", [ours(*pair, query) for pair in firsts.values()],
-                      {**how.settings, "queries": [query]}, run_task)  # fmt: skip
-        by_name = dict(zip(firsts, map(run.store.entry, run.places), strict=True))
-        yield (
-            f"{OURS} {query}",
-            [
-                by_name[one.category, one.onnx, one.vnnlib] if _same_question(variant, query) else None
-                for one, variant in asked
-            ],
-        )
+        firsts = {_line(one): (one, variant) for one, variant in asked if variant.kind != "plain"}
+        found = through(f"{OURS} {query}", [ours(*pair, query) for pair in firsts.values()],
+                        {**how.settings, "queries": [query]}, run_task)  # fmt: skip
+        of_line = dict(zip(firsts, found, strict=True))
+        yield f"{OURS} {query}", [
+            of_line[_line(one)] if _same_question(variant, query) else None for one, variant in asked
+        ]  # fmt: skip
 
 
-def _tool_task(instance: Instance, variant: Variant, tool: Tool, plan: Plan, threads: int) -> ToolTask:
+def _line(instance: Instance) -> tuple[str, str, str, float]:
+    return instance.category, instance.onnx, instance.vnnlib, instance.timeout
+
+
+def _tool_task(instance: Instance, variant: Variant, tool: Tool, plan: Plan, threads: int | None) -> ToolTask:
     prop = existing(instance.prop) or instance.prop
     return ToolTask(instance.category, f"{instance.onnx}@{variant.label}", instance.vnnlib, tool, str(variant.path),
-                    str(prop), plan.timeout or instance.timeout, threads, plan.seed)  # fmt: skip
+                    str(prop), plan.timeout or instance.timeout, threads, plan.seed, instance.timeout)  # fmt: skip
 
 
 def _same_question(variant: Variant, query: str) -> bool:
@@ -206,7 +233,7 @@ def _same_question(variant: Variant, query: str) -> bool:
 
 def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
     checked = checked_sat(entry.results, model, prop) if entry.verdict is Verdict.SAT else None
-    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked)
+    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason)
 
 
 def write_comparison(folder: Path, lines: Sequence[Line]) -> None:

@@ -5,7 +5,6 @@ Both are executors of `concurrent.futures`, so that a run does not know which on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.isolation import cores, isolated, usual_threads
 from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.worker import FLEET
 
@@ -31,25 +31,21 @@ class Places:
     Attributes
     ----------
     workers : instances at a time (on a cluster its own threads decide, and this counts for a cluster made here)
-    threads : of each
+    threads : of each; None: as the environment (OMP_NUM_THREADS, ...) of the process says that decides it, else one
     scheduler : address of a Dask scheduler; "local": a cluster of processes on this machine; None: no cluster
     """
 
     workers: int
-    threads: int
+    threads: int | None
     scheduler: str | None = None
 
     @staticmethod
     def shared(workers: int | None, threads: int | None, scheduler: str | None) -> Places:
-        """Fill in what was not given, so that workers x threads does not exceed the cores if it need not."""
+        """Fill in what was not given: as many workers as there are cores for."""
         for option, number in (("--workers", workers), ("--threads", threads)):
             if number is not None and number < 1:
                 raise OptionError(f"{option} must be at least 1, found {number}")
-        cores = _cores()
-        workers = workers or max(1, cores // (threads or 1))
-        # The workers of somebody else's cluster are not ours to count: one thread each unless asked for more.
-        threads = threads or (1 if scheduler not in (None, "local") else max(1, cores // workers))
-        return Places(workers, threads, scheduler)
+        return Places(workers or max(1, cores() // (threads or usual_threads())), threads, scheduler)
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
@@ -76,14 +72,6 @@ class Places:
             yield client.get_executor(pure=False)
 
 
-def _cores() -> int:
-    """Those that this process may use, where the system tells; else all."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
 @contextmanager
 def _client(scheduler: str, workers: int) -> Iterator[Any]:
     try:
@@ -92,9 +80,12 @@ def _client(scheduler: str, workers: int) -> Iterator[Any]:
         message = "--scheduler needs Dask: pip install 'bnn-vnnlib[cluster]', here and on the workers"
         raise OptionError(message) from None
     if scheduler == "local":
-        with dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster:  # noqa: SIM117
-            with dask.Client(cluster) as client:
-                yield client
+        with (
+            isolated(),  # all the while: a worker that is lost is started again
+            dask.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
+            dask.Client(cluster) as client,
+        ):
+            yield client
         return
     try:
         client = dask.Client(scheduler, timeout=CONNECT, set_as_default=False)

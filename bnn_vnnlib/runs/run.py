@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.benchmarks import Instance, existing
+from bnn_vnnlib.durable import locked
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.pools import Places, completed
-from bnn_vnnlib.runs.store import Again, Entry, Named, Store
+from bnn_vnnlib.runs.store import Again, Entry, Runnable, Store, hashes
 from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task
 from bnn_vnnlib.sidecar import unfinished
@@ -53,11 +54,11 @@ class How:
             "memory": self.memory,
         }
 
-    def tasks(self, instances: Sequence[Instance], threads: int) -> list[Task]:
+    def tasks(self, instances: Sequence[Instance], threads: int | None) -> list[Task]:
         """One for each instance and query."""
         return [self._task(instance, query, threads) for query in self.queries for instance in instances]
 
-    def _task(self, instance: Instance, query: str | None, threads: int) -> Task:
+    def _task(self, instance: Instance, query: str | None, threads: int | None) -> Task:
         several = len(self.queries) > 1
         return Task(
             category=f"{instance.category}:{query or 'own'}" if several else instance.category,
@@ -74,6 +75,7 @@ class How:
             fresh=self.fresh,
             check=self.check,
             missing=tuple(map(str, instance.missing)),
+            own_timeout=instance.timeout,
         )
 
 
@@ -88,54 +90,59 @@ def selected(instances: Sequence[Instance], patterns: Sequence[str]) -> list[Ins
     return [one for one in instances if any(fnmatchcase(name(one), f"*{pattern}*") for pattern in patterns)]
 
 
-class Runnable(Named, Protocol):
-    """A task of any kind, as a run sees it."""
-
-    @property
-    def files(self) -> dict[str, Path]: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def timeout(self) -> float | None: ...
-
-
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder.
+    """A run in its folder, which is locked meanwhile.
 
     Attributes
     ----------
     store : the folder
-    places : results file of every task, in the order of the tables
-    todo : the places that are to be run
+    tasks : in the order of the tables; what is there twice is run once
+    todo : those that are to be run
+    remarks : for people: what was finished and is run again, and why
     """
 
     store: Store
-    places: dict[str, Any]
-    todo: tuple[str, ...]
+    tasks: tuple[Any, ...]
+    todo: tuple[Any, ...]
+    remarks: tuple[str, ...] = ()
 
     @staticmethod
-    def prepare(tasks: Sequence[Runnable], store: Store, settings: Mapping[str, Any], again: Again) -> Run:
-        """Look at what is finished; OptionError if the folder holds a run with other settings."""
-        store.open(settings, again)
-        places = store.places(tasks)
-        return Run(store, places, tuple(store.open_places(places, again)))
+    @contextmanager
+    def opened(tasks: Sequence[Runnable], store: Store, settings: Mapping[str, Any], again: Again) -> Iterator[Run]:
+        """Lock the folder and look at what is finished.
+
+        Raises
+        ------
+        OptionError : another process is at work in the folder, or it holds a run with other settings
+        """
+        with locked(store.folder):
+            remarks = store.open(settings, again)
+            once = {store.place(task): task for task in tasks}
+            todo, why = store.todo(once.values(), again)
+            remarks += tuple(f"finished, but {reason}, so run again: {count}" for reason, count in why.items())
+            yield Run(store, tuple(tasks), tuple(todo), remarks)
+
+    @property
+    def kept(self) -> int:
+        """How many lines of the tables are finished."""
+        open_ = {self.store.place(task) for task in self.todo}
+        return sum(self.store.place(task) not in open_ for task in self.tasks)
 
     def go(self, where: Places, function: Callable[[Any], Outcome] = run_task) -> Iterator[Entry]:
         """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
-        by_task = {id(self.places[place]): place for place in self.todo}
+        of = {id(task): hashes(task) for task in self.todo}
         try:
             with where.executor() as executor:
-                tasks = [self.places[place] for place in self.todo]
-                for task, outcome in completed(executor, function, tasks):
+                for task, outcome in completed(executor, function, self.todo):
                     kept = outcome if isinstance(outcome, Outcome) else _lost(task, outcome)
-                    yield self.store.write(by_task[id(task)], task, kept)
+                    yield self.store.write(task, kept, of[id(task)])
         finally:
             self.tables()
 
     def tables(self) -> list[Entry]:
         """Write the tables of what is finished."""
-        entries = list(self.store.entries(self.places))
+        entries = list(self.store.entries(self.tasks))
         write_tables(self.store.folder, entries)
         return entries
 

@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from bnn_vnnlib.durable import replacing
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
-from bnn_vnnlib.runs.store import Entry
+from bnn_vnnlib.runs.store import Entry, reason_of
 from bnn_vnnlib.vnncomp import write_text
 
 Kind = Literal["text", "number", "numbers"]
@@ -47,12 +48,6 @@ def _at(*path: str) -> Callable[[Record], Any]:
     return value
 
 
-def _note(record: Record) -> str | None:
-    """Why there is no verdict, which is the only note of a record without a method."""
-    notes = record.get("notes") or [None]
-    return notes[0] if record.get("method") is None else None
-
-
 COLUMNS = (
     Column("category", "text", "the benchmark", _at("run", "category")),
     Column("network", "text", "the network's cell in instances.csv", _at("run", "network")),
@@ -80,7 +75,7 @@ COLUMNS = (
     Column("run_time", "number", "seconds as seen from outside, reading the files included", _at("run", "run_time")),
     Column("seed", "number", "seed of attacks and sampled boxes", _at("seed")),
     Column("checked", "text", "what check-witness said of a sat, if it was asked to", _at("run", "checked")),
-    Column("reason", "text", "why there is no verdict", _note),
+    Column("reason", "text", "why there is no verdict", reason_of),
 )
 """In the order of the table. The file's path comes first, as the column `results_file`."""
 
@@ -159,7 +154,6 @@ def _write_parquet(path: Path, columns: Mapping[str, list[Any]]) -> bool:
     types = {"text": pa.string(), "number": pa.float64(), "numbers": pa.list_(pa.float64())}
     fields = [pa.field("results_file", pa.string())]
     fields += [pa.field(c.name, types[c.kind], metadata={"meaning": c.meaning}) for c in COLUMNS]
-    scratch = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.table(dict(columns), schema=pa.schema(fields)), scratch)
-    scratch.replace(path)
+    with replacing(path) as stream:
+        pq.write_table(pa.table(dict(columns), schema=pa.schema(fields)), stream)
     return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.worker import FLEET, Died, Overdue
@@ -34,10 +35,11 @@ class Task:
     timeout : seconds; None: no limit
     arguments : further options of `bnn-vnnlib verify`
     query, seed : as among the arguments, for the record of a run that was cut off
-    threads, memory : of the process; bytes
+    threads, memory : of the process (threads None: as its environment says, else 1); bytes
     fresh : a process of its own
     check : have the witness of a `sat` checked by `bnn-vnnlib check-witness`
     missing : files that are not there; such an instance is an `error` without work
+    own_timeout : that of its line in the table, which `timeout` may replace: it tells apart two lines of the same files
     """
 
     category: str
@@ -49,17 +51,24 @@ class Task:
     arguments: tuple[str, ...] = ()
     query: str | None = None
     seed: int = 0
-    threads: int = 1
+    threads: int | None = None
     memory: float | None = None
     fresh: bool = False
     check: bool = False
     missing: tuple[str, ...] = ()
+    own_timeout: float | None = None
 
     @property
     def files(self) -> dict[str, Path]:
         """As the JSON record names them."""
         first, *more = (Path(path) for _, path in self.models)
         return {"property": Path(self.prop), "model": first, **{f"model {i}": path for i, path in enumerate(more, 2)}}
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What decides the outcome beside the files, as JSON values."""
+        return {"version": __version__, "arguments": list(self.arguments), "timeout": self.timeout,
+                "memory": self.memory}  # fmt: skip
 
     def command(self, results: Path) -> list[str]:
         """The command line that decides the instance."""

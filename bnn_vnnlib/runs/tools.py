@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
+from bnn_vnnlib.isolation import usual_threads, with_threads
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.groups import GROUPS
@@ -88,7 +90,7 @@ RECIPES = (
     ),
     Tool(
         "nnenum",
-        "python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
+        "env PYTHONSAFEPATH=1 python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
         note="github.com/stanleybak/nnenum (b18238f), with its folder src on PYTHONPATH; run. It starts only with "
         "OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one process",
     ),
@@ -142,13 +144,20 @@ class ToolTask:
     model: str
     prop: str
     timeout: float
-    threads: int = 1
+    threads: int | None = None
     seed: int = 0
+    own_timeout: float | None = None
 
     @property
     def files(self) -> dict[str, Path]:
         """As the JSON record names them."""
         return {"property": Path(self.prop), "model": Path(self.model)}
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """See `Task.asked`."""
+        return {"version": __version__, "command": self.tool.command, "prepare": self.tool.prepare,
+                "timeout": self.timeout}  # fmt: skip
 
 
 def run_tool(task: ToolTask) -> Outcome:
@@ -183,17 +192,16 @@ def _places(task: ToolTask, folder: Path) -> dict[str, str]:
             unpacked[role] = str(target)
     return {
         **unpacked, "results": str(folder / "results.txt"), "category": task.category, "timeout": str(task.timeout),
-        "seconds": str(max(1, round(task.timeout))), "threads": str(task.threads),
+        "seconds": str(max(1, round(task.timeout))), "threads": str(task.threads or usual_threads()),
     }  # fmt: skip
 
 
-def _call(words: list[str], limit: float, threads: int) -> tuple[int | None, str, float]:
+def _call(words: list[str], limit: float, threads: int | None) -> tuple[int | None, str, float]:
     """(exit code, None if it had to be killed; what was printed; seconds)"""
     begun = time.monotonic()
-    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     with tempfile.TemporaryFile() as log:
         try:
-            process = GROUPS.start(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **counts})
+            process = GROUPS.start(words, stdout=log, stderr=subprocess.STDOUT, env=with_threads(threads))
         except OSError as error:
             return 127, f"{words[0]}: {error.strerror}", 0.0
         try:

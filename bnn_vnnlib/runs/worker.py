@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import signal
 import subprocess
@@ -14,8 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PROGRAM = ("-m", "bnn_vnnlib.runs.child")
-"""What a process runs."""
+from bnn_vnnlib.isolation import trusted_path, with_threads
+
+PROGRAM = (
+    "-c",
+    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from bnn_vnnlib.runs.child import main; main()",
+)
+"""What a process runs; its first argument are the folders in which it looks for modules, one a line."""
 
 START_LIMIT = 300.0
 """Seconds for a process to import what it needs, on a machine that is busy."""
@@ -34,7 +38,7 @@ class Worker:
 
     Parameters
     ----------
-    threads : of the numerical libraries in it
+    threads : of the numerical libraries in it; None: as the environment says, else one
     memory : bytes of data that it may allocate; None: no limit
 
     Raises
@@ -42,16 +46,15 @@ class Worker:
     Died, Overdue : it could not be started
     """
 
-    def __init__(self, threads: int, memory: float | None) -> None:
+    def __init__(self, threads: int | None, memory: float | None) -> None:
         self.settings = (threads, memory)
         limit = [] if memory is None else [f"--memory={memory:.0f}"]
-        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, *PROGRAM, *limit],
+            [sys.executable, "-I", *PROGRAM, "\n".join(trusted_path()), *limit],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **counts, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=with_threads(threads),
             start_new_session=True,  # Ctrl-C is for us, who end it in good order
         )
         try:
@@ -126,7 +129,7 @@ class Fleet:
         self._all: set[Worker] = set()
         self._closed = 0  # how often
 
-    def worker(self, threads: int, memory: float | None) -> tuple[Worker, float]:
+    def worker(self, threads: int | None, memory: float | None) -> tuple[Worker, float]:
         """This thread's worker, and the seconds that its start took (0 for one that was there).
 
         Raises

@@ -61,12 +61,14 @@ def main(
     console = Console()
     chosen = instances(corpus, only or [], timeout)
     how, where = How(queries=("deterministic",), check=True), Places.shared(workers, None, None)
-    run = Run.prepare(how.tasks([instance for instance, _ in chosen], where.threads), Store(out), how.settings, "never")
-    for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):
-        pass
+    tasks = how.tasks([instance for instance, _ in chosen], where.threads)
+    with Run.opened(tasks, Store(out), how.settings, "never") as run:
+        for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):
+            pass
+        entries = run.tables()
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     checks: Counter[str] = Counter()
-    for entry, (instance, published) in zip(run.tables(), chosen, strict=True):
+    for entry, (instance, published) in zip(entries, chosen, strict=True):
         kind, facts = kind_of(entry, published), entry.record["run"]
         counts[instance.category].update({kind: 1, "seconds": facts["run_time"]})
         checks.update([facts["checked"]] if facts["checked"] else [])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +15,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import onnx
 import pytest
 
+from bnn_vnnlib.durable import locked
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
@@ -48,9 +53,13 @@ for line in sys.stdin:
         print(json.dumps({"code": 7}), flush=True)
         continue
     word = {"fault": "error", "late": "timeout"}.get(what, what)
+    if what == "edits":
+        open(arguments[1], "a").write(" edited")
+        word = "unsat"
     record = {"verdict": word, "query": given.get("--query"), "p_safe": {"lower": 0.25, "upper": 0.75},
               "decision": {"lower": ["-Infinity", 0.5], "upper": [1.0, 2.0]}, "method": "stand-in", "notes": ["a note"],
-              "timeout": float(given["--timeout"]), "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}
+              "timeout": float(given["--timeout"]), "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"],
+              "mkl": os.environ["MKL_NUM_THREADS"]}
     with open(given["--results-file"] + ".json", "w") as stream:
         json.dump(record, stream)
     with open(given["--results-file"], "w") as stream:
@@ -107,7 +116,7 @@ def table(out: Path) -> list[dict[str, str]]:
 
 
 def record(out: Path, word: str) -> dict:
-    (path,) = (out / "instances").glob(f"*/*_{word}.txt.json")
+    (path,) = (out / "instances").glob(f"*/*_{word}-*.txt.json")
     return json.loads(path.read_text())
 
 
@@ -124,9 +133,9 @@ def test_one_instance_that_dies_does_not_end_the_run(stand_in, benchmark, tmp_pa
     assert "hung beyond the time limit" in reasons["hang"]
     assert "exit code 7" in reasons["nothing"]
     assert "no such file" in reasons["missing"]
-    (log,) = (out / "instances").glob("*/*segfault.log")
+    (log,) = (out / "instances").glob("*/*segfault-*.log")
     assert log.read_text() == "words of the program\n"
-    assert not list((out / "instances").glob("*/*_unsat.log"))
+    assert not list((out / "instances").glob("*/*_unsat-*.log"))
 
 
 def test_a_process_serves_again_unless_something_went_wrong(stand_in, benchmark, tmp_path):
@@ -151,7 +160,7 @@ def test_a_run_that_was_ended_goes_on(stand_in, benchmark, tmp_path):
     folder, out = benchmark("unsat", "sat", "unknown", "fault"), tmp_path / "out"
     run(folder, "--out", out)
     before = {path: path.stat().st_mtime_ns for path in (out / "instances").rglob("*.txt")}
-    (done,) = (out / "instances").glob("*/*_sat.txt")
+    (done,) = (out / "instances").glob("*/*_sat-*.txt")
     done.unlink()  # as if it had been ended before this instance was finished
     said = run(folder, "--out", out).stderr
     assert "3 of 4 instances are finished; 1 to run" in said
@@ -188,6 +197,152 @@ def test_a_folder_with_other_settings_is_refused(stand_in, benchmark, tmp_path):
     run(folder, "--out", out, "--timeout", 5, "--workers", 2)  # where it runs is no setting
 
 
+def test_results_of_other_files_are_not_taken_over(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat", "unknown", "sat"), tmp_path / "out"
+    run(folder, "--out", out)
+    (folder / "0_unsat.vnnlib").write_text("sat")
+    said = run(folder, "--out", out).stderr
+    assert "finished, but made of other files, so run again: 1" in said
+    assert results(out)[0] == ("unsat", "sat")
+    (folder / "net.onnx").write_text("another network")
+    assert "finished, but made of other files, so run again: 3" in run(folder, "--out", out).stderr
+    assert "so run again" not in run(folder, "--out", out).stderr
+
+
+def test_another_benchmark_of_the_same_name_has_its_own_results(stand_in, benchmark, tmp_path):
+    out = tmp_path / "out"
+    first = benchmark("unsat")
+    run(first, "--out", out)
+    other = tmp_path / "elsewhere" / "bench"
+    shutil.copytree(first, other)
+    assert "1 of 1 instances are finished" in run(other, "--out", out).stderr  # the same files at another place
+    (other / "0_unsat.vnnlib").write_text("unknown")
+    run(other, "--out", out)
+    assert results(out) == [("unsat", "unknown")]
+
+
+def test_weights_beside_the_model_belong_to_it(stand_in, benchmark, tmp_path, identity_model):
+    folder, out = benchmark("unsat"), tmp_path / "out"
+    weights = {"location": "weights.bin", "all_tensors_to_one_file": True, "size_threshold": 0}
+    onnx.save(onnx.load(identity_model), folder / "net.onnx", save_as_external_data=True, **weights)
+    run(folder, "--out", out)
+    (folder / "weights.bin").write_bytes((folder / "weights.bin").read_bytes()[::-1])
+    assert "made of other files, so run again: 1" in run(folder, "--out", out).stderr
+
+
+def test_files_that_change_while_they_are_worked_on_give_no_verdict(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("edits"), tmp_path / "out"
+    assert "files changed while the run went on" in run(folder, "--out", out, code=1).stderr
+    assert results(out) == [("edits", "error")]
+
+
+def test_a_table_may_be_edited(stand_in, benchmark, tmp_path):
+    """Lines that move, go and come leave the others their results; the tables are in the order of the lines."""
+    folder, out = benchmark("unsat", "sat", "unknown"), tmp_path / "out"
+    one, two, three = (folder / "instances.csv").read_text().splitlines()
+    run(folder, "--out", out)
+    (folder / "instances.csv").write_text("\n".join([three, one]))
+    assert "2 of 2 instances are finished" in run(folder, "--out", out).stderr
+    assert results(out) == [("unknown", "unknown"), ("unsat", "unsat")]
+    (folder / "9_late.vnnlib").write_text("late")
+    (folder / "instances.csv").write_text("\n".join(["net.onnx,9_late.vnnlib,20.0", two, three, one]))
+    assert "3 of 4 instances are finished; 1 to run" in run(folder, "--out", out).stderr
+    assert [word for word, _ in results(out)] == ["late", "sat", "unknown", "unsat"]
+
+
+def test_a_line_that_is_there_twice_is_run_once_and_shown_twice(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat", "sat"), tmp_path / "out"
+    one, two = (folder / "instances.csv").read_text().splitlines()
+    (folder / "instances.csv").write_text("\n".join([one, two, one, one.replace("20.0", "30")]))
+    assert "[3/3]" in run(folder, "--out", out, "--workers", 1).stderr  # another limit is another instance
+    assert results(out) == [("unsat", "unsat"), ("sat", "sat"), ("unsat", "unsat"), ("unsat", "unsat")]
+    rows = table(out)
+    assert rows[0] == rows[2]
+    assert [row["timeout"] for row in rows] == ["20.0", "20.0", "20.0", "30.0"]
+    assert "4 of 4 instances are finished; 0 to run" in run(folder, "--out", out).stderr
+
+
+def test_what_was_decided_with_other_options_is_not_kept(stand_in, benchmark, tmp_path):
+    """Limits apart: what was decided within other ones is decided."""
+    folder, out = benchmark("unsat", "sat", "unknown"), tmp_path / "out"
+    run(folder, "--out", out)
+    said = run(folder, "--out", out, "--tau-safe", 0.5, code=2).stderr
+    assert "add --rerun all to run everything again" in said
+    assert "--rerun unknown" not in said
+    said = run(folder, "--out", out, "--tau-safe", 0.5, "--rerun", "failed").stderr
+    assert "finished, but made with other options, so run again: 3" in said
+    limited = (folder, "--out", out, "--tau-safe", 0.5, "--timeout", 30)
+    assert "or --rerun unknown to keep what is decided" in run(*limited, code=2).stderr
+    said = run(*limited, "--rerun", "failed").stderr
+    assert "made with other options, so run again: 1" in said
+    assert "2 of 3 instances are finished; 1 to run" in said
+    assert "3 of 3 instances are finished; 0 to run" in run(*limited).stderr
+
+
+def test_a_witness_that_was_not_checked_is_checked_when_asked(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat", "sat"), tmp_path / "out"
+    run(folder, "--out", out)
+    assert "finished, but not checked, so run again: 1" in run(folder, "--out", out, "--check").stderr
+    assert [row["checked"] for row in table(out)] == ["", "valid"]
+
+
+@pytest.mark.parametrize("part", ["record", "results"])
+def test_a_damaged_record_is_run_again(stand_in, benchmark, tmp_path, part):
+    """Whatever bit is flipped: the tables are those of an undisturbed run."""
+    folder, out = benchmark("sat"), tmp_path / "out"
+    run(folder, "--out", out)
+    (path,) = (out / "instances").glob("*/*.json" if part == "record" else "*/*.txt")
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(12):
+        place = rng.randrange(8 * len(whole))
+        broken = bytearray(whole)
+        broken[place // 8] ^= 1 << place % 8
+        path.write_bytes(broken)
+        said = run(folder, "--out", out).stderr
+        assert ("finished, but damaged, so run again: 1" in said) == (json_of(broken) != json_of(whole))
+        assert results(out) == [("sat", "sat")]
+        assert table(out)[0]["p_safe_lower"] == "0.25"
+
+
+def json_of(data: bytes) -> object:
+    """What a record says: blanks in it do not count."""
+    try:
+        return json.loads(data)
+    except ValueError:
+        return bytes(data)
+
+
+def test_records_of_an_older_version_are_set_aside(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat"), tmp_path / "out"
+    run(folder, "--out", out)
+    settings = json.loads((out / "run.json").read_text())
+    del settings["format"]
+    (out / "run.json").write_text(json.dumps(settings))
+    said = run(folder, "--out", out).stderr
+    assert "instances.old" in said
+    assert "run again" in said
+    assert len(list((out / "instances.old").glob("*/*.txt"))) == len(list((out / "instances").glob("*/*.txt"))) == 1
+
+
+def test_a_folder_has_one_run_at_a_time(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat"), tmp_path / "out"
+    with locked(out):
+        said = run(folder, "--out", out, code=2).stderr
+    assert f"{out}: another process is at work in this folder (process {os.getpid()} on" in said
+    assert not (out / "run.json").exists()
+    run(folder, "--out", out)
+
+
+def test_nothing_but_errors_is_said_and_is_a_failure(stand_in, benchmark, tmp_path):
+    words = ("segfault", "segfault", "nothing", "fault", "missing")
+    said = run(benchmark(*words), "--out", tmp_path / "out", "--workers", 1, code=1).stderr
+    assert "every instance ended in an error:" in said
+    assert "  2 times: the process died: signal SIGSEGV" in said
+    assert "and 1 other reasons" in said
+    said = run(benchmark(*words, "unsat", name="some"), "--out", tmp_path / "some_out", "--workers", 1).stderr
+    assert "5 errors:" in said
+
+
 def test_options_reach_the_process_and_queries_multiply(stand_in, benchmark, tmp_path):
     out = tmp_path / "out"
     args = ("--query", "decision", "--query", "deterministic", "--workers", 1, "--threads", 3)
@@ -203,7 +358,8 @@ def test_a_witness_is_checked_where_asked(stand_in, benchmark, tmp_path):
     out = tmp_path / "out"
     run(benchmark("unsat", "sat"), "--out", out, "--check")
     assert [row["checked"] for row in table(out)] == ["", "valid"]
-    assert (out / "instances/bench/net_1_sat.txt").read_text().startswith("sat\n((X_0 1.0)")
+    (results_file,) = (out / "instances/bench").glob("net_1_sat-*.txt")
+    assert results_file.read_text().startswith("sat\n((X_0 1.0)")
 
 
 def test_the_table_holds_numbers(stand_in, benchmark, tmp_path):
@@ -254,23 +410,53 @@ def test_bad_options_are_refused_before_anything_is_written(stand_in, benchmark,
     assert not (tmp_path / "out").exists()
 
 
-def test_threads_are_shared_fairly(monkeypatch):
+@pytest.mark.parametrize(
+    ("variables", "threads", "expected"),
+    [
+        ({}, None, ("1", "1")),
+        ({"OMP_NUM_THREADS": "3"}, None, ("3", "1")),
+        ({"MKL_NUM_THREADS": "2"}, None, ("1", "2")),
+        ({"OMP_NUM_THREADS": "3"}, 2, ("2", "2")),
+    ],
+)
+def test_a_process_has_one_thread_unless_somebody_says_otherwise(
+    stand_in, benchmark, tmp_path, monkeypatch, variables, threads, expected
+):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "out"
+    run(benchmark("unsat"), "--out", out, "--workers", 1, *([] if threads is None else ["--threads", threads]))
+    found = record(out, "unsat")
+    assert (found["threads"], found["mkl"]) == expected
+
+
+def test_workers_follow_the_cores_and_their_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-    assert Places.shared(None, None, None) == Places(8, 1)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert Places.shared(None, None, None) == Places(8, None)
     assert Places.shared(None, 3, None) == Places(2, 3)
-    assert Places.shared(4, None, None) == Places(4, 2)
-    assert Places.shared(16, None, None) == Places(16, 1)
-    assert Places.shared(None, None, "tcp://somewhere:8786").threads == 1
+    assert Places.shared(1, None, None) == Places(1, None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
+    assert Places.shared(None, None, None) == Places(2, None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert Places.shared(None, None, None) == Places(8, None)
 
 
-def test_places_are_names_of_their_own(tmp_path):
-    task = {"models": (), "prop": "", "timeout": None}
-    cells = [("c", "onnx/a.onnx", "vnnlib/p.vnnlib"), ("c", "onnx/a.onnx", "vnnlib/p.vnnlib"), ("c/2.0", "a", "p.gz"),
-             ("c", "[('f', 'a.onnx')]", "../p.vnnlib.gz")]  # fmt: skip
-    made = [tasks.Task(category, onnx, vnnlib, **task) for category, onnx, vnnlib in cells]
-    assert list(Store(tmp_path).places(made)) == [
-        "instances/c/a_p.txt", "instances/c/a_p~2.txt", "instances/c_2.0/a_p.txt", "instances/c/f_a.onnx_p.txt",
-    ]  # fmt: skip
+def test_a_place_depends_on_the_line_alone(tmp_path):
+    def place(category="c", onnx="onnx/a.onnx", vnnlib="vnnlib/p.vnnlib", limit=60.0):
+        task = tasks.Task(category, onnx, vnnlib, models=(), prop="", timeout=5, own_timeout=limit)
+        return Store(tmp_path).place(task)
+
+    assert re.fullmatch(r"instances/c/a_p-[0-9a-f]{12}\.txt", place())
+    assert place("c/2.0", "a", "p.gz").startswith("instances/c_2.0/a_p-")
+    assert place(onnx="[('f', 'a.onnx')]", vnnlib="../p.vnnlib.gz").startswith("instances/c/f_a.onnx_p-")
+    # the same readable part, yet another place
+    others = [place("c_"), place("c"), place(onnx="a.onnx"), place(vnnlib="p.vnnlib.gz"), place(limit=61.0)]
+    assert len(set(others)) == 5
+    long = "x" * 300
+    assert place(onnx=f"{long}1.onnx") != place(onnx=f"{long}2.onnx")
 
 
 def test_a_damaged_record_is_named(tmp_path):
@@ -293,8 +479,8 @@ def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_pa
         raise OptionError("the cluster is gone")
 
     instances = read_benchmarks([benchmark("unsat")])
-    prepared = Run.prepare(How().tasks(instances, 1), Store(tmp_path / "out"), How().settings, "never")
-    (entry,) = prepared.go(Places(1, 1), lose)
+    with Run.opened(How().tasks(instances, 1), Store(tmp_path / "out"), How().settings, "never") as opened:
+        (entry,) = opened.go(Places(1, 1), lose)
     assert entry.verdict is Verdict.ERROR
     assert "the cluster is gone" in table(tmp_path / "out")[0]["reason"]
 
@@ -313,7 +499,7 @@ app(["run", {str(folder)!r}, "--out", {str(out)!r}, "--workers", "1"])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, "-c", starter], env=environment, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while not list(out.rglob("*_unsat.txt")) and time.monotonic() < until:
+    while not list(out.rglob("*_unsat-*.txt")) and time.monotonic() < until:
         time.sleep(0.05)
     process.kill()
     process.wait()
@@ -365,6 +551,8 @@ def test_options_of_a_run_are_left_out_where_they_do_not_apply(real, tmp_path):
 
 
 GREEDY = """
+import sys
+sys.path[:] = sys.argv.pop(1).split("\\n")
 from bnn_vnnlib.runs import child
 child._import = lambda: None
 child._serve = lambda arguments: len(bytearray(2**32))
@@ -377,7 +565,7 @@ def test_an_instance_cannot_allocate_more_than_it_may(benchmark, tmp_path, monke
     program.write_text(GREEDY)
     monkeypatch.setattr(worker, "PROGRAM", (str(program),))
     out = tmp_path / "out"
-    run(benchmark("unsat"), "--out", out, "--memory", 1)
+    run(benchmark("unsat"), "--out", out, "--memory", 1, code=1)
     worker.FLEET.close()
     assert results(out) == [("unsat", "error")]
     (log,) = (out / "instances").glob("*/*.log")
@@ -385,7 +573,8 @@ def test_an_instance_cannot_allocate_more_than_it_may(benchmark, tmp_path, monke
 
 
 BUSY = """
-import time
+import sys, time
+sys.path[:] = sys.argv.pop(1).split("\\n")
 from bnn_vnnlib.runs import child
 child._import = lambda: None
 child._serve = lambda arguments: time.sleep(600)
