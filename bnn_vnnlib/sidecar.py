@@ -53,7 +53,7 @@ RECORD = {
     "details": "further facts: masses, margins, counts; its keys depend on the query and the method",
     "notes[i]": "remarks for people; without a method the only one is the reason",
 }
-"""Every key of the record and its meaning. `run` adds "run": names, times, options, hashes, the outcome of `--check`."""
+"""Every key of the record and its meaning. `run` adds "run": names, times, options, hashes, what `--check` said."""
 
 
 def sidecar_path(results: Path) -> Path:

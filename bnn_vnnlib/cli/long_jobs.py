@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +13,7 @@ import typer
 
 from bnn_vnnlib.cli.options import QueryName
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.isolation import cores, usual_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,10 +28,17 @@ InputsFile = Annotated[
 Query = Annotated[QueryName | None, typer.Option(help="What is asked.", show_default="as verify")]
 Out = Annotated[Path, typer.Option(help="Folder for all results; a job that was ended goes on in it.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="cores / threads")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each process.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of each process.", show_default="OMP_NUM_THREADS, else 1")
+]
 Restarts = Annotated[int, typer.Option(min=1, help="Starting points of the attack on each box.")]
 Chunk = Annotated[
-    int | None, typer.Option(min=1, help="Rows at a time, and lost at most by each process that is killed.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rows at a time, at most, and lost at most by each process that is killed; the first chunks are smaller.",
+        show_default="a quarter of the rows of a worker, as memory allows",
+    ),
 ]
 Clip = Annotated[
     tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Valid range of every input, if not in the file.")
@@ -43,13 +51,14 @@ Delta = Annotated[
     typer.Option(help="Regression: how far each output may be off; once, or once for each output."),
 ]
 
-EVERY = 30.0
+EVERY = 10.0
 """Seconds between two lines of progress, where nobody looks at a terminal."""
 
 
-def usual_workers(workers: int | None, threads: int) -> int:
-    """As many as there are cores for."""
-    return workers or max(1, len(os.sched_getaffinity(0)) // threads)
+def places(workers: int | None, threads: int | None) -> dict[str, int]:
+    """`workers` and `threads` of a job: threads as the environment says, else one; workers as there are cores for."""
+    threads = threads or usual_threads()
+    return {"workers": workers or max(1, cores() // threads), "threads": threads}
 
 
 def widths(delta: list[float] | None) -> list[float] | float | None:
@@ -91,7 +100,11 @@ def read_sources(folder: Path, names: set[str]) -> Mapping[str, Source]:
 def shown(console: Console, what: str) -> Iterator[Watch]:
     """A bar with rate and time left on a terminal, else a line now and then."""
     if not console.is_terminal:
-        yield _Lines(console, what)
+        lines = _Lines(console, what)
+        try:
+            yield lines
+        finally:
+            lines.end()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -105,32 +118,62 @@ def shown(console: Console, what: str) -> Iterator[Watch]:
         begun = time.monotonic()
 
         def watch(progress: Progress) -> None:
+            if progress.again and not progress.steps and progress.done == progress.kept:
+                bar.console.print(f"{progress.again} finished parts are damaged or not of this job, and are done again")
             rate = (progress.done - progress.kept) / max(time.monotonic() - begun, 1e-9)
-            bar.update(task, completed=progress.done, total=progress.rows, rate=f"{rate:.4g}/s")
+            steps = f", step {progress.steps}" if progress.steps else ""
+            bar.update(task, completed=progress.done, total=progress.rows, rate=f"{rate:.4g}/s{steps}")
 
         yield watch
 
 
 class _Lines:
-    """Progress as lines of text."""
+    """Progress as lines of text: at the start, after the first chunk or step, then now and then."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._console, self._what = console, what
         self._begun = self._said = time.monotonic()
+        self._moved = False
+        self._latest: Progress | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()  # of all but the clock
+        threading.Thread(target=self._remind, daemon=True).start()
 
     def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        first, last = progress.done == progress.kept, progress.done == progress.rows
-        if first and progress.kept:
-            self._say(
-                f"{progress.kept} of {progress.rows} {self._what} are finished; {progress.rows - progress.kept} to go"
-            )
-        if first or (now - self._said < EVERY and not last):
-            return
-        self._said = now
-        rate = (progress.done - progress.kept) / max(now - self._begun, 1e-9)
-        left = (progress.rows - progress.done) / rate
-        self._say(f"{progress.done} of {progress.rows} {self._what}, {rate:.4g} a second, {left:.0f} s left")
+        with self._lock:
+            start, self._latest = self._latest is None, progress
+            if start:
+                if progress.again:
+                    self._say(f"{progress.again} finished parts are damaged or not of this job, and are done again")
+                self._say(f"{progress.kept} of {progress.rows} {self._what} are finished; "
+                          f"{progress.rows - progress.kept} to go")  # fmt: skip
+            elif not self._moved or self._due() or progress.done == progress.rows:
+                self._moved = True
+                self._tell(progress)
+
+    def end(self) -> None:
+        """Nothing more is said."""
+        self._over.set()
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._said >= EVERY
+
+    def _remind(self) -> None:
+        """A chunk may take long: it is still going on."""
+        while not self._over.wait(1.0):
+            with self._lock:
+                if self._latest is not None and self._due():
+                    self._tell(self._latest)
+
+    def _tell(self, progress: Progress) -> None:
+        self._said = time.monotonic()
+        taken, fresh = self._said - self._begun, progress.done - progress.kept
+        line = f"{progress.done} of {progress.rows} {self._what} after {taken:.0f} s"
+        if progress.steps:
+            line += f", step {progress.steps}"
+        if fresh and taken:
+            line += f", {fresh / taken:.4g} a second, {(progress.rows - progress.done) * taken / fresh:.0f} s left"
+        self._say(line)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

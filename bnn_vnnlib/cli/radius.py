@@ -20,7 +20,15 @@ def radius(
     model: long_jobs.ModelFile,
     inputs: long_jobs.InputsFile,
     out: long_jobs.Out,
-    threshold: Annotated[float, typer.Option(help="Robust: P_safe >= this; unrobust: P_safe < this.")] = 0.7,
+    threshold: Annotated[
+        float | None, typer.Option(help="Robust: P_safe >= this; unrobust: P_safe < this.", show_default="0.7")
+    ] = None,
+    tau_safe: Annotated[
+        float | None, typer.Option(help="Robust: P_safe >= this; in place of --threshold.", show_default=False)
+    ] = None,
+    tau_unsafe: Annotated[
+        float | None, typer.Option(help="Unrobust: P_safe < this; in place of --threshold.", show_default=False)
+    ] = None,
     largest: Annotated[float, typer.Option(help="No radius beyond this is tried.")] = 1.0,
     tolerance: Annotated[float, typer.Option(help="Radii are found up to this.")] = 1e-3,
     first: Annotated[
@@ -38,9 +46,12 @@ def radius(
     search: options.Search = "float64",
     device: options.Device = None,
     restarts: long_jobs.Restarts = 2,
-    chunk: Annotated[int, typer.Option(min=1, help="Inputs that are searched together.")] = 256,
+    chunk: Annotated[
+        int | None,
+        typer.Option(min=1, help="Inputs that are searched together.", show_default="inputs / workers, at most 256"),
+    ] = None,
     workers: long_jobs.Workers = None,
-    threads: long_jobs.Threads = 1,
+    threads: long_jobs.Threads = None,
     debug: options.Debug = False,
 ) -> None:
     """Find the largest certified-robust and the smallest certified-unrobust radius (l-infinity) of each input.
@@ -56,14 +67,14 @@ def radius(
 
         read = read_inputs(inputs, clip)
         bounding = Bounding(
-            query, likelihood=likelihood, rule=rule, method=method, margin=margin, seed=seed, restarts=restarts,
-            device=device, search=search,
+            query, tau_safe, tau_unsafe, likelihood=likelihood, rule=rule, method=method, margin=margin, seed=seed,
+            restarts=restarts, device=device, search=search,
         )  # fmt: skip
         with long_jobs.shown(console, "inputs") as watch:
             found = radii(
                 long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
                 delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
-                workers=long_jobs.usual_workers(workers, threads), threads=threads, watch=watch,
+                **long_jobs.places(workers, threads), watch=watch,
             )  # fmt: skip
         _summary(console, summary(found))
         long_jobs.tell(console, found.spent, "inputs", out)

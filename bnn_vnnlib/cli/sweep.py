@@ -15,11 +15,11 @@ from bnn_vnnlib.cli.long_jobs import (
     Restarts,
     Threads,
     Workers,
+    places,
     read_source,
     read_sources,
     shown,
     tell,
-    usual_workers,
 )
 from bnn_vnnlib.cli.options import (
     Boxes,
@@ -74,7 +74,7 @@ def sweep(
     chunk: Chunk = None,
     points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
     workers: Workers = None,
-    threads: Threads = 1,
+    threads: Threads = None,
     debug: Debug = False,
 ) -> None:
     """Bound every box of one or several tables, millions of them, on one or many networks.
@@ -97,8 +97,7 @@ def sweep(
         )  # fmt: skip
         with shown(console, "boxes") as watch:
             found = swept(
-                read, bounding, out=out, chunk=chunk, points=points, workers=usual_workers(workers, threads),
-                threads=threads, watch=watch,
+                read, bounding, out=out, chunk=chunk, points=points, **places(workers, threads), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
         tell(console, found.spent, "boxes", out)

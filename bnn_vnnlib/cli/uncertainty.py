@@ -42,9 +42,11 @@ def uncertainty(
     search: options.Search = "float64",
     device: options.Device = None,
     restarts: long_jobs.Restarts = 2,
-    chunk: Annotated[int, typer.Option(min=1, help="Inputs at a time.")] = 64,
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Inputs at a time.", show_default="inputs / workers, at most 64")
+    ] = None,
     workers: long_jobs.Workers = None,
-    threads: long_jobs.Threads = 1,
+    threads: long_jobs.Threads = None,
     debug: options.Debug = False,
 ) -> None:
     """Bound the decision in balls (l-infinity) of several radii around each input, and read uncertainty from it.
@@ -65,7 +67,7 @@ def uncertainty(
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
                 delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
-                workers=long_jobs.usual_workers(workers, threads), threads=threads, watch=watch,
+                **long_jobs.places(workers, threads), watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)
         long_jobs.tell(console, found.spent, "balls", out)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.durable import replacing
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.readers import kinds, parse_json, read_npz, read_start
 from bnn_vnnlib.readers.packed import RATIO, SMALL
@@ -107,8 +108,8 @@ def parquet() -> tuple[Any, Any]:
     return pa, pq
 
 
-def write_columns(path: Path, columns: Mapping[str, NDArray], note: Mapping[str, Any] | None = None) -> None:
-    """Write arrays of one length as Parquet, complete or not at all; the same arrays give the same bytes.
+def parquet_bytes(columns: Mapping[str, NDArray], note: Mapping[str, Any] | None = None) -> bytes:
+    """Arrays of one length as a Parquet file; the same arrays give the same bytes.
 
     Parameters
     ----------
@@ -118,16 +119,16 @@ def write_columns(path: Path, columns: Mapping[str, NDArray], note: Mapping[str,
     table = pa.table({name: _arrow(pa, values) for name, values in columns.items()})
     if note is not None:
         table = table.replace_schema_metadata({_NOTE: json.dumps(note).encode()})
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with scratch.open("wb") as stream:
-            pq.write_table(table, stream)
-            stream.flush()
-            os.fsync(stream.fileno())  # a name that stands for nothing must not survive a power cut
-        scratch.replace(path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise InputError(f"cannot be written: {error.strerror}", path=path) from error
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    return stream.getvalue()
+
+
+def write_columns(path: Path, columns: Mapping[str, NDArray]) -> None:
+    """Write arrays of one length as Parquet, complete or not at all."""
+    data = parquet_bytes(columns)
+    with replacing(path) as stream:
+        stream.write(data)
 
 
 def _arrow(pa: Any, values: NDArray) -> Any:
@@ -138,7 +139,7 @@ def _arrow(pa: Any, values: NDArray) -> Any:
 
 
 def read_columns(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """What `write_columns` wrote: columns and note; InputError as `read_arrays`."""
+    """What `parquet_bytes` made: columns and note; InputError as `read_arrays`."""
     found, note = _read_parquet(path)
     try:
         stored = parse_json(note.decode())

@@ -8,7 +8,7 @@ a bracket is [certified, a radius at which the proof failed], halved until it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 Probe = Callable[[Index, Floats], tuple[NDArray[np.bool_], Floats]]
 """rows (K,) and radii (K,) -> certified robust (K,), and the radius from which on it is certified to fail, or inf."""
+
+STATE = ("robust", "failed", "broken", "spared")
 
 NOTHING = -1.0
 """Stands for a radius that is below all."""
@@ -72,12 +74,36 @@ class Bisection:
 
     def run(self, probe: Probe) -> None:
         """Search until every bracket is narrow, open on its far side beyond the largest radius, or empty at 0."""
-        while True:
-            index, radius = self._next()
-            if len(index) == 0:
-                return
-            self.rounds += 1
-            self._learn(index, radius, *probe(index, radius))
+        while self.open.any():
+            self.step(probe)
+
+    def step(self, probe: Probe) -> None:
+        """One probe of every input that is open."""
+        index, radius = self._next()
+        self.rounds += 1
+        self._learn(index, radius, *probe(index, radius))
+
+    @property
+    def open(self) -> NDArray[np.bool_]:
+        """(N,) whether a bracket of the input is to be probed."""
+        index, _ = self._next()
+        found = np.zeros(len(self.robust), bool)
+        found[index] = True
+        return found
+
+    @property
+    def state(self) -> dict[str, Floats]:
+        """What the next step depends on; with `rounds` it is all there is to know."""
+        return {name: getattr(self, name) for name in STATE}
+
+    @classmethod
+    def resumed(cls, radii: Radii, state: Mapping[str, Floats], rounds: int) -> Bisection:
+        """A search that goes on."""
+        search = cls(len(state[STATE[0]]), radii)
+        for name in STATE:
+            setattr(search, name, np.array(state[name]))
+        search.rounds = rounds
+        return search
 
     def _next(self) -> tuple[Index, Floats]:
         """One radius for each bracket that is not closed; both of an input may ask for the same."""

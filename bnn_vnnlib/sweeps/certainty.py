@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,9 @@ from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.digests import model_digest
-from bnn_vnnlib.sweeps.folder import Folder
+from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
+from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Bounding, never
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 CHUNK = 64
-"""Inputs whose balls are bounded together."""
+"""Inputs whose balls are bounded together, at most, where their number is not given."""
 
 TAU = 0.4
 """Certified uncertain: no class above this, where it is not given."""
@@ -98,7 +99,7 @@ class UncertaintyTask:
     bounding: Bounding
     row: NDArray[np.int64]
 
-    def run(self) -> Arrays:
+    def run(self, earlier: Step | None) -> Arrays:
         """The columns of these inputs."""
         from bnn_vnnlib.batch import verify_batch
 
@@ -197,19 +198,26 @@ class UncertaintyJob:
         settings["target"] = "given" if self.target.labels is not None or self.target.center is not None else "own"
         return settings | {"network model": model_digest(self.source.model)} | self.inputs.digests
 
-    def __len__(self) -> int:
-        return -(-len(self.inputs) // self.chunk)
+    @cached_property
+    def _cuts(self) -> list[NDArray[np.int64]]:
+        rows, cuts = np.arange(len(self.inputs)), []
+        for size in growing(self.chunk):
+            if not len(rows):
+                break
+            cuts.append(rows[:size])
+            rows = rows[size:]
+        return cuts
 
-    def _rows(self, chunk: int) -> NDArray[np.int64]:
-        return np.arange(chunk * self.chunk, min((chunk + 1) * self.chunk, len(self.inputs)))
+    def __len__(self) -> int:
+        return len(self._cuts)
 
     def size(self, chunk: int) -> int:
         """Its balls."""
-        return len(self._rows(chunk)) * len(self.radii)
+        return len(self._cuts[chunk]) * len(self.radii)
 
     def task(self, chunk: int) -> UncertaintyTask:
         """Its work."""
-        rows = self._rows(chunk)
+        rows = self._cuts[chunk]
         some = self.target.rows(rows)
         balls = self.inputs.balls.rows(rows)
         return UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
@@ -218,7 +226,7 @@ class UncertaintyJob:
 def uncertainty(
     source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,
     delta: ArrayLike | None = None, own: bool = False, bounding: Bounding | None = None,
-    out: str | Path | None = None, chunk: int = CHUNK, workers: int = 1, threads: int | None = None,
+    out: str | Path | None = None, chunk: int | None = None, workers: int = 1, threads: int | None = None,
     watch: Watch | None = None,
 ) -> UncertaintyResult:  # fmt: skip
     """Bound the decision over balls of several radii around each input, and read uncertainty from the bounds.
@@ -229,7 +237,8 @@ def uncertainty(
     reading : thresholds and effort
     delta, own : as in `radius.radii`; delta goes with `epistemic` and regression
     out : folder for uncertainty.parquet and summary.csv, in which a run goes on that was ended
-    chunk : inputs at a time
+    chunk : inputs at a time, the first chunks being smaller; None: that of the job that goes on, else as many as make
+        all workers busy
     others : see `sweep`
 
     Raises
@@ -240,7 +249,7 @@ def uncertainty(
     sizes = tuple(float(radius) for radius in radii)
     if not sizes or not all(0 <= radius < np.inf for radius in sizes) or list(sizes) != sorted(set(sizes)):
         raise OptionError(f"radii must be finite, not negative and increasing, found {list(sizes)}")
-    if chunk < 1:
+    if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
     if how.query not in (None, Query.DECISION):
         raise OptionError("uncertainty bounds the decision: leave out the query")
@@ -249,9 +258,10 @@ def uncertainty(
     setting = how.settled(model)
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
+    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
-    folder = None if out is None else Folder(Path(out))
-    parts = carry_out(job, folder, Workers(workers, threads), watch)
+    parts = carry_out(job, folder, where, watch)
     columns = joined(parts, ("radius", "row"))
     result = UncertaintyResult(columns, readings(columns), Spent.of(part.cost for part in parts))
     if folder is not None:

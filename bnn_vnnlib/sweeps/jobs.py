@@ -1,4 +1,7 @@
-"""Long jobs: chunks of work, done in this process or in several, kept in a folder as they come."""
+"""Long jobs: chunks of work, done in this process or in several, kept in a folder as they come.
+
+A chunk is done at once, or in steps, each of which is kept as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,8 +24,9 @@ import numpy as np
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.isolation import isolated
 from bnn_vnnlib.sweeps.arrays import Arrays
-from bnn_vnnlib.sweeps.folder import Cost, Folder, Part
+from bnn_vnnlib.sweeps.folder import Cost, Folder, Kept, Part, Step
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model.network import Model
@@ -30,12 +34,15 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Chunks handed out to each worker at a time, so that none waits for the next."""
 
+FIRST, GROWTH = 4, 4
+"""Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
+
 
 class Task(Protocol):
     """The work of one chunk; it is sent to another process."""
 
-    def run(self) -> Arrays:
-        """Columns of one length."""
+    def run(self, earlier: Step | None) -> Arrays | Step:
+        """Columns of one length; or one step further than `earlier` (None: the beginning), which decides the next."""
         ...
 
 
@@ -60,15 +67,25 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """done, rows : rows finished, and in all; kept : how many of them an earlier call had finished."""
+    """How far a job is.
+
+    Attributes
+    ----------
+    done, rows : rows finished, and in all
+    kept : how many of them an earlier call had finished
+    steps : of this call, in chunks that are done in steps
+    again : chunks that were finished, but damaged or not of this job, and are done again
+    """
 
     done: int
     rows: int
     kept: int
+    steps: int = 0
+    again: int = 0
 
 
 Watch = Callable[[Progress], None]
-"""Called after each chunk."""
+"""Called at the start, and after each chunk and step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +114,13 @@ def _read(path: Path) -> Model:
 
 @dataclass(frozen=True)
 class Workers:
-    """number : processes (1: this one); threads : torch threads of each, None: as they are (1 in other processes)."""
+    """Where the work is done.
+
+    Attributes
+    ----------
+    number : processes (1: this one)
+    threads : torch threads of each; None: as they are (in other processes: as the environment says, else one)
+    """
 
     number: int = 1
     threads: int | None = None
@@ -118,28 +141,60 @@ def carry_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | 
     """
     if folder is None:
         return _carried_out(job, None, workers, watch)
-    folder.open(job.settings)
-    with folder.locked():
-        folder.clear()
-        return _carried_out(job, folder, workers, watch)
+    with folder.opened(job.settings) as kept:
+        return _carried_out(job, kept, workers, watch)
 
 
-def _carried_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | None) -> list[Part]:
-    todo = [chunk for chunk in range(len(job)) if folder is None or not folder.has(chunk)]
-    total, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))
-    done = kept = total - left
-    fresh: dict[int, Part] = {}
-    if watch is not None:
-        watch(Progress(done, total, kept))
-    for chunk, part in _parts(job, todo, workers):
-        if folder is None:
-            fresh[chunk] = part
-        else:
-            folder.keep(chunk, part)
-        done += job.size(chunk)
+def _carried_out(job: Job, kept: Kept | None, workers: Workers, watch: Watch | None) -> list[Part]:
+    todo = [chunk for chunk in range(len(job)) if kept is None or chunk not in kept.parts]
+    begun = {} if kept is None else {chunk: kept.step(chunk) for chunk in todo if chunk in kept.steps}
+    rows, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))
+    halves = {chunk: step.done for chunk, step in begun.items()}
+    first, steps = rows - left + sum(halves.values()), 0
+    finished, fresh = rows - left, dict[int, Part]()
+
+    def tell() -> None:
         if watch is not None:
-            watch(Progress(done, total, kept))
-    return [fresh[chunk] for chunk in range(len(job))] if folder is None else list(folder.parts(len(job)))
+            again = 0 if kept is None else len(kept.rejected)
+            watch(Progress(finished + sum(halves.values()), rows, first, steps, again))
+
+    tell()
+    for chunk, found in _parts(job, todo, begun, workers):
+        if isinstance(found, Step):
+            halves[chunk] = found.done
+            steps += 1
+            if kept is not None:
+                kept.keep_step(chunk, found)
+        else:
+            halves.pop(chunk, None)
+            finished += job.size(chunk)
+            if kept is None:
+                fresh[chunk] = found
+            else:
+                kept.keep(chunk, found)
+        tell()
+    return [fresh[chunk] if kept is None else kept.part(chunk) for chunk in range(len(job))]
+
+
+def usual_chunk(rows: int, workers: int, most: int, least: int = 1, pieces: int = 1) -> int:
+    """Rows of a chunk, where nobody says: so that all workers have work until the end.
+
+    Parameters
+    ----------
+    most : rows, for the sake of memory
+    least, pieces : so many chunks for each worker, if they do not become smaller than that
+    """
+    number = max(-(-rows // most), min(pieces * workers, -(-rows // least)), min(workers, rows))
+    number = -(-number // workers) * workers
+    return -(-rows // number)
+
+
+def growing(most: int) -> Iterator[int]:
+    """Sizes of chunks, without end: small ones first."""
+    size = min(FIRST, most)
+    while True:
+        yield size
+        size = min(most, GROWTH * size)
 
 
 def joined(parts: Sequence[Part], order: Sequence[str]) -> Arrays:
@@ -149,19 +204,24 @@ def joined(parts: Sequence[Part], order: Sequence[str]) -> Arrays:
     return {name: values[index] for name, values in columns.items()}
 
 
-def _parts(job: Job, todo: Sequence[int], workers: Workers) -> Iterator[tuple[int, Part]]:
-    """The chunks as they are done."""
+def _parts(
+    job: Job, todo: Sequence[int], begun: Mapping[int, Step], workers: Workers
+) -> Iterator[tuple[int, Part | Step]]:
+    """The chunks and their steps, as they are done."""
     if workers.number == 1 or len(todo) <= 1:
         _set_threads(workers.threads)
         for chunk in todo:
-            yield chunk, _run(job.task(chunk))
+            found: Part | Step | None = begun.get(chunk)
+            while not isinstance(found, Part):
+                found = _run(job.task(chunk), found)
+                yield chunk, found
         return
     context = multiprocessing.get_context("spawn")
     number = min(workers.number, len(todo))
     life, line = context.Pipe(duplex=False)  # the workers end when this end of the line is closed, even by a kill
-    pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(workers.threads or 1, life))
+    pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(workers.threads, life))
     try:
-        yield from _from_pool(pool, job, todo, AHEAD * number)
+        yield from _from_pool(pool, job, todo, begun, AHEAD * number)
         pool.shutdown()
     except BrokenProcessPool:
         message = "a worker process was ended from outside, perhaps for lack of memory; what is finished is kept: "
@@ -172,23 +232,37 @@ def _parts(job: Job, todo: Sequence[int], workers: Workers) -> Iterator[tuple[in
         life.close()
 
 
-def _from_pool(pool: ProcessPoolExecutor, job: Job, todo: Sequence[int], ahead: int) -> Iterator[tuple[int, Part]]:
-    running: dict[Future[Part], int] = {}
+def _from_pool(
+    pool: ProcessPoolExecutor, job: Job, todo: Sequence[int], begun: Mapping[int, Step], ahead: int
+) -> Iterator[tuple[int, Part | Step]]:
+    running: dict[Future[Part | Step], int] = {}
     waiting = iter(todo)
+
+    def submit(chunk: int, earlier: Step | None) -> None:
+        with isolated():  # this may start a process
+            running[pool.submit(_run, job.task(chunk), earlier)] = chunk
+
     while True:
         while len(running) < ahead and (chunk := next(waiting, None)) is not None:
-            running[pool.submit(_run, job.task(chunk))] = chunk
+            submit(chunk, begun.get(chunk))
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            yield running.pop(future), future.result()
+            chunk, found = running.pop(future), future.result()
+            if isinstance(found, Step):
+                submit(chunk, found)
+            yield chunk, found
 
 
-def _run(task: Task) -> Part:
+def _run(task: Task, earlier: Step | None) -> Part | Step:
     begun = time.monotonic()
-    columns = task.run()
-    rows = len(next(iter(columns.values())))
-    return Part(columns, Cost(rows, time.monotonic() - begun, peak_megabytes()))
+    found = task.run(earlier)
+    columns = found.columns if isinstance(found, Step) else found
+    seconds, peak = time.monotonic() - begun, peak_megabytes()
+    if earlier is not None:
+        seconds, peak = seconds + earlier.cost.seconds, max(peak, earlier.cost.peak_mb)
+    cost = Cost(len(next(iter(columns.values()))), seconds, peak)
+    return replace(found, cost=cost) if isinstance(found, Step) else Part(found, cost)
 
 
 def peak_megabytes() -> float:
@@ -207,7 +281,7 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _start(threads: int, life: Connection) -> None:
+def _start(threads: int | None, life: Connection) -> None:
     """A worker process: whoever started it decides when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()

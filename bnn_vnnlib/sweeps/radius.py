@@ -17,9 +17,9 @@ from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
 from bnn_vnnlib.sweeps.digests import model_digest
-from bnn_vnnlib.sweeps.folder import Folder
+from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
+from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 CHUNK = 256
-"""Inputs whose radii are looked for together."""
+"""Inputs whose radii are looked for together, at most, where their number is not given."""
+
+THRESHOLD = 0.7
+"""On P_safe, where none is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +81,19 @@ class RadiusTask:
     bounding: Bounding
     row: NDArray[np.int64]
 
-    def run(self) -> Arrays:
-        """The columns of these inputs."""
+    def run(self, earlier: Step | None) -> Arrays | Step:
+        """One step of the search; after the last one, the columns of these inputs."""
         model = self.source.model
         asked = self.target.asked(model, self.balls.x)
-        search = Bisection(len(self.balls), self.radii)
-        search.run(lambda index, radius: self._probe(model, asked, index, radius))
+        if earlier is None:
+            search = Bisection(len(self.balls), self.radii)
+        else:
+            search = Bisection.resumed(self.radii, earlier.columns, earlier.number)
+        search.step(lambda index, radius: self._probe(model, asked, index, radius))
+        still = search.open
+        return Step(search.state, search.rounds, int((~still).sum())) if still.any() else self._columns(search, asked)
+
+    def _columns(self, search: Bisection, asked: Asked) -> Arrays:
         some, none = search.robust != NOTHING, np.isinf(search.broken)
         ceiling = np.minimum(search.failed, search.broken)
         floor = np.maximum(search.spared, search.robust).clip(min=0.0)
@@ -153,45 +163,42 @@ class RadiusJob:
 
 
 def radii(
-    source: Source, inputs: Inputs, search: Radii, *, threshold: float = 0.7, delta: ArrayLike | None = None,
-    own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int = CHUNK,
+    source: Source, inputs: Inputs, search: Radii, *, threshold: float | None = None, delta: ArrayLike | None = None,
+    own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int | None = None,
     workers: int = 1, threads: int | None = None, watch: Watch | None = None,
 ) -> RadiusResult:  # fmt: skip
     """MaxRR and MinUR in l-infinity balls around each input, by bisection over all inputs together.
 
-    Robust: P_safe >= threshold (or, under `decision`, no input of the ball has a decision in violation). Unrobust:
-    P_safe < threshold (or some input of the ball has one).
+    Robust: P_safe >= tau_safe (or, under `decision`, no input of the ball has a decision in violation). Unrobust:
+    P_safe < tau_unsafe (or some input of the ball has one).
 
     Parameters
     ----------
+    threshold : both of them; None: those of `bounding`, else .7
     delta : regression: each output must stay within delta of y, or, without y, of the mean network's output; None:
         classification, the class must stay that of the label, or, without labels, of the mean network
     own : what the mean network says counts, though there are labels or y
-    bounding : query and methods; its thresholds are not used
+    bounding : query, thresholds and methods
     out : folder for radii.parquet and summary.csv, in which a run goes on that was ended
-    chunk : inputs that are searched together, and lost at most by each worker when the process is killed
+    chunk : inputs that are searched together; None: that of the job that goes on, else as many as make all workers
+        busy. When the process is killed, each worker loses one step of the search at most
     others : see `sweep`
 
     Raises
     ------
     InputError : arrays and options that do not fit, before any work
     """
-    how = bounding or Bounding()
-    if how.tau_safe is not None or how.tau_unsafe is not None:
-        raise OptionError("radius has one threshold: leave out tau_safe and tau_unsafe")
-    if not 0 <= threshold <= 1:
-        raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
-    if chunk < 1:
-        raise OptionError(f"a chunk holds at least one input, not {chunk}")
     model = source.model
-    if how.settled(model).query is Query.PROBABILISTIC:
-        how = replace(how, tau_safe=threshold, tau_unsafe=threshold)
+    how = _with_thresholds(bounding or Bounding(), threshold, model)
+    if chunk is not None and chunk < 1:
+        raise OptionError(f"a chunk holds at least one input, not {chunk}")
+    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)
     job = RadiusJob(source, inputs, target, search, how, chunk)
-    folder = None if out is None else Folder(Path(out))
-    parts = carry_out(job, folder, Workers(workers, threads), watch)
+    parts = carry_out(job, folder, where, watch)
     columns = joined(parts, ("row",))
     result = RadiusResult(
         columns["robust_radius"], columns["unrobust_radius"], columns["robust_gap"], columns["unrobust_gap"], columns,
@@ -201,6 +208,22 @@ def radii(
         write_columns(folder.path / "radii.parquet", columns)
         write_summary(folder.path / "summary.csv", [summary(result)])
     return result
+
+
+def _with_thresholds(how: Bounding, threshold: float | None, model: Model) -> Bounding:
+    """One threshold for both sides, unless there are two; none where P_safe is not asked for."""
+    given = [value for value in (how.tau_safe, how.tau_unsafe) if value is not None]
+    if threshold is not None and given:
+        raise OptionError("threshold stands for tau_safe and tau_unsafe: give it, or these")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
+    query = how.settled(model).query
+    if query is not Query.PROBABILISTIC:
+        if threshold is not None or given:
+            raise OptionError(f"thresholds are on P_safe, which query {query} does not ask for: leave them out")
+        return how
+    both = threshold if threshold is not None else given[0] if given else THRESHOLD
+    return replace(how, tau_safe=both, tau_unsafe=both) if len(given) < 2 else how
 
 
 def summary(result: RadiusResult) -> RadiusSummary:

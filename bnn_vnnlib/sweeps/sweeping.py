@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.digests import model_digest
-from bnn_vnnlib.sweeps.folder import Folder
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined
+from bnn_vnnlib.sweeps.folder import Folder, Step
+from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
@@ -26,7 +26,14 @@ from bnn_vnnlib.sweeps.table import Table
 Floats = NDArray[np.float64]
 
 MEMORY = 2**22
-"""Numbers of the widest layer over the boxes of a chunk, where the size of the chunks is not given."""
+"""Numbers of the widest layer over the boxes of a chunk, at most: about a gigabyte."""
+
+NUMBERS = 2**17
+"""The same, as it is usual: larger chunks are no faster, and tell and keep less."""
+
+PIECES, FEW, LEAST = 4, 64, 32
+"""Chunks for each worker, if they do not become smaller than `LEAST` boxes. What one pass leaves open is refined
+together, so that fewer boxes than `FEW` are too few where memory has room for more."""
 
 DEARER = 16
 """A box of `decision` takes so many times as long, so that its chunks are smaller."""
@@ -68,7 +75,7 @@ class BoxesTask:
     points: bool
     names: Arrays
 
-    def run(self) -> Arrays:
+    def run(self, earlier: Step | None) -> Arrays:
         """The columns of these rows."""
         from bnn_vnnlib.batch import verify_batch
 
@@ -97,9 +104,16 @@ class _Block:
 
 
 class SweepJob:
-    """The chunks of a sweep: rows of one table on one network each, in the order of the tables."""
+    """The chunks of a sweep: rows of one table on one network each, in the order of the tables.
 
-    def __init__(self, pairs: Sequence[Pair], bounding: Bounding, chunk: int | None, points: bool) -> None:
+    Parameters
+    ----------
+    chunk : their size; None: as it suits so many workers
+    """
+
+    def __init__(
+        self, pairs: Sequence[Pair], bounding: Bounding, chunk: int | None, points: bool, workers: int = 1
+    ) -> None:
         self._pairs, self._bounding, self._points = pairs, bounding, points
         if not pairs or not all(len(pair.table) for pair in pairs):
             raise InputError("the table holds no rows", path=pairs[0].table.path if pairs else None)
@@ -108,14 +122,11 @@ class SweepJob:
         blocks = [block for number, pair in enumerate(pairs) for block in _blocks(number, pair)]
         self.setting, self._networks, widest = self._checked(blocks)
         self.query = self.setting.query
-        # About a minute and a gigabyte; the same whenever the same is asked.
-        share = MEMORY // (DEARER if self.query is Query.DECISION else 1)
-        self._chunk = chunk or max(1, share // widest)
-        self._chunks = [
-            _Block(block.pair, block.network, block.source, rows)
-            for block in blocks
-            for rows in np.split(block.rows, range(self._chunk, len(block.rows), self._chunk))
-        ]
+        each = widest * (DEARER if self.query is Query.DECISION else 1)
+        most = max(1, min(MEMORY // each, max(NUMBERS // each, FEW)))
+        rows = sum(len(block.rows) for block in blocks)
+        self._chunk = chunk or usual_chunk(rows, workers, most, LEAST, PIECES)
+        self._chunks = list(_cut(blocks, self._chunk))
 
     def _checked(self, blocks: Sequence[_Block]) -> tuple[Setting, dict[str, str], int]:
         """The run over the first network, a hash of each, the widest layer; refuses what cannot be asked of one."""
@@ -179,6 +190,17 @@ class SweepJob:
         )  # fmt: skip
 
 
+def _cut(blocks: Sequence[_Block], chunk: int) -> Iterator[_Block]:
+    """Pieces of the blocks, none larger than a chunk, the first ones smaller."""
+    sizes = growing(chunk)
+    for block in blocks:
+        rows = block.rows
+        while len(rows):
+            size = next(sizes)
+            yield replace(block, rows=rows[:size])
+            rows = rows[size:]
+
+
 def _blocks(number: int, pair: Pair) -> list[_Block]:
     """The rows of each network, networks in the order of their first row."""
     rows = np.arange(len(pair.table))
@@ -210,18 +232,22 @@ def sweep(
     pairs : tables with their networks
     bounding : how; the defaults are those of `verify_batch`
     out : folder for bounds.parquet and summary.csv; a sweep that was ended goes on in it (None: in memory only)
-    chunk : rows bounded at a time, and lost at most by each worker when the process is killed
+    chunk : rows bounded at a time, and lost at most by each worker when the process is killed; the first chunks are
+        smaller. None: that of the sweep that goes on, else what suits the table and the workers
     points : keep the attacked point of each row
-    workers, threads : processes, and threads of each (None: torch's own number; 1 in other processes)
+    workers, threads : processes, and threads of each (None: torch's own number; in other processes as the environment
+        says, else 1)
     watch : called after each chunk
 
     Raises
     ------
     InputError : tables, networks and options that do not fit, before any work; a folder that holds another sweep
     """
-    job = SweepJob(pairs, bounding or Bounding(), chunk, points)
-    folder = None if out is None else Folder(Path(out))
-    parts = carry_out(job, folder, Workers(workers, threads), watch)
+    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    if chunk is None and folder is not None:
+        chunk = folder.chunk
+    job = SweepJob(pairs, bounding or Bounding(), chunk, points, workers)
+    parts = carry_out(job, folder, where, watch)
     columns = joined(parts, ("row", "table") if len(pairs) > 1 else ("row",))
     question = job.setting.question
     summary = summarise(columns, question.tau_safe, question.tau_unsafe)

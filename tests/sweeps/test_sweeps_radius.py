@@ -53,6 +53,80 @@ def test_the_true_radius_lies_between_the_two(line, scale):
     np.testing.assert_array_equal(found.columns["output_lower"][:, 0], SLOPE * x[:, 0] - DELTA)
 
 
+def test_two_thresholds(line):
+    """Robust at the one, unrobust at the other; one alone stands for both."""
+    inputs = make_inputs({"x": np.array([[0.1], [-0.5]])})
+    how = Bounding(tau_safe=0.9, tau_unsafe=0.3)
+    found = radii(Source(memory=line), inputs, Radii(1.0, 0.04, 0.25), delta=DELTA, bounding=how)
+    for i, x in enumerate((0.1, -0.5)):
+        safe, unsafe = (truth(x, 1.0, tau) for tau in (0.9, 0.3))
+        assert 0.75 * safe - 0.04 < found.robust[i] <= safe + 1e-6
+        assert unsafe - 1e-6 <= found.unrobust[i] < 1.25 * unsafe + 0.04
+        assert safe < unsafe
+    one, both = (
+        radii(Source(memory=line), inputs, Radii(1.0, 0.2), delta=DELTA, **how)
+        for how in ({"bounding": Bounding(tau_safe=0.9)}, {"threshold": 0.9})
+    )
+    np.testing.assert_array_equal(one.unrobust, both.unrobust)
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_goes_on_after_its_last_step(tmp_path, workers):
+    pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
+    net = write_net(tmp_path / "net.onnx", [3, 6, 4], samples=3)
+    inputs = make_inputs({"x": np.random.default_rng(1).uniform(0, 1, (6, 3))})
+    search = Radii(1.0, 0.01)
+
+    def looked_for(out, watch=None, **more):
+        return radii(Source(net), inputs, search, bounding=Bounding(), out=tmp_path / out, watch=watch, **more)
+
+    seen = []
+    whole = looked_for("whole", seen.append, chunk=3)
+    steps = int(whole.columns["probes"][::3].sum())
+    assert seen[-1].steps == steps - 2  # each chunk ends with its last step
+    assert {one.done for one in seen} > {0, 3, 6}  # inputs, not only chunks
+
+    def kill(progress):
+        if progress.steps >= 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        looked_for("killed", kill, workers=workers, chunk=3)
+    assert len(list((tmp_path / "killed" / "steps").iterdir())) == (1 if workers == 1 else 2)
+    seen.clear()
+    again = looked_for("killed", seen.append)
+    assert seen[-1].steps <= steps - 2 - 4
+    assert (tmp_path / "killed/radii.parquet").read_bytes() == (tmp_path / "whole/radii.parquet").read_bytes()
+    assert again.spent.rows == 6
+    assert not list((tmp_path / "killed" / "steps").iterdir())
+
+
+def test_a_damaged_step_is_done_again(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
+    net = write_net(tmp_path / "net.onnx", [3, 6, 4], samples=3)
+    inputs = make_inputs({"x": np.random.default_rng(1).uniform(0, 1, (2, 3))})
+
+    def kill(progress):
+        if progress.steps >= 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        radii(Source(net), inputs, Radii(1.0, 0.05), out=tmp_path / "out", watch=kill)
+    (step,) = (tmp_path / "out" / "steps").iterdir()
+    data = bytearray(step.read_bytes())
+    data[100] ^= 4
+    step.write_bytes(data)
+    seen = []
+    found = radii(Source(net), inputs, Radii(1.0, 0.05), out=tmp_path / "out", watch=seen.append)
+    assert seen[0].again == 1
+    expected = radii(Source(net), inputs, Radii(1.0, 0.05))
+    np.testing.assert_array_equal(found.robust, expected.robust)
+
+
 def test_a_wanted_value_that_is_missed_and_one_that_is_never_left(line):
     x = np.array([[0.1], [0.1]])
     y = np.array([5.0, 0.2])
@@ -72,7 +146,7 @@ def test_certificates_hold_on_samples_and_grids(query):
     net = random_samples(2, [2, 6, 3], 5, spread=0.15, likelihood="categorical")
     x = np.random.default_rng(0).normal(size=(12, 2))
     inputs = make_inputs({"x": x})
-    found = radii(Source(memory=net), inputs, Radii(1.0, 0.05), threshold=0.7, bounding=Bounding(query))
+    found = radii(Source(memory=net), inputs, Radii(1.0, 0.05), bounding=Bounding(query))
     label = found.columns["label"]
     share = np.stack(np.meshgrid(*[np.linspace(-1, 1, 21)] * 2), -1).reshape(-1, 2)
 
@@ -116,7 +190,10 @@ def test_what_does_not_fit_is_refused(line):
             "labels are for classification, delta and y for regression",
         ),
         ({"x": x}, {"delta": 0.1, "threshold": 1.5}, "threshold is a probability, between 0 and 1; found 1.5"),
-        ({"x": x}, {"delta": 0.1, "bounding": Bounding(tau_safe=0.5)}, "one threshold"),
+        ({"x": x}, {"delta": 0.1, "threshold": 0.7, "bounding": Bounding(tau_safe=0.5)}, "give it, or these"),
+        ({"x": x}, {"delta": 0.1, "bounding": Bounding(tau_safe=0.5, tau_unsafe=0.6)}, "must not exceed"),
+        ({"x": x}, {"delta": 0.1, "threshold": 0.5, "bounding": Bounding("decision")}, "which query decision does not"),
+        ({"x": x}, {"delta": 0.1, "bounding": Bounding("decision", 0.5)}, "which query decision does not"),
         ({"x": x}, {"delta": 0.1, "chunk": 0}, "at least one input"),
         ({"x": x}, {"delta": 0.1, "workers": 0}, "workers must be at least 1"),
     ):
@@ -132,6 +209,8 @@ def test_the_command(tmp_path):
     arguments = ["radius", net, tmp_path / "inputs.npz", "--tolerance", "0.05", "--clip", "0", "1", "--chunk", "2"]
     arguments += ["--workers", "1"]
     said = told(*arguments, "--out", tmp_path / "out")
+    assert "0 of 5 inputs are finished; 5 to go" in said
+    assert ", step 1" in said
     assert "5 inputs in" in said
     columns, _ = read_columns(tmp_path / "out" / "radii.parquet")
     assert columns["label"].tolist() == [0, 1, 2, 3, 0]

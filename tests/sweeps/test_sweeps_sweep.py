@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import signal
@@ -13,11 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+import bit_flips
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
+from bnn_vnnlib.cli import long_jobs
+from bnn_vnnlib.durable import LOCK, locked
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.folder import Folder
+from bnn_vnnlib.sweeps.jobs import Progress, growing, usual_chunk
 from sweeps.sweep_models import boxes, documented, told, write_net
 
 pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
@@ -162,19 +168,137 @@ def test_a_finished_sweep_is_not_computed_again(nets, tmp_path, monkeypatch):
     assert again.spent == first.spent
 
 
-def test_two_processes_in_one_folder_and_a_damaged_part(nets, tmp_path):
+def test_one_process_at_a_time_works_in_a_folder(nets, tmp_path):
+    pytest.importorskip("fcntl", reason="no locks of this kind on this system")
     pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(6, 3, 4)))]
-    first = sweep(pair, out=tmp_path / "out", chunk=3)
-    if sys.platform != "win32":
-        with Folder(tmp_path / "out").locked(), pytest.raises(OptionError, match="another process is at work"):
-            sweep(pair, out=tmp_path / "out", chunk=3)
-    part = tmp_path / "out" / "parts" / "000001.parquet"
-    part.write_bytes(part.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"000001\.parquet: .* delete it to have its chunk computed again"):
-        sweep(pair, out=tmp_path / "out", chunk=3)
-    part.unlink()
-    again = sweep(pair, out=tmp_path / "out", chunk=3)
-    np.testing.assert_array_equal(first.columns["p_safe_lower"], again.columns["p_safe_lower"])
+    with locked(tmp_path / "out"), pytest.raises(OptionError, match="another process is at work in this folder"):
+        sweep(pair, out=tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
+    sweep(pair, out=tmp_path / "out")
+
+
+def again(pair, out: Path) -> tuple[int, bytes]:
+    """How many chunks a sweep does again, and the file that it writes."""
+    seen = []
+    sweep(pair, out=out, watch=seen.append)
+    assert seen[0].rows - seen[0].kept == sum(2 for _ in range(seen[0].again))  # chunks of two rows
+    return seen[0].again, (out / "bounds.parquet").read_bytes()
+
+
+def test_a_damaged_part_is_done_again(nets, tmp_path):
+    pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(8, 3, 4)))]
+    out = tmp_path / "out"
+    sweep(pair, out=out, chunk=2)
+    whole = (out / "bounds.parquet").read_bytes()
+    first, _, third, _ = sorted((out / "parts").iterdir())
+    for damage in (
+        lambda part: part.write_bytes(part.read_bytes()[:-20]),
+        lambda part: part.write_bytes(b""),
+        lambda part: part.rename(part.with_name("000001.parquet")),  # as versions without hashes called it
+        lambda part: part.write_bytes(third.read_bytes()),  # a good file, of another chunk
+        lambda part: part.write_bytes(flipped(part.read_bytes(), 800)),
+    ):
+        damage(next((out / "parts").glob("000001-*")))
+        assert again(pair, out) == (1, whole)
+    assert first.exists()
+    assert again(pair, out) == (0, whole)
+    part = first.read_bytes()
+    other = [Pair(Source(nets / "two.onnx"), make_table(boxes(8, 3, 4)))]
+    sweep(other, out=tmp_path / "other", chunk=2)
+    expected = (tmp_path / "other" / "bounds.parquet").read_bytes()
+    taken = min((tmp_path / "other" / "parts").iterdir())
+    taken.unlink()
+    (tmp_path / "other" / "parts" / first.name).write_bytes(part)  # of another network
+    assert again(other, tmp_path / "other")[1] == expected
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """With one bit changed."""
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def test_damaged_settings_cost_nothing_and_give_nothing_away(nets, tmp_path):
+    pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(8, 3, 4)))]
+    out = tmp_path / "out"
+    sweep(pair, out=out, chunk=2)
+    whole, place = (out / "bounds.parquet").read_bytes(), out / "settings.json"
+    text = place.read_text()
+    for damaged in (text.replace('"seed": 0', '"seed": 1'), text[:-20], "", "[" * 100_000):
+        place.write_text(damaged)
+        sweep(pair, out=out, chunk=2)
+        assert place.read_text() == text
+        assert (out / "bounds.parquet").read_bytes() == whole
+    place.write_text("")
+    other = [Pair(Source(nets / "two.onnx"), make_table(boxes(8, 3, 4)))]
+    with pytest.raises(OptionError, match=r"settings\.json: is damaged, and no finished part belongs to this job"):
+        sweep(other, out=out, chunk=2)
+    assert len(list((out / "parts").iterdir())) == 4
+
+
+def test_no_flipped_bit_changes_a_result(tmp_path):
+    """scripts/measure/bit_flips.py does this hundreds of times, over all files of three jobs."""
+    found = bit_flips.experiment(tmp_path, 8, 0, kinds=("sweep",), inside="parts")
+    assert found["sweep"] == {bit_flips.AGAIN: 8}
+
+
+def test_the_first_rows_are_done_soon_and_all_workers_have_work():
+    for rows, workers in ((1, 1), (1, 4), (7, 2), (40, 2), (400, 2), (53_792, 2), (53_792, 16), (2_000_000, 3)):
+        size = usual_chunk(rows, workers, most=1048, least=32, pieces=4)
+        assert 1 <= size <= 1048
+        cuts, left = [], rows
+        for piece in growing(size):
+            cuts.append(min(piece, left))
+            left -= cuts[-1]
+            if not left:
+                break
+        assert sum(cuts) == rows
+        assert cuts[0] <= 4
+        assert len(cuts) >= min(rows // 4, workers)  # each has something at once
+        assert max(cuts) <= max(4, -(-rows // workers))
+        assert len(cuts) <= rows / size + 8  # and not many more chunks than need be
+    assert usual_chunk(100, 2, most=256) == 50
+    assert usual_chunk(600, 2, most=256) == 150
+
+
+def test_a_sweep_that_goes_on_keeps_its_chunks(nets, tmp_path):
+    """They are those of the workers that it began with."""
+    pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(40, 3, 4)))]
+    out, seen = tmp_path / "out", []
+    sweep(pair, out=out, workers=2)
+    assert Folder(out).chunk == 20
+    names = sorted(path.name for path in (out / "parts").iterdir())
+    assert len(names) == 3  # 4, 16 and 20 rows
+    whole = (out / "bounds.parquet").read_bytes()
+    (out / "parts" / names[1]).unlink()
+    sweep(pair, out=out, workers=5, watch=seen.append)
+    assert seen[0].kept == 40 - 16
+    assert sorted(path.name for path in (out / "parts").iterdir())[2:] == names[2:]
+    assert (out / "bounds.parquet").read_bytes() == whole
+    with pytest.raises(OptionError, match="chunk: 20 there, 7 now"):
+        sweep(pair, out=out, chunk=7)
+
+
+def test_somebody_who_looks_at_no_terminal_hears_of_it(monkeypatch):
+    """At once, after the first step, and every now and then, whether anything is finished or not."""
+    monkeypatch.setattr(long_jobs, "EVERY", 1.0)
+    text = io.StringIO()
+    with long_jobs.shown(Console(file=text, width=200), "boxes") as watch:
+        watch(Progress(4, 20, 4, again=1))
+        assert text.getvalue().splitlines() == [
+            "1 finished parts are damaged or not of this job, and are done again",
+            "4 of 20 boxes are finished; 16 to go",
+        ]
+        watch(Progress(4, 20, 4, 1))
+        assert "4 of 20 boxes after 0 s, step 1" in text.getvalue()
+        watch(Progress(4, 20, 4, 2))
+        assert "step 2" not in text.getvalue()
+        until = time.monotonic() + 30
+        while "step 2" not in text.getvalue() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert "4 of 20 boxes after" in text.getvalue().splitlines()[-1]
+        watch(Progress(20, 20, 4, 9))
+        assert " s, step 9, " in text.getvalue().splitlines()[-1]
+        assert text.getvalue().endswith("a second, 0 s left\n")
 
 
 def children(pid: int) -> list[int]:
