@@ -26,6 +26,7 @@ class Outlet:
     results, json : files to write; without `json` the record goes next to `results`
     seed, timeout, started : for the record; `started` in seconds of the monotonic clock
     files, prop, query : known once they are known
+    solving : when solving began, on the same clock; None: not yet
     finished : the verdict has been said
     """
 
@@ -37,6 +38,7 @@ class Outlet:
     files: Mapping[str, Path] = field(default_factory=dict)
     prop: Property | None = None
     query: Query | None = None
+    solving: float | None = None
 
     finished: bool = field(default=False, init=False)
 
@@ -67,7 +69,9 @@ class Outlet:
         text, spoken_text = results_text(result, prop), standard_output(result, prop)
         self.finished = True
         failures = _print(spoken_text)
-        return failures + self._write(text, lambda: record(result, self.files, seed=self.seed, timeout=self.timeout))
+        start_s = None if self.solving is None else self.solving - self.started
+        how = {"seed": self.seed, "timeout": self.timeout, "start_s": start_s}
+        return failures + self._write(text, lambda: record(result, self.files, **how))
 
     def expire(self) -> list[InputError]:
         """Say and write that the time limit ended the run before there was a result."""
@@ -83,7 +87,8 @@ class Outlet:
         return [] if self.finished else self._leave(Verdict.ERROR, reason)
 
     def _leave(self, verdict: Verdict, reason: str) -> list[InputError]:
-        elapsed = time.monotonic() - self.started
+        now = time.monotonic()
+        solving = now if self.solving is None else self.solving
         values = unfinished(
             verdict,
             reason,
@@ -91,7 +96,8 @@ class Outlet:
             query=self.query,
             seed=self.seed,
             timeout=self.timeout,
-            time_s=elapsed,
+            time_s=now - solving,
+            start_s=solving - self.started,
         )
         return self._write(f"{verdict.value}\n", lambda: values)
 

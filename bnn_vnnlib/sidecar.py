@@ -49,7 +49,8 @@ RECORD = {
     "witness.hidden[i]": "the value there of hidden node i of those that the property declares, as nested lists",
     "witness.shows": "what the pair shows, in words",
     "witness.check": "numbers of the check that was made before sat was said",
-    "time_s": "seconds that the verification took, by its own clock",
+    "time_s": "seconds that solving took, by its own clock, until a result or until it was ended",
+    "start_s": "seconds before that: the program's start, its libraries, reading the files; null where nobody measured",
     "details": "further facts: masses, margins, counts; its keys depend on the query and the method",
     "notes[i]": "remarks for people; without a method the only one is the reason",
 }
@@ -61,7 +62,9 @@ def sidecar_path(results: Path) -> Path:
     return results.with_name(f"{results.name}.json")
 
 
-def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: float | None) -> dict[str, Any]:
+def record(
+    result: Result, files: Mapping[str, Path], *, seed: int, timeout: float | None, start_s: float | None = None
+) -> dict[str, Any]:
     """The record of a finished run as plain JSON values.
 
     Parameters
@@ -69,6 +72,7 @@ def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: flo
     result : the outcome
     files : the inputs by role ("property", "model")
     seed, timeout : as given; seconds
+    start_s : seconds before solving began
     """
     return {
         **_frame(result.verdict, result.query, files, seed, timeout),
@@ -81,6 +85,7 @@ def record(result: Result, files: Mapping[str, Path], *, seed: int, timeout: flo
         "method": result.method,
         "witness": _witness(result.witness),
         "time_s": result.time_s,
+        "start_s": start_s,
         "details": plain(result.details),
         "notes": list(result.notes),
     }
@@ -95,11 +100,12 @@ def unfinished(
     seed: int,
     timeout: float | None,
     time_s: float,
+    start_s: float | None = None,
 ) -> dict[str, Any]:
     """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
     nothing = dict.fromkeys(("asked", "tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness"))
     frame = _frame(verdict, query, files, seed, timeout)
-    return {**frame, **nothing, "time_s": time_s, "details": {}, "notes": [reason]}
+    return {**frame, **nothing, "time_s": time_s, "start_s": start_s, "details": {}, "notes": [reason]}
 
 
 def to_text(values: Mapping[str, Any]) -> str:

@@ -557,3 +557,20 @@ def test_a_verdict_from_two_files(tmp_path, identity_model, text, bound, verdict
         values = list(read_result(results).values.values())
         assert values[0].ravel().tolist() == values[1].ravel().tolist()
         assert 0.5 <= values[0].ravel()[0] <= 1.0
+
+
+def test_the_start_of_the_program_is_no_time_of_solving(tmp_path, identity_model):
+    """A small instance takes seconds of libraries and next to nothing of solving."""
+    (tmp_path / "p.vnnlib").write_text(OLD.replace("0.5", "1.5"))
+    (tmp_path / "broken.vnnlib").write_text("(declare-const X_0 Real")
+    record = {}
+    for name in ("p", "broken"):
+        words = ["verify", f"{name}.vnnlib", str(identity_model), "--json", f"{name}.json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-m", "bnn_vnnlib", *words], cwd=tmp_path, env=environment, capture_output=True)
+        taken = time.monotonic() - begun
+        record[name] = json.loads((tmp_path / f"{name}.json").read_text())
+        assert record[name]["start_s"] + record[name]["time_s"] < taken + 0.1
+    assert record["p"]["time_s"] < record["p"]["start_s"]
+    assert record["broken"]["time_s"] < 0.01 < record["broken"]["start_s"]

@@ -68,7 +68,8 @@ def _serve(arguments: list[str]) -> int:
 
 def _import() -> None:
     """Everything slow, before the first time limit counts."""
-    for name in ("torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.witness", "bnn_vnnlib.model.reading"):
+    for name in ("torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.witness", "bnn_vnnlib.model.reading",
+                 "bnn_vnnlib.robustness.safety", "bnn_vnnlib.robustness.decision"):  # fmt: skip
         import_module(name)
 
 
