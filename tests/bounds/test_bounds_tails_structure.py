@@ -11,17 +11,21 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
+from bnn_vnnlib.bounds.tails import TailEngine, claimed, plan, run
 from bnn_vnnlib.bounds.tails.engine import Rows
+from bnn_vnnlib.bounds.tails.plan import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
-from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.errors import SoundnessError, UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal
+from bnn_vnnlib.model.network import GaussianDiagonal, Network
 from bnn_vnnlib.robustness import weight_sets
 from support.networks import Builder, dense_network
 from support.tails import (
     failures,
+    node_values,
     random_deviations,
+    record,
+    rows_of,
     setup,
     surprising,
     tensor,
@@ -277,3 +281,87 @@ def test_what_tuning_spends_is_what_it_uses() -> None:
     least = tensor([[-100.0]])
     total = engine.tuned(*weights, box, tensor([[[1.0]]]), None, least, budgets, lambda rows, _: rows[0].sum(-1), 0)
     assert total.item() >= 0.01 * (1 - 1e-9)
+
+
+def early_skip() -> Network:
+    """z = W_1 x + W_5 relu(W_2 x + b_3) + b_6 behind a Relu: the map of the skip connection comes first."""
+    builder = Builder(3)
+    x = builder.input(1, 2)
+    skip = builder.linear(x, (3, 2))
+    hidden = builder.activation(builder.shift(builder.linear(x, (4, 2)), (4,)))
+    z = builder.sum(skip, builder.shift(builder.linear(hidden, (3, 4)), (3,)))
+    builder.linear(builder.activation(z), (2, 3))
+    return builder.network()
+
+
+def test_noise_comes_in_the_order_of_the_claims() -> None:
+    """That of the skip connection is z's own, and comes after the claim in front of the first Relu."""
+    assert stages(early_skip()) == {1: 7, 2: 3, 3: 3, 5: 7, 6: 7, 9: 10}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_noise_is_claimed_before_anything_but_sums_reads_it(name: str) -> None:
+    network = GRAPHS[name]()
+    for position, stage in stages(network).items():
+        assert stage == len(network.nodes) or stage in claimed(network)
+        assert stage >= position
+
+
+@pytest.mark.parametrize(("left", "name"), [(3, "shift"), (7, "sum")])
+def test_noise_that_gets_past_the_claims_is_a_fault(left: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim left out: its noise reaches an activation."""
+    network = early_skip()
+    monkeypatch.setattr(plan, "claimed", lambda network: [p for p in claimed(network) if p != left])
+    with pytest.raises(SoundnessError, match="noise gets past the claims"):
+        failures(network, {}, ([0, 0], [0, 0]), [[1.0, 0.0]], [0.0])
+
+
+def test_noise_with_two_readers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One map added twice, with other noise in between: it has to be claimed."""
+    builder = Builder()
+    x = builder.linear(builder.input(1, 2), (2, 2))
+    builder.sum(builder.shift(x, (2,)), x)
+    network = builder.network()
+    assert stages(network) == {1: 1, 2: 4}
+    monkeypatch.setattr(plan, "claimed", lambda _: [])
+    with pytest.raises(SoundnessError, match="noise gets past the claims"):
+        stages(network)
+
+
+def test_the_law_of_a_claim_given_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of z, with the weights in front of the first Relu fixed: the noise of the skip connection is still to come."""
+    network = early_skip()
+    deviations = {name: np.full(tensor.shape, 0.3) for name, tensor in network.tensors.items()}
+    skip = network.nodes[1].weight.source  # type: ignore[attr-defined]
+    deviations[skip] = np.ones_like(deviations[skip])
+    grid = tensor([[0.5, -0.8]])
+    case = record(monkeypatch, network, deviations, (grid[0] - 0.1, grid[0] + 0.1), torch.eye(2).double(), 1e-3, True)
+    drawn = case.draw(torch.Generator().manual_seed(0), 20_000)
+    early = {network.nodes[2].weight.source, network.nodes[3].bias.source}  # type: ignore[attr-defined]
+    fixed = {name: noise[:1].expand_as(noise) if name in early else noise for name, noise in drawn.items()}
+    z = node_values(network, grid[:1], case.weights(fixed))[7][:, 0, 0]
+    least, most = (side[0, 0, 0] for side in case.run.variation.variances[7])  # type: ignore[union-attr]
+    middle = case.run._middles[7]
+    assert (least < 1.05 * z.var(0)).all()
+    assert (z.var(0) < 1.05 * most).all()
+    without = {**fixed, skip: torch.zeros_like(fixed[skip])}
+    assert (node_values(network, grid[:1], case.weights(without))[7][:, 0, 0].var(0) < least).all()
+    assert (middle.lower[0, 0, 0] < z.mean(0) + 0.05).all()
+    assert (z.mean(0) - 0.05 < middle.upper[0, 0, 0]).all()
+
+
+@pytest.mark.parametrize("size", [0.05, 0.1])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_an_early_skip_connection_against_sampled_weights(
+    size: float, thorough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, rows, grid = setup(monkeypatch, "early_skip", size, 0.02, 1e-3, early_skip(), thorough)
+    weights = case.weights(case.draw(torch.Generator().manual_seed(1), 20_000))
+    least = rows_of(case.network, node_values(case.network, grid, weights), rows).amin(1)
+    informative = 0
+    for share in (1e-3, 1e-2, 0.1, 0.4):
+        level = least.quantile(share, 0)
+        bound = case.tail.failure(level) + case.budget
+        assert not surprising((least <= level).sum(0), len(least), bound[0, 0]).any()
+        informative += int((bound < 0.5).sum())
+    assert informative > 0

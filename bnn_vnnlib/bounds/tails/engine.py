@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import run
-from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers
+from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers, stages
 from bnn_vnnlib.bounds.tails.run import Run
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
@@ -148,7 +148,8 @@ class TailEngine:
             yield slice(start, start + step)
 
     def check(self, deviations: WeightBoxes) -> None:
-        """Refuse what tails do not serve."""
+        """Refuse what tails do not serve, and make sure that the claims are in the order of the proofs."""
+        stages(self.network)
         for node in self.network.nodes:
             shared = self.correlation is not None and isinstance(node, Constant) and self.correlation.of(node.value)
             if shared or (isinstance(node, Constant) and node.value.source in deviations.spreads):

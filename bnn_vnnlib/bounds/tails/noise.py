@@ -105,7 +105,7 @@ class Noise:
         return Tail(bounds, Split(centred, folded, least, most, play == 0))
 
     def middle(self, level: Tensor) -> Tail:
-        """The tail of the row's mean given the earlier weights, at the centre; `level` is m0 there."""
+        """The tail of the row's mean given the earlier stages, at the centre; `level` is m0 there."""
         if self.shared is not None:
             level = _less(level, FOLD * self.shared.late * (1 + 2.0**-40))
         return Tail((self._martingale(level, self.below),))

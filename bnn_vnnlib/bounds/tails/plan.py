@@ -10,24 +10,29 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.tails.tail import Levels
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import (
     Activation,
     Broadcast,
+    Concat,
     Constant,
     Conv,
     Input,
     Linear,
     Max,
     Product,
+    Reshape,
     Scale,
     Select,
     Shift,
+    Sum,
+    Transpose,
 )
 
 EVENTS = 5
 """Events of an element whose range is claimed: below, above, variation over the box, and its mean given the earlier
-weights below and above; without the centred bounds only the first two, which take no more than their share."""
+stages below and above; without the centred bounds only the first two, which take no more than their share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +87,36 @@ def claimed(network: Network) -> list[int]:
     uses = [*network.outputs, *(source for node in network.nodes for source in node.inputs)]
     found += [p for p in range(len(network.nodes)) if not known[p] and uses.count(p) > 1]
     return sorted(found)
+
+
+def stages(network: Network) -> dict[int, int]:
+    """For each map and bias the claim that its noise is behind; the number of nodes where only the rows are.
+
+    The proofs in `tail` go in this order. What they need is checked: noise that is not claimed yet has one reader,
+    which only adds or moves it.
+
+    Raises
+    ------
+    SoundnessError : noise that gets past the claims
+    """
+    nodes, last, ends = network.nodes, len(network.nodes), set(claimed(network))
+    readers: list[list[int]] = [[] for _ in nodes]
+    for position, node in enumerate(nodes):
+        for source in node.inputs:
+            readers[source].append(position)
+    for position in network.outputs:
+        readers[position].append(last)
+    found: dict[int, int] = {}
+    for start, node in enumerate(nodes):
+        place, used = start, isinstance(node, Linear | Conv | Scale | Shift) and bool(readers[start])
+        while used and place not in ends and place != last:
+            reader, *others = readers[place] or [last]
+            if others or (reader != last and not isinstance(nodes[reader], Shift | Sum | Reshape | Transpose | Concat)):
+                raise SoundnessError(f"noise gets past the claims at node {nodes[place].name}")
+            place = reader
+        if used:
+            found[start] = place
+    return found
 
 
 def powers(network: Network) -> list[int]:

@@ -8,8 +8,10 @@ Bound 1 uses no independence: F is concave in Delta and all z together, its grad
 B (hc + rho e), so that the group adds (|sum B hc| + sum reach(rho))^2 to L^2, and s_j^2 = Var delta_j has a part of
 every group.
 
-Bounds 2 to 4 go through the nodes in order. A group comes at the *first* node that it moves, before the independent
-noise of that node. There its z is independent of h(x0), as Delta is; at later nodes h(x0) depends on z. Let its term be
+Bounds 2 to 4 go through the stages in order. A group comes in the earliest stage that it moves, before the independent
+noise of that stage. At the *first* node that it moves, first among the nodes, z is independent of h(x0), as Delta is:
+h(x0) depends on nodes before it only, and is known by then, since every stage that the group moves lies behind h. At
+other nodes h(x0) may depend on z. Let its term be
     T(z) = least of z.B h over [c - r, c + r] at the first node + least of z.B h over [hc - rho, hc + rho] at later ones
 (biases: z.B). It is concave in z, the boxes are known before z, its mean given the past is at least minus
 sqrt(2/pi) (sum rho'_j s_j at the first + sum rho_j s_j at later nodes), and its Lipschitz constant at most

@@ -1,8 +1,10 @@
 """Lines for bound 4: a kink that is smoothed by the noise of its own input is nearly straight.
 
-In front of an activation let zeta = z(x0), which is N(m, s^2) given the weights of earlier nodes, and z(x) = zeta + d
-with |d| <= rho'. The lines of the other bounds must hold on the whole range of z, which noise makes wide. But only two
-things have to be served: all d, for which a slope c is fixed, and the *mean* over zeta, which is a function of m alone.
+In front of an activation let zeta = z(x0), z claimed, which is N(m, s^2) given the weights of the stages before its own
+(see `tail`; not of the nodes before it, as a map of a skip connection may come before other claims), and z(x) = zeta +
+d with |d| <= rho'. The lines of the other bounds must hold on the whole range of z, which noise makes wide. But only
+two things have to be served: all d, for which a slope c is fixed, and the *mean* over zeta, which is a function of m
+alone.
 
 For f = relu and 0 <= c <= 1, over |d| <= rho,
     f(zeta + d) - c d >= lower(zeta) := -c rho + c relu(zeta + rho) + (1 - c) relu(zeta - rho),
@@ -14,9 +16,10 @@ R(m, s) = E relu(N(m, s^2)) = m Phi(m / s) + s phi(m / s), convex in m and incre
 the first by a tangent at the least s, the second at the ends of the range and the largest s. So for a coefficient a
     a f(z(x)) >= c a (m + d) + intercept + noise,  noise = a lower(zeta) - E[..] (or upper, for a < 0),
 and c a (m + d) goes on through the mean weights: m + d is the mean map of h(x), plus Delta (h(x) - h(x0)), which is
-folded like all the rest. The noise has mean zero given the earlier weights, and slopes between 0 and a where c a would
-have a known one: in L^2 |A| grows by the larger distance, the `amplitude`. (m is clipped to its claimed range, and zeta
-moved with it; on G that changes nothing.) Bound 2 asks no more: its proof nowhere needs that F is concave.
+folded like all the rest. The noise is a function of what z's stage adds, given the earlier ones. It has mean zero then,
+and slopes between 0 and a where c a would have a known one: in L^2 the |A| of all nodes of that stage grow by the
+larger distance, the `amplitude`. (m is clipped to its claimed range, and zeta moved with it; on G that changes
+nothing.) Bound 2 asks no more: its proof nowhere needs that F is concave.
 """
 
 from __future__ import annotations

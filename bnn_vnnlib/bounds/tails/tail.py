@@ -15,24 +15,35 @@ mean (Kwapien, A remark on the median and the expectation of convex functions of
 No independence between layers is used: a weight that enters at several places makes F no less concave, and its uses
 add up in g_k and r_k (here bounded by the triangle inequality over nodes, and by the multiplicity within one).
 
-The radius rho is made by the noise of earlier layers as much as by x, and 1. pays it as if it were chosen after delta
+The order of what follows is that of the claims (`plan.stages`). A stage is the noise of all nodes behind one claim, or
+of those behind the rows themselves, which comes last; `earlier` always means earlier stages. The order of the nodes
+would not do. Let a claim be z = u + v with u a map of a skip connection: u may come before other claims among the
+nodes, but its noise is part of what z has of its own, and what is said of z given the earlier weights leaves u open.
+Stages are an order:
+  - An open node, whose noise is not claimed yet, has exactly one reader, since one with several is claimed. So the way
+    along the readers leads from every node with noise to one claim, or to the rows: its stage.
+  - A map reads a known node h. The noise that h depends on was claimed at h or before it, and the map's own claim lies
+    behind h. So h is a function of earlier stages.
+
+The radius rho is made by the noise of earlier stages as much as by x, and 1. pays it as if it were chosen after delta
 is known. Now let every source of noise enter at one node only. Then delta, at its node, is independent of h(x0), x0
 the centre of the box. Let rho' bound |h(x) - h(x0)| on G, and let h0 be h(x0) clipped to its range (equal on G). The
 set of the h within rho' of h0 and inside the range is a box [c - r, c + r] that is known before delta, r <= rho', and
     row(x) >= m0 + sum ( c_j delta_j - r_j |delta_j| ) + bias noise on G.
 
 2. P(the right side <= t) <= 2 Phi(-(E' - t) / L) for t < E' := m0 - sqrt(2/pi) sum rho'_j s_j, with the same L.
-Proof. Go through the nodes in order and let M be the sum of their terms, each minus its mean given the earlier ones;
-these means add up to at least E' - m0. Let a Brownian motion run for one unit of time for each standardised weight
-(those of one node together). The process M_t = E[M | F_t] is a continuous martingale: at the node, the integrand is
-the conditional mean of the gradient of the node's term, because the later terms have mean zero whatever the past was.
-Its length is at most the Lipschitz constant of that term given the past. All of [c - r, c + r] lies in [hc - rho,
-hc + rho], so its square is at most the node's part of L^2. Hence <M> <= L^2, M is a Brownian motion stopped at most
-at L^2 (Dambis; Dubins, Schwarz), and by reflection P(M <= -u) <= P(min over [0, L^2] <= -u) = 2 Phi(-u / L).
+Proof. Go through the stages in order and let M be the sum of their nodes' terms, each minus its mean given the earlier
+stages; these means add up to at least E' - m0. Let a Brownian motion run for one unit of time for each standardised
+weight, node by node within a stage (those of one node together). The process M_t = E[M | F_t] is a continuous
+martingale: at a node, the integrand is the conditional mean of the gradient of its own term, because the terms of its
+stage have boxes that were known before the stage, and later ones have mean zero whatever the past was. Its length is at
+most the Lipschitz constant of that term given the past. All of [c - r, c + r] lies in [hc - rho, hc + rho], so its
+square is at most the node's part of L^2. Hence <M> <= L^2, M is a Brownian motion stopped at most at L^2 (Dambis;
+Dubins, Schwarz), and by reflection P(M <= -u) <= P(min over [0, L^2] <= -u) = 2 Phi(-u / L).
 
 3. Split off the folded part: row(x) >= m0 + S - Q on G, S = sum h0_j delta_j + bias noise, Q = sum rho'_j |delta_j|.
-Given the past, each term of S is Gaussian with a variance between known bounds, so S is a Brownian motion stopped
-somewhere in [a, b], a and b the sums of the bounds (b <= L^2). For every real u, by reflection,
+Given the earlier stages, each term of S is Gaussian with a variance between known bounds, so S is a Brownian motion
+stopped somewhere in [a, b], a and b the sums of the bounds (b <= L^2). For every real u, by reflection,
     P(S <= u) <= P(B_a <= u or B falls to u during [a, b]) = Phi(k) + 2 T(k, sqrt((b - a) / a)),  k = u / sqrt(b),
 T being Owen's function. Q is convex and L'-Lipschitz in the noise, L'^2 like L^2 with hc = 0 and rho', so that for
 z > 0 P(Q > E Q + z L') <= Phi(-z) as in 1. Therefore P(the right side <= t) is at most Phi(-z) plus the former at
@@ -40,11 +51,12 @@ u = -(E' - t - z L'). It serves thresholds on both sides of the mean. Where the 
 variance of S is a number, known up to roundings, and Phi(k) alone will do.
 
 The node's part of L^2 in bound 2 is sum_j s_j^2 |h_j|^2 with every h_j at the end of its range. But they cannot all be
-there. Let h_j = f(zeta_j), f = relu or leaky, zeta_j ~ N(m_j, sd_j^2) given the earlier weights (`variation`). The root
+there. Let h_j = f(zeta_j), f = relu or leaky, zeta_j ~ N(m_j, sd_j^2) given the earlier stages (`variation`). The root
 of the part, as a function of the standardised own noise of the zeta_j, is convex and Lipschitz with max_j s_j sd_j if
 that noise is independent for different j, else with (sum s_j^2 sd_j^2)^(1/2), and its mean is at most
-(sum s_j^2 E(|h_j| + rho'_j)^2)^(1/2) =: root. So by 1., given the earlier weights, it exceeds root + z slope with
-probability at most Phi(-z): the `swing`. M is stopped where <M> exceeds the new L^2, which changes nothing otherwise.
+(sum s_j^2 E(|h_j| + rho'_j)^2)^(1/2) =: root. So by 1., given the stages before that of the zeta_j, it exceeds root +
+z slope with probability at most Phi(-z): the `swing`. M is stopped where <M> exceeds the new L^2, which changes nothing
+otherwise.
 
 4. Bound 2 with other lines, which do not pay for the noise of the activation's own input: see `smoothing`.
 """

@@ -6,7 +6,7 @@ a convex function of the noise with a known mean and Lipschitz constant, which d
 latter except with probability Phi(-z) (bound 1 of `tail`). Biases drop out; activations multiply by their largest
 slope at most. What the ranges allow is never exceeded.
 
-On the way, the law of z_i(x0) given the weights of earlier nodes: Gaussian, with a variance between known bounds.
+On the way, the law of z_i(x0) given the earlier stages (see `tail`): Gaussian, with a variance between known bounds.
 What weights share (`shared`) is part of Delta, but not of that law, which is the one given the groups as well.
 """
 
@@ -53,7 +53,7 @@ class Open:
     """A node behind random weights, (K or 1, M, *shape) each.
 
     mean, spread : of the convex function that bounds the variation, its Lipschitz constant
-    least, most : bounds of the variance at the centre, given the earlier weights
+    least, most : bounds of the variance at the centre, given the earlier stages
     """
 
     mean: Tensor
@@ -64,7 +64,7 @@ class Open:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of an activation's output h at the centre, given the earlier weights; (K or 1, M, *shape).
+    """Of an activation's output h at the centre, given the earlier stages; (K or 1, M, *shape).
 
     square : bound of E(|h| + rho')^2; deviation : of its input; independent : for different elements
     """
@@ -80,7 +80,7 @@ class Variation:
 
     known : position -> (K or 1, M, *shape)
     fixed : h(x0) where no weight has a part in it
-    variances : of claimed nodes, bounds of the variance given the earlier weights
+    variances : of claimed nodes, bounds of the variance given the earlier stages
     moments : of activations and what moves their elements, where they are known
     """
 
