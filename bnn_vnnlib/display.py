@@ -84,8 +84,8 @@ def show_result(console: Console, result: Result) -> None:
     """
     facts = _facts()
     if result.asked is not None:
-        facts.add_row("violation", Text(result.asked.violation))
-        facts.add_row("so unsat means", Text(result.asked.unsat_means))
+        facts.add_row("violation", _line(result.asked.violation))
+        facts.add_row("so unsat means", _line(result.asked.unsat_means))
         if result.asked.vacuous is not None:
             warning = f"WARNING: nothing can violate this property, whatever the network: {result.asked.vacuous}"
             console.print(Text(warning, style="bold red"), soft_wrap=True)
@@ -96,7 +96,7 @@ def show_result(console: Console, result: Result) -> None:
         facts.add_row("P_safe", interval(result.p_safe))
     if result.decision is not None:
         _add_decision(facts, result.decision)
-    facts.add_row("method", result.method)
+    facts.add_row("method", _line(result.method))
     facts.add_row("time", f"{result.time_s:.2f} s")
     for note in result.notes:
         facts.add_row("note", _line(note))
