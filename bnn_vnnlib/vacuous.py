@@ -57,6 +57,32 @@ def vacuous(property: Property) -> str | None:
     )
 
 
+def vacuous_row(a: Floats, b: Floats, case: NDArray[np.int64]) -> int | None:
+    """Of N boxes with cases of their own the first whose rows contradict each other in every case, or None.
+
+    Parameters
+    ----------
+    a, b, case : (N, R, m), (N, R), (R,): the case holds where all its rows a.y <= b do
+    """
+    numbers, owner = np.unique(case, return_inverse=True)
+    open_ = np.flatnonzero(~np.any([_far_out(a[:, owner == k]) for k in range(len(numbers))], axis=0))
+    none, strict = np.zeros((len(case), 0)), np.zeros(len(case), bool)
+    for row in open_[:MOST].tolist():
+        parts = [owner == k for k in range(len(numbers))]
+        systems = (_System(a[row, r], none[r], b[row, r], strict[r], none[0], none[0]) for r in parts)
+        if all(system.contradictory for system in systems):
+            return row
+    return None
+
+
+def _far_out(a: Floats) -> NDArray[np.bool_]:
+    """(N,): one direction leads away from all rows of a (N, R, m); see `_easily_met`."""
+    length = np.sqrt((a**2).sum(axis=-1, keepdims=True))
+    unit = a / np.where(length > 0, length, 1.0)
+    away: NDArray[np.bool_] = ((unit * -unit.sum(axis=1, keepdims=True)).sum(axis=-1) < -1e-9).all(axis=1)
+    return away
+
+
 def _easily_met(property: Property) -> bool:
     """Some case is met by an output far out in one direction, which covers nearly all properties: no row is against it.
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from test_statement import old
 
+from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.property import Boxes, HalfSpaces, Property
 from bnn_vnnlib.signature import Signature, Variable
-from bnn_vnnlib.vacuous import vacuous
+from bnn_vnnlib.sweeps import read_table
+from bnn_vnnlib.vacuous import vacuous, vacuous_row
 from bnn_vnnlib.vnnlib import parse_property
+from support.command import call
 
 INPUTS, ROWS = "no input satisfies its input part", "its rows contradict each other"
 EACH = "the rows of every case contradict each other"
@@ -71,6 +74,21 @@ def test_what_something_meets_is_never_marked(seed):
     tighter = HalfSpaces(a, g, bound - 1.0, bound - 1.0, strict, rows.owner)
     marked = vacuous(Property((1, 0), None, signature, boxes, none, np.zeros(1, np.int64), tighter))
     assert marked == ROWS
+
+
+def test_rows_of_a_table(tmp_path):
+    """Row 1: Y_0 <= 0 and Y_0 >= 1; row 2 has the same and another case that something meets."""
+    two = np.array([[[1.0, 0.0], [-1.0, 0.0]]])
+    a, b = np.repeat(two, 3, 0), np.array([[1.0, 0.0], [0.0, -1.0], [0.0, 0.0]])
+    assert vacuous_row(a, b, np.array([0, 0])) == 1
+    assert vacuous_row(a, b, np.array([0, 1])) is None
+    assert vacuous_row(a[::2], b[::2], np.array([0, 0])) is None
+    table = {"lower": np.zeros((3, 2)), "upper": np.ones((3, 2)), "a": a, "b": b, "case": np.array([0, 0])}
+    np.savez(tmp_path / "t.npz", **table)
+    with pytest.raises(InputError, match=r"t\.npz: nothing can violate row 1"):
+        read_table(tmp_path / "t.npz").asked.refuse_vacuous(tmp_path / "t.npz")
+    outcome = call("sweep", tmp_path / "net.onnx", tmp_path / "t.npz", "--out", tmp_path / "out", "--strict", code=2)
+    assert "nothing can violate row 1" in outcome.stderr
 
 
 def test_many_cases_are_looked_at_quickly():

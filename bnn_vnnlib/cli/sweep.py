@@ -32,6 +32,7 @@ from bnn_vnnlib.cli.options import (
     Rule,
     Search,
     Seed,
+    Strict,
     TauSafe,
     TauUnsafe,
 )
@@ -73,6 +74,7 @@ def sweep(
     restarts: Restarts = 2,
     chunk: Chunk = None,
     points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
+    strict: Strict = False,
     workers: Workers = None,
     threads: Threads = None,
     debug: Debug = False,
@@ -87,7 +89,7 @@ def sweep(
         check_positive("--margin", margin)
         if len(pairs) % 2:
             raise OptionError(f"models and tables come in pairs, found {len(pairs)} paths")
-        read = [_pair(model, table) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
+        read = [_pair(model, table, strict) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
         from bnn_vnnlib.sweeps import Bounding
         from bnn_vnnlib.sweeps import sweep as swept
 
@@ -103,10 +105,12 @@ def sweep(
         tell(console, found.spent, "boxes", out)
 
 
-def _pair(model: Path, table: Path) -> Pair:
+def _pair(model: Path, table: Path, strict: bool) -> Pair:
     from bnn_vnnlib.sweeps import Pair, read_table
 
     read = read_table(table)
+    if strict:
+        read.asked.refuse_vacuous(table)
     if not model.is_dir():
         return Pair(read_source(model), read)
     return Pair(read_sources(model, set() if read.network is None else set(read.network.tolist())), read)

@@ -14,6 +14,7 @@ from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
+from bnn_vnnlib.vacuous import vacuous_row
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model.network import Likelihood, Model
@@ -115,6 +116,18 @@ class Asked:
                 ]
             }
         return {"properties": [never(outputs)]}
+
+    def refuse_vacuous(self, path: Any = None) -> None:
+        """Raise InputError where nothing can violate a row, whatever the network; labels and ranges always can be."""
+        if self.a is None or self.b is None or self.case is None:
+            return
+        row = vacuous_row(self.a, self.b, self.case)
+        if row is not None:
+            raise InputError(
+                f"nothing can violate row {row}, whatever the network: the inequalities of each case contradict each "
+                "other",
+                path=path,
+            )
 
     def row_columns(self, found: Floats) -> Floats | None:
         """Bounds on the property's rows (N, R) in the order of `a`; None where the bounds on D say the same."""
