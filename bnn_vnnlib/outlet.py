@@ -70,8 +70,11 @@ class Outlet:
         self.finished = True
         failures = _print(spoken_text)
         start_s = None if self.solving is None else self.solving - self.started
-        how = {"seed": self.seed, "timeout": self.timeout, "start_s": start_s}
-        return failures + self._write(text, lambda: record(result, self.files, **how))
+
+        def made() -> dict[str, Any]:
+            return record(result, self.files, seed=self.seed, timeout=self.timeout, start_s=start_s)
+
+        return failures + self._write(text, made)
 
     def expire(self) -> list[InputError]:
         """Say and write that the time limit ended the run before there was a result."""

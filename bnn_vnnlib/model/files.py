@@ -53,7 +53,7 @@ def data_files(path: Path) -> list[Path]:
     ------
     ModelError : as `read_proto`
     """
-    proto = _parse(_decompressed(_read(path), path), path)
+    proto = _parse(read_bytes(path, _LARGEST, ModelError), path)
     places = {tensor.name: {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
               for tensor in _external_tensors(proto)}  # fmt: skip
     return sorted({_beside(location, name, path) for name, location in places.items()})

@@ -53,10 +53,11 @@ def main(
         file = Path(folder) / "net.onnx"
         onnx.save(convert(data / f"{posterior}.npz", "categorical"), file)
         model = read_model(file)
-    thresholds = {"tau_safe": 0.98, "tau_unsafe": 0.05} if query == "probabilistic" else {}
+    tau_safe, tau_unsafe = (0.98, 0.05) if query == "probabilistic" else (None, None)
     result = verify_batch(
-        model, inputs - RADIUS, inputs + RADIUS, labels, query=query, method=method, margin=margin, **thresholds
-    )
+        model, inputs - RADIUS, inputs + RADIUS, labels, query=query, method=method, margin=margin,
+        tau_safe=tau_safe, tau_unsafe=tau_unsafe,
+    )  # fmt: skip
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     words, counts = np.unique(result.verdicts.astype(str), return_counts=True)
     console.print(f"{len(inputs)} boxes, {query}, {result.method}: {result.seconds:.1f} s, peak {peak:.0f} MB")
