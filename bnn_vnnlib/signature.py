@@ -36,10 +36,16 @@ class Hidden(Variable):
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs in the model's order; flattened row-major and concatenated in that order."""
+    """Inputs and outputs in the model's order; flattened row-major and concatenated in that order.
+
+    Attributes
+    ----------
+    every_output : with the outputs that depend on no input, which `outputs` leaves out; () if there are none
+    """
 
     inputs: tuple[Variable, ...]
     outputs: tuple[Variable, ...]
+    every_output: tuple[Variable, ...] = ()
 
     @property
     def input_size(self) -> int:

@@ -100,6 +100,7 @@ def verify(
     """
     begun = time.monotonic()
     question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
+    model = model.with_outputs_of(property.signature)
     choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
     asked: dict[str, Any] = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "outputs": outputs}
     if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own

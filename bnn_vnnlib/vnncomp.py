@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.durable import replacing, scratch_of
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.readers import kinds, read_text
+from bnn_vnnlib.readers import kinds, located, read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
 from bnn_vnnlib.signature import Variable
 
@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 _SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
 _PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")
 _LARGEST, _MOST_DIMS, _MOST_VALUES = 2**28, 32, 2**31  # bytes of a results file; of one of its variables
+_HEADLESS = re.compile(r"\s*(\(\s*\(\s*[XY]_\d|[A-Za-z]\w*\s+\w+\s*\[[\d\s,]*\])")
 _HEADER = re.compile(r"([A-Za-z]\w*)\s+(\w+)\s*\[([\d\s,]*)\]")
 
 
@@ -119,16 +120,18 @@ def check_writable(path: Path) -> None:
 def read_result(path: str | Path) -> ResultsFile:
     """Read a results file in either format.
 
-    More is accepted than is ever written: a witness on the verdict's line, blanks inside `[1, 2]`, a 1.0 witness
-    without its Y, `timed-out`.
+    More is accepted than is ever written: a gzip file, a witness without the verdict in front of it (as competitions
+    archive them) or on its line, blanks inside `[1, 2]`, a 1.0 witness without its Y, `timed-out`.
 
     Raises
     ------
     InputError : an unknown verdict, a malformed or incomplete witness, a value that is not finite
     """
-    path = Path(path)
+    path = located(Path(path))
     kinds.expect(path, kinds.RESULTS)
     text = read_text(path, _LARGEST, "a results file")
+    if _HEADLESS.match(text):
+        text = f"{Verdict.SAT}\n{text}"
     head = re.match(r"\s*([^\s(]*)", text)
     word, rest = (head[1], text[head.end() :]) if head else ("", "")
     if word not in _SPELLINGS:

@@ -21,7 +21,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.model import Posterior, WeightSamples, attach, from_standard_deviations
-from bnn_vnnlib.model.files import write_model
+from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.readers import read_npz
 
 Arrays = dict[str, np.ndarray]
@@ -137,7 +137,7 @@ def main() -> None:
     choices = ("categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic")
     parser.add_argument("--likelihood", choices=choices)
     options = parser.parse_args()
-    write_model(convert(options.source, options.likelihood), options.target)
+    write_readable(convert(options.source, options.likelihood), options.target)
 
 
 if __name__ == "__main__":

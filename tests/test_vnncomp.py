@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -78,6 +79,29 @@ def test_real_files_are_read(shared, name, verdict, shapes):
     assert {key: value.shape for key, value in result.values.items()} == shapes
     for value in result.values.values():
         assert value.ravel().tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    ["((X_0 0.75)\n(X_1 0.25))\n", "\n ((X_0 0.75) (X_1 0.25))", "sat\n((X_0 0.75)\n(X_1 0.25))",
+     "X real [2]\n0.75\n0.25\n", "\nX real [1, 2]\n0.75\n0.25\n"],
+)  # fmt: skip
+def test_archived_witnesses_are_read(tmp_path, text, packed):
+    """Competitions pack them, and the first line may be missing."""
+    path = tmp_path / ("r.counterexample" + ".gz" * packed)
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    for asked in (path, tmp_path / "r.counterexample"):
+        result = read_result(asked)
+        assert result.verdict is Verdict.SAT
+        assert result.values["X"].ravel().tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("data", [b"\x1f\x8bbroken", b"\xff\xfe\x00"])
+def test_a_results_file_that_is_no_text_is_refused(tmp_path, data):
+    (tmp_path / "r.txt").write_bytes(data)
+    with pytest.raises(InputError, match=r"r\.txt.*(gzip|a results file)"):
+        read_result(tmp_path / "r.txt")
 
 
 @pytest.mark.parametrize(

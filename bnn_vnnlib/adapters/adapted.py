@@ -9,8 +9,8 @@ from onnx import ModelProto
 
 from bnn_vnnlib.adapters.agreement import Agreement
 from bnn_vnnlib.model import Model, Posterior, attach, model_from_proto
-from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.model.posterior import checked_likelihood
+from bnn_vnnlib.model.reading import write_readable
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Adapted:
 
     def write(self, path: str | Path) -> Path:
         """Write the model with its posterior; the name may end in .gz."""
-        return write_model(self.proto, path)
+        return write_readable(self.proto, path)
 
     def checked(self, agreement: Agreement) -> Adapted:
         """The same, compared with the library."""

@@ -34,11 +34,12 @@ def merge(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
-        from bnn_vnnlib.model.files import keep_inputs, write_model
+        from bnn_vnnlib.model.files import keep_inputs
+        from bnn_vnnlib.model.reading import write_readable
         from bnn_vnnlib.posteriors.merge import merge as merged
         from bnn_vnnlib.posteriors.parts import read_parts
 
         keep_inputs(target, model)
         parts = read_parts(model, likelihood=likelihood)
         proto, notes = merged(parts, average=average, form=form, draws=n, seed=seed)
-        show_notes(console, (*parts.notes, *notes, f"wrote {write_model(proto, target)}"))
+        show_notes(console, (*parts.notes, *notes, f"wrote {write_readable(proto, target)}"))

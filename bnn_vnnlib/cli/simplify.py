@@ -31,13 +31,14 @@ def simplify(
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
         from bnn_vnnlib.model import read_posterior_npz
-        from bnn_vnnlib.model.files import keep_inputs, write_model
-        from bnn_vnnlib.posteriors.parts import read_parts, with_posterior
+        from bnn_vnnlib.model.files import keep_inputs
+        from bnn_vnnlib.model.reading import write_readable
+        from bnn_vnnlib.posteriors.parts import read_source, with_posterior
         from bnn_vnnlib.posteriors.simplify import simplified
 
         keep_inputs(target, model, posterior)
-        parts = read_parts(model, likelihood=likelihood)
+        source, remarks = read_source(model, likelihood=likelihood)
         if posterior is not None:
-            parts = with_posterior(parts, read_posterior_npz(posterior, parts.plain))
-        proto, notes = simplified(parts, tool)
-        show_notes(console, (*parts.notes, *notes, f"wrote {write_model(proto, target)}"))
+            source = with_posterior(source, read_posterior_npz(posterior, source.plain))
+        proto, notes = simplified(source, tool)
+        show_notes(console, (*remarks, *notes, f"wrote {write_readable(proto, target)}"))

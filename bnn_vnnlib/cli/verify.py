@@ -147,7 +147,7 @@ def _result(
     if idle:
         notes = (*result.notes, *(f"{name} is left out: {reason}" for name, reason in idle.items()))
         result = replace(result, notes=notes, details={**result.details, "left_out": list(idle)})
-    return result, prop, model.network.signature
+    return result, prop, model.with_outputs_of(prop.signature).network.signature
 
 
 def _load() -> None:

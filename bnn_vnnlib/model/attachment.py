@@ -14,7 +14,7 @@ from onnx import ModelProto, numpy_helper
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.archive import posterior_from_npz
 from bnn_vnnlib.model.families import PLAIN, entries_of, family_of, marginal_variances, names_of
-from bnn_vnnlib.model.files import keep_inputs, read_proto, write_model
+from bnn_vnnlib.model.files import keep_inputs, read_proto
 from bnn_vnnlib.model.manifest import FORMAT, KEY, embedded, sha256, write_manifest
 from bnn_vnnlib.model.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
 from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior, checked_likelihood, weighted_mean
@@ -85,13 +85,15 @@ def attach_file(
     OptionError : the target is the source
     PosteriorError : as `attach`; or no weight would be uncertain
     """
+    from bnn_vnnlib.model.reading import write_readable
+
     keep_inputs(target, source)
     if not uncertain_names(posterior):
         raise PosteriorError(
             "no weight would be uncertain: all standard deviations are 0, or all samples are the same; "
             "without a posterior, verify the model as it is"
         )
-    return write_model(attach(source, posterior, likelihood=likelihood, embed=embed), target)
+    return write_readable(attach(source, posterior, likelihood=likelihood, embed=embed), target)
 
 
 def uncertain_names(posterior: Posterior) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
+UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
 _UNIT = 2.0**-53  # relative error of one operation
 _TINY = 2.0**-1074  # absolute error of one operation that underflows
 
@@ -42,7 +42,7 @@ def multiply(a: Ball, b: Ball) -> Ball:
     mid = a.mid * b.mid
     spread = np.abs(a.mid) * _rad(b) + np.abs(b.mid) * _rad(a) + _rad(a) * _rad(b)
     # subnormal products of nonzero radii are covered by _TINY
-    spread = np.where(_inexact_product(a.mid, b.mid, mid), spread + _rounding(mid), spread * _UP)
+    spread = np.where(_inexact_product(a.mid, b.mid, mid), spread + _rounding(mid), spread * UP)
     return _ball(mid, np.where((_rad(a) > 0) | (_rad(b) > 0), spread + 3 * _TINY, spread))
 
 
@@ -51,9 +51,9 @@ def reciprocal(a: Ball) -> Ball:
     """1 / a; not finite where the ball of `a` contains 0."""
     mid = 1 / a.mid
     exact = (np.abs(np.frexp(a.mid)[0]) == 0.5) & np.isfinite(mid)
-    smallest = np.abs(a.mid) - _rad(a) * _UP
+    smallest = np.abs(a.mid) - _rad(a) * UP
     # |1/x - 1/a| <= rad / (|a| smallest), _TINY for a quotient that underflows
-    spread = np.where(smallest > 0, (_rad(a) / np.abs(a.mid) * _UP + _TINY) / smallest * _UP + _TINY, np.inf)
+    spread = np.where(smallest > 0, (_rad(a) / np.abs(a.mid) * UP + _TINY) / smallest * UP + _TINY, np.inf)
     spread = np.where((_rad(a) > 0) | (a.mid == 0), spread, 0.0)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 
@@ -62,9 +62,9 @@ def reciprocal(a: Ball) -> Ball:
 def square_root(a: Ball) -> Ball:
     """sqrt(a); not finite where `a` may be negative or is not clearly away from 0."""
     mid = np.sqrt(a.mid)
-    smallest = a.mid - _rad(a) * _UP
+    smallest = a.mid - _rad(a) * UP
     # |sqrt x - sqrt a| <= rad / sqrt a for x >= 0
-    spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * _UP + _TINY, np.inf), 0.0)
+    spread = np.where(_rad(a) > 0, np.where(smallest > 0, _rad(a) / mid * UP + _TINY, np.inf), 0.0)
     exact = ~_inexact_product(mid, mid, a.mid) & (mid * mid == a.mid)
     return _ball(mid, spread + np.where(exact, 0.0, _rounding(mid)))
 
@@ -79,7 +79,7 @@ def _rounding(mid: Floats) -> Floats:
 
 def _ball(mid: Floats, rad: Floats) -> Ball:
     mid, rad = np.broadcast_arrays(mid, rad)
-    return Ball(mid, rad * _UP if rad.any() else None)
+    return Ball(mid, rad * UP if rad.any() else None)
 
 
 def _inexact_product(a: Floats, b: Floats, product: Floats) -> NDArray[np.bool_]:

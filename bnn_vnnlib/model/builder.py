@@ -14,7 +14,7 @@ from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
 from bnn_vnnlib.model.nodes import Node, Param
-from bnn_vnnlib.model.values import Constant, Softmaxed, Variable
+from bnn_vnnlib.model.values import Compared, Constant, Softmaxed, Variable
 
 LARGEST = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
 MOST = 2**28  # entries of all tensors that are computed
@@ -30,10 +30,14 @@ class Builder:
     opset : version of the default operator set
     uncertain : names of the tensors that carry a posterior
     reserved : names in the file, which tensors that are computed here must not take
+    sampled : the posterior consists of weight samples
     """
 
-    def __init__(self, opset: int, uncertain: Collection[str], reserved: Collection[str]) -> None:
+    def __init__(
+        self, opset: int, uncertain: Collection[str] = (), reserved: Collection[str] = (), sampled: bool = False
+    ) -> None:
         self.opset = opset
+        self.sampled = sampled
         self.reserved = frozenset(reserved)
         self.uncertain = frozenset(uncertain)
         self.nodes: list[Node] = []
@@ -49,6 +53,8 @@ class Builder:
             values = array.astype(np.float64)
         if not np.isfinite(values).all():
             raise ModelError("holds NaN or infinite entries", node=name)
+        while name in self.sources:  # the branches of two Ifs may give their own tensors the same name
+            name += "'"
         return self._source(name, Ball(values), array.dtype)
 
     def derived(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
@@ -134,6 +140,9 @@ class Builder:
 
     def branch(self, name: str, value: Variable | Constant) -> Variable:
         """A computed value; a constant becomes a node without predecessors."""
+        if isinstance(value, Compared):
+            message = "computes with a comparison of values that depend on the input; only a Where may take it"
+            raise UnsupportedError(message, node=name)
         if isinstance(value, Softmaxed):  # its probabilities are used inside the graph
             return composed_softmax(self, name, Variable(value.position, value.shape, value.element), value.axis)
         if isinstance(value, Variable):

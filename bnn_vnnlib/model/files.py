@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from bnn_vnnlib.errors import ModelError, OptionError
+from bnn_vnnlib.model.inlining import subgraphs
 from bnn_vnnlib.readers import is_gzip, kinds, located, read_bytes
 
 _LARGEST = 2**31 - 1  # protobuf cannot hold more
@@ -54,13 +56,20 @@ def data_files(path: Path) -> list[Path]:
     ModelError : as `read_proto`
     """
     proto = _parse(read_bytes(path, _LARGEST, ModelError), path)
-    places = {tensor.name: {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-              for tensor in _external_tensors(proto)}  # fmt: skip
-    return sorted({_beside(location, name, path) for name, location in places.items()})
+    found = set()
+    for tensor in _external_tensors(proto):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        found.add(_beside(entries.get("location", ""), tensor.name, path))
+    return sorted(found)
 
 
-def write_model(proto: ModelProto, path: str | Path) -> Path:
-    """Write a model (gzip if the name ends in .gz), complete or not at all."""
+def write_model(proto: ModelProto, path: str | Path, check: Callable[[Path], object] | None = None) -> Path:
+    """Write a model (gzip if the name ends in .gz), complete or not at all.
+
+    Parameters
+    ----------
+    check : called with the file while it has another name; what it raises goes on, and nothing is left behind
+    """
     path = Path(path)
     data = serialised(proto)
     if path.suffix == ".gz":
@@ -68,10 +77,14 @@ def write_model(proto: ModelProto, path: str | Path) -> Path:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         unfinished.write_bytes(data)
+        if check is not None:
+            check(unfinished)
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ModelError(f"cannot write the model: {error.strerror}", path=path) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
     return path
 
 
@@ -128,10 +141,17 @@ def _check_texts(message: Message, counted: int = 0) -> int:
 
 
 def _external_tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    """Tensors of the main graph whose data lie in another file."""
-    tensors = [*proto.graph.initializer]
-    tensors += [part for sparse in proto.graph.sparse_initializer for part in (sparse.values, sparse.indices)]
-    tensors += [attribute.t for node in proto.graph.node for attribute in node.attribute if attribute.HasField("t")]
+    """Tensors whose data lie in another file, those of functions and of subgraphs included."""
+    pending: list[GraphProto | FunctionProto] = [proto.graph, *proto.functions]
+    tensors: list[TensorProto] = []
+    while pending:
+        body = pending.pop()
+        if isinstance(body, GraphProto):
+            tensors += body.initializer
+            tensors += (part for sparse in body.sparse_initializer for part in (sparse.values, sparse.indices))
+        for node in body.node:
+            tensors += (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+            pending += subgraphs(node)
     return (tensor for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL)
 
 

@@ -1,7 +1,9 @@
 """Nodes that only have constants in front of them are computed while the file is read.
 
 Operators that move entries about are applied to the indices into the source tensor, so that a posterior follows its
-weight through them. Arithmetic on floats is done in float64 with a bound of its rounding; on integers it is exact.
+weight through them. Arithmetic on floats is done in float64 with a bound of its rounding; on integers it is exact. Any
+other operator of the table is enclosed in intervals (`_enclosed`). What carries a posterior is moved, negated or
+multiplied exactly, and else refused by name: exp of a Gaussian weight is no Gaussian.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from typing import cast as typed
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +19,25 @@ from onnx import NodeProto, TypeProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from bnn_vnnlib.model import balls
-from bnn_vnnlib.model.attributes import attribute, inconsistent, unsupported
+from bnn_vnnlib.model import nodes as network_nodes
+from bnn_vnnlib.model import operators_elementwise as elementwise
+from bnn_vnnlib.model.attributes import attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.operators_shape import (
     cast_type,
     dropout,
     flattened,
+    normal_axis,
     squeezed,
     tile_repeats,
     unsqueezed,
     widens,
 )
-from bnn_vnnlib.model.values import Constant
+from bnn_vnnlib.model.values import Constant, Value
+
+Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
+"""Row of the operator table."""
 
 # operators that move, repeat or drop entries of their first operand
 MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile")
@@ -38,6 +47,9 @@ DISCRETE = (
     "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "Sign", "Size", "CumSum", "Pad",
     "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "ScatterND", "ScatterElements", "Trilu", "NonZero", "OneHot",
 )  # fmt: skip
+COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+PICKS = ("Abs", "Clip", "Max", "Min")
+"""Operators whose result is one of the operands' numbers, up to a sign: exact in float64, whatever the file's type."""
 ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Add": balls.add,
     "Sub": lambda a, b: balls.add(a, Ball(-b.mid, b.rad)),
@@ -53,18 +65,19 @@ ELEMENTWISE = frozenset((
 ))  # fmt: skip
 OVERFLOWS = ("Add", "Sub", "Mul", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
 _GROWN = 2**24
-FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Identity", "Dropout"))
+FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "DequantizeLinear", "Dropout", "Identity"))
+"""Operators that can be folded whether or not the table has them for computed tensors."""
 
 
-def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> Constant:
-    """Value of a node of constants.
+def fold(
+    graph: Builder, node: NodeProto, inputs: Sequence[Constant | None], converter: Converter | None = None
+) -> Constant:
+    """Value of a node of constants; `converter` is the operator's row of the table, if it has one.
 
     Raises
     ------
     UnsupportedError : an operator that is not folded, or one through which a posterior cannot follow
     """
-    if node.op_type not in FOLDABLE:
-        raise unsupported(node, f"{node.op_type} of constants only is not supported; simplify the model first")
     first = inputs[0] if inputs else None
     if first is None:
         raise inconsistent(node, "operand 0 is missing")
@@ -72,6 +85,8 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
         dropout(graph, node, inputs)  # refuses training mode (DropConnect, here)
     if node.op_type in ("Identity", "Dropout"):
         return first
+    if node.op_type == "DequantizeLinear":
+        return _dequantized(graph, node, first, *(*inputs[1:], None, None)[:2])
     if node.op_type in MOVES:
         return _move(graph, node, first, inputs[1:])
     given = [value for value in inputs if value is not None]
@@ -87,13 +102,11 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]) -> 
         return graph.constant(node.output[0], evaluate_node(node, graph.opset, [first.values]))
     if node.op_type == "Cast":
         return _cast(graph, node, first)
-    if all(value.param is None for value in given):
+    if all(value.param is None for value in given) and node.op_type in FOLDABLE:
         return graph.constant(node.output[0], _discrete(node, graph.opset, [value.values for value in given]))
     if node.op_type == "Where" and first.param is None and len(given) == 3 and given[1].param and given[2].param:
         return _chosen(graph, node, *given)
-    if any(value.param is None for value in given):
-        raise unsupported(node, "mixes integers and floats")
-    return _float(graph, node, given)
+    return _float(graph, node, inputs, given, converter)
 
 
 def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArray[Any]:
@@ -159,25 +172,126 @@ def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:
     return graph.constant(node.output[0], value.values.astype(value.element).astype(target))
 
 
-def _float(graph: Builder, node: NodeProto, given: list[Constant]) -> Constant:
+def _float(
+    graph: Builder,
+    node: NodeProto,
+    inputs: Sequence[Constant | None],
+    given: Sequence[Constant],
+    converter: Converter | None,
+) -> Constant:
     uncertain = [value for value in given if value.uncertain]
-    if uncertain and node.op_type == "Mul" and len(given) == 2:
+    floats = all(value.param is not None for value in given)
+    if uncertain and node.op_type == "Mul" and len(given) == 2 and floats:
         return graph.times(*given)
     if uncertain and node.op_type == "Neg":
         return graph.negated(given[0])
     if uncertain:
         message = f"changes the weight {uncertain[0].weight.source!r}, which has a posterior, before it is used"
         raise unsupported(node, f"{message}; attach the posterior to the tensor that is used")
-    if node.op_type == "Concat":
+    exact = all(value.param is None or value.weight.slack is None for value in given)
+    if node.op_type in COMPARISONS:
+        if not exact or any((value.values.astype(value.element) != value.values).any() for value in given):
+            raise unsupported(node, f"{node.op_type} of constants that are not exact numbers depends on rounding")
+        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
+    if node.op_type in PICKS and exact:
+        arrays = [None if value is None else value.values for value in inputs]
+        ball = Ball(evaluate_node(node, graph.opset, arrays))
+    elif node.op_type == "Concat" and floats:
         axis = attribute(node, "axis", 0)
         parts = [np.zeros(v.shape) if v.weight.slack is None else v.weight.slack for v in given]
         slack = np.concatenate(parts, axis)
         ball = Ball(np.concatenate([v.values for v in given], axis), slack if slack.any() else None)
-    elif node.op_type in ARITHMETIC:
+    elif node.op_type in ARITHMETIC and floats:
         ball = ARITHMETIC[node.op_type](*(value.ball for value in given))
+    elif converter is not None:
+        ball = _enclosed(graph, node, inputs, _power if node.op_type == "Pow" else converter)
     else:
         raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
-    return graph.derived(node.output[0], ball, given[0].element)
+    element = next((value.element for value in given if value.param is not None), given[0].element)
+    if (np.abs(ball.mid) > np.finfo(element if element.kind == "f" else np.float32).max).any():
+        raise inconsistent(node, f"overflows {element}: its value is not finite in the file's own type")
+    return graph.derived(node.output[0], ball, element)
+
+
+def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None], converter: Converter) -> Ball:
+    """Any operator of the table, of deterministic constants.
+
+    Method: the operator becomes the nodes that it would become behind an input, its first float operand a node without
+    predecessors, and these are bounded by the interval rules of the engine, over a box that is one point up to the
+    slack of the constants.
+    Guarantee: the ball holds the operator's value in real arithmetic for all values of the operands within their slack,
+    because each rule encloses its node for all values of its operands in their intervals, rounding included, and the
+    composition of enclosures is one. With lower <= value <= upper, |value - mid| <= max(upper - mid, mid - lower) for
+    any mid; each difference is rounded once, which `UP` covers.
+    """
+    import torch
+
+    from bnn_vnnlib.bounds.interval import RULES, Interval
+    from bnn_vnnlib.bounds.weights import WeightBoxes
+
+    aside = Builder(graph.opset)
+    aside.sources = dict(graph.sources)
+    name, operands = label(node), list[Value | None](inputs)
+    place = next((i for i, value in enumerate(inputs) if value is not None and value.param is not None), None)
+    if place is None:
+        raise unsupported(node, f"{node.op_type} of constant integers is not supported; simplify the model first")
+    operands[place] = aside.branch(name, typed(Constant, inputs[place]))
+    result = converter(aside, node, operands)
+    end = aside.branch(name, result[0] if isinstance(result, tuple) else result)
+    used = {param.source for step in aside.nodes for param in network_nodes.params_of(step)}
+    centers = {source: torch.from_numpy(aside.sources[source])[None] for source in used}
+    box = WeightBoxes(centers, {}, torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
+    found: list[Interval] = []
+    for step in aside.nodes:
+        found.append(RULES[type(step)](step, box, *(found[i] for i in step.inputs))[0])
+    lower, upper = (side[0, 0].numpy() for side in (found[end.position].lower, found[end.position].upper))
+    with np.errstate(all="ignore"):  # what is not finite is refused by whoever makes a constant of it
+        mid = lower / 2 + upper / 2
+        rad = np.maximum(upper - mid, mid - lower) * balls.UP
+    return Ball(np.array(mid), np.array(rad) if rad.any() else None)
+
+
+def _power(graph: Builder, node: NodeProto, inputs: Sequence[Value | None]) -> Value:
+    """base^exponent, entry by entry: exp(exponent log base), or the operator's own way where it has one."""
+    base, exponent = graph.branch(label(node), typed(Value, inputs[0])), inputs[1]
+    if not isinstance(exponent, Constant) or exponent.param is None or exponent.values.size == 1:
+        return elementwise.power(graph, node, inputs)
+    logarithm = graph.activation(label(node), base, "log")
+    return graph.activation(label(node), graph.scale(label(node), logarithm, exponent), "exp")
+
+
+def _dequantized(
+    graph: Builder, node: NodeProto, quantized: Constant, scale: Constant | None, zero: Constant | None
+) -> Constant:
+    """(quantized - zero) * scale: one scale and zero point for the tensor, each entry of an axis, or each block of it.
+
+    The scale may carry a posterior: it is multiplied by integers, exactly.
+    """
+    integers = quantized.param is None and quantized.values.dtype.name.removeprefix("u").startswith("int")
+    if scale is None or scale.param is None or not integers:
+        raise unsupported(node, "only integers with a floating-point scale can be dequantized")
+    steps = quantized.values.astype(np.int64)
+    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+
+    def spread(array: NDArray[Any]) -> NDArray[Any]:
+        """Scale or zero point, one for each entry of the tensor."""
+        if array.size == 1:
+            return np.broadcast_to(array.reshape(()), steps.shape)
+        place = normal_axis(node, axis, steps.ndim)
+        if block:
+            array = np.repeat(array, block, place)[(slice(None),) * place + (slice(steps.shape[place]),)]
+        elif array.shape == steps.shape[place : place + 1]:
+            array = array.reshape(-1, *(1,) * (steps.ndim - place - 1))
+        if block < 0 or np.broadcast_shapes(array.shape, steps.shape) != steps.shape or (not block and array.ndim == 0):
+            raise inconsistent(node, f"scale or zero point of shape {array.shape} for a tensor of {steps.shape}")
+        return np.broadcast_to(array, steps.shape)
+
+    if zero is not None:
+        if zero.values.dtype != quantized.values.dtype or zero.shape != scale.shape:
+            raise inconsistent(node, "the zero point must have the type of the tensor and the shape of the scale")
+        steps = steps - spread(zero.values).astype(np.int64)
+    factor = graph.derived(f"{node.output[0]}.steps", Ball(steps.astype(np.float64)), scale.element)
+    return graph.times(scale.moved(spread), factor)
 
 
 def _chosen(graph: Builder, node: NodeProto, mask: Constant, a: Constant, b: Constant) -> Constant:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.defs import onnx_opset_version
 from onnx.helper import tensor_dtype_to_np_dtype
 
@@ -14,11 +14,11 @@ from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import nodes, tensors
 from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
-from bnn_vnnlib.model.attributes import inconsistent, label, unsupported
+from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.folding import FOLDABLE, fold
+from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
 from bnn_vnnlib.model.values import Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.signature import Signature
@@ -35,12 +35,17 @@ def build_network(proto: ModelProto, uncertain: Collection[str] = ()) -> Network
     return import_graph(proto, uncertain)[0]
 
 
-def import_graph(proto: ModelProto, uncertain: Collection[str] = ()) -> tuple[Network, tuple[str, ...]]:
+def import_graph(
+    proto: ModelProto, uncertain: Collection[str] = (), *, every_output: bool = False, sampled: bool = False
+) -> tuple[Network, tuple[str, ...]]:
     """Read the graph of a model.
 
     Parameters
     ----------
     uncertain : names of the tensors that carry a posterior; it must be able to follow them to where they are used
+    every_output : keep outputs that depend on no input
+    sampled : the posterior consists of samples, so that a weight may stand where a Gaussian cannot (see
+        `operators_linear.batch_normalization`)
 
     Returns
     -------
@@ -52,18 +57,30 @@ def import_graph(proto: ModelProto, uncertain: Collection[str] = ()) -> tuple[Ne
     ModelError : the file contradicts itself
     PosteriorError : a posterior on a tensor in a place that cannot carry one
     """
+    proto = inlined(proto)
     opset = default_opset(proto)
     notes: list[str] = []
-    alive = _live_nodes(proto, notes)
-    _refuse_stochastic(alive)
-    graph = Builder(opset, uncertain, _names(proto))
-    values = _FileValues(graph, proto)
+    outputs = _chosen_outputs(proto, every_output, notes)
+    alive = _live_nodes(proto.graph, outputs, notes)
+    graph = Builder(opset, uncertain, _names(proto), sampled)
+    values = _FileValues(graph, proto.graph)
     signature_inputs = _add_inputs(graph, proto, values, notes)
-    for node in alive:
-        results = _converted(graph, node, values, proto)
-        named = zip(node.output, results if isinstance(results, tuple) else (results,), strict=False)
-        values.update((name, value) for name, value in named if name)
-    return _finish(graph, proto, values, signature_inputs, notes), tuple(notes)
+    quantized = next((node for node in alive if node.op_type == "DequantizeLinear"), None)
+    if quantized is not None:
+        note = "by default onnxruntime rounds to 8 bits what the weight is multiplied by; here it is taken as it is"
+        notes.append(f"node {label(quantized)}: {note}")
+    _convert(graph, alive, values, proto)
+    return _finish(graph, proto, outputs, values, signature_inputs, notes), tuple(notes)
+
+
+def left_out_outputs(proto: ModelProto) -> tuple[str, ...]:
+    """Names of the outputs that depend on no input, where the graph has others: nothing can be asked about them."""
+    dependent = {info.name for info in proto.graph.input} - {tensor.name for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        if not dependent.isdisjoint(reads(node)):
+            dependent.update(node.output)
+    names = tuple(info.name for info in proto.graph.output if info.name not in dependent)
+    return names if len(names) < len(proto.graph.output) else ()
 
 
 def default_opset(proto: ModelProto) -> int:
@@ -81,13 +98,16 @@ def default_opset(proto: ModelProto) -> int:
 
 
 class _FileValues(dict[str, Any]):
-    """Values by name; a tensor of the file becomes a constant when it is first asked for."""
+    """Values by name in one graph; a tensor of the file becomes a constant when it is first asked for.
 
-    def __init__(self, graph: Builder, proto: ModelProto) -> None:
+    A branch of an If has values of its own, and sees those of the graph around it (`outer`).
+    """
+
+    def __init__(self, graph: Builder, body: GraphProto, outer: _FileValues | None = None) -> None:
         super().__init__()
-        self.graph = graph
-        self.stored = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self.sparse = {tensor.values.name: tensor for tensor in proto.graph.sparse_initializer}
+        self.graph, self.body, self.outer = graph, body, outer
+        self.stored = {tensor.name: tensor for tensor in body.initializer}
+        self.sparse = {tensor.values.name: tensor for tensor in body.sparse_initializer}
 
     def __missing__(self, name: str) -> Value | None:
         if not name:
@@ -96,40 +116,115 @@ class _FileValues(dict[str, Any]):
             self[name] = self.graph.constant(name, tensors.array_of(self.stored[name]))
         elif name in self.sparse:
             self[name] = self.graph.constant(name, tensors.dense_of(self.sparse[name]))
+        elif self.outer is not None:
+            return self.outer[name]
         else:
             raise ModelError(f"nothing computes the value {name!r} before it is used")
         value: Value = self[name]
         return value
 
+    def defines(self, name: str) -> bool:
+        """Whether this graph or one around it has the name already."""
+        own = name in self or name in self.stored or name in self.sparse
+        return own or (self.outer is not None and self.outer.defines(name))
+
 
 def _names(proto: ModelProto) -> set[str]:
     return {tensor.name for tensor in proto.graph.initializer} | {
-        name for node in proto.graph.node for name in (*node.input, *node.output)
+        name for node in proto.graph.node for name in (*reads(node), *node.output)
     }
 
 
-def _live_nodes(proto: ModelProto, notes: list[str]) -> list[NodeProto]:
-    """Nodes on which an output depends, in the file's order."""
-    needed = {output.name for output in proto.graph.output}
-    alive: list[NodeProto] = []
-    computed = {info.name for info in (*proto.graph.input, *proto.graph.initializer)}
-    for node in proto.graph.node:
+def _chosen_outputs(proto: ModelProto, every_output: bool, notes: list[str]) -> list[ValueInfoProto]:
+    """The outputs that can be asked about: floating-point tensors that depend on an input.
+
+    A classifier of scikit-learn also has a label, and its probabilities as a map from labels to numbers (ZipMap): the
+    label is left out, and the tensor in front of the map is taken. Where nothing is left, all stay, to be refused by
+    name.
+    """
+    constant = () if every_output else left_out_outputs(proto)
+    zips = [node for node in proto.graph.node if (node.domain, node.op_type) == ("ai.onnx.ml", "ZipMap")]
+    fronts = {node.output[0]: node.input[0] for node in zips if node.input and node.output}
+    chosen, remarks = [], []
+    for info in proto.graph.output:
+        kind = info.type.tensor_type.elem_type
+        if info.name in constant:
+            remarks.append(f"output {info.name} depends on no input: left out unless a property declares all outputs")
+        elif info.name in fronts:
+            front = fronts[info.name]
+            chosen.append(ValueInfoProto(name=front))
+            remarks.append(f"output {info.name} is a map (ZipMap): the tensor {front} in front of it is taken")
+        elif info.type.HasField("tensor_type") and kind in (TensorProto.UNDEFINED, *tensors.FLOATS):
+            chosen.append(info)
+        else:
+            remarks.append(f"output {info.name} ({_kind(info)}) is no tensor of floating-point numbers and is left out")
+    if not chosen:
+        return list(proto.graph.output)
+    notes += remarks
+    return chosen
+
+
+def _kind(info: ValueInfoProto) -> str:
+    if not info.type.HasField("tensor_type"):
+        return str(info.type.WhichOneof("value")).removesuffix("_type")
+    return TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
+
+
+def _live_nodes(body: GraphProto, outputs: Iterable[ValueInfoProto], notes: list[str] | None = None) -> list[NodeProto]:
+    """Nodes on which the chosen outputs depend, in the file's order; a note on those on which no output does."""
+    computed = {info.name for info in (*body.input, *body.initializer)}
+    for node in body.node:
         for name in filter(None, node.output):
             if name in computed:
                 raise inconsistent(node, f"computes {name!r}, which is defined already")
             computed.add(name)
-    for node in reversed(proto.graph.node):
-        if needed.intersection(filter(None, node.output)):
+    chosen, any_output = ({info.name for info in infos} for infos in (outputs, body.output))
+    alive: list[NodeProto] = []
+    for node in reversed(body.node):
+        if not chosen.isdisjoint(filter(None, node.output)):
             alive.append(node)
-            needed.update(filter(None, node.input))
-        else:
+            chosen.update(reads(node))
+        if not any_output.isdisjoint(filter(None, node.output)):
+            any_output.update(reads(node))
+        elif notes is not None:
             notes.append(f"node {label(node)} does not contribute to any output and is left out")
     return alive[::-1]
 
 
-def _refuse_further_outputs(node: NodeProto, proto: ModelProto) -> None:
+def _convert(graph: Builder, alive: Iterable[NodeProto], values: _FileValues, proto: ModelProto) -> None:
+    """Nodes one after the other; the results are added to the values."""
+    _refuse_stochastic(alive)
+    for node in alive:
+        if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+            results: Value | tuple[Value, ...] = _taken_branch(graph, node, values, proto)
+        else:
+            results = _converted(graph, node, values, proto)
+        named = zip(node.output, results if isinstance(results, tuple) else (results,), strict=False)
+        values.update((name, value) for name, value in named if name)
+
+
+def _taken_branch(graph: Builder, node: NodeProto, values: _FileValues, proto: ModelProto) -> tuple[Value, ...]:
+    """The outputs of the branch that an If with a constant condition takes."""
+    condition = values[node.input[0]] if node.input else None
+    if not isinstance(condition, Constant):
+        raise unsupported(node, "its condition is computed from the input; only an If with a constant one is supported")
+    if condition.values.dtype != np.bool_ or condition.values.size != 1:
+        raise inconsistent(node, "its condition must be one boolean")
+    body = raw_attribute(node, "then_branch" if condition.values.reshape(()) else "else_branch")
+    if not isinstance(body, GraphProto) or len(body.output) != len(node.output) or body.input:
+        raise inconsistent(node, f"needs two branches without inputs and with {len(node.output)} outputs")
+    own = [tensor.name for tensor in body.initializer] + [name for inner in body.node for name in inner.output]
+    hidden = [name for name in own if name and values.defines(name)]
+    if hidden:
+        raise inconsistent(node, f"a branch defines {hidden[0]!r}, which is defined around it already")
+    inside = _FileValues(graph, body, values)
+    _convert(graph, _live_nodes(body, body.output), inside, proto)
+    return tuple(inside[info.name] for info in body.output)
+
+
+def _refuse_further_outputs(node: NodeProto, body: GraphProto) -> None:
     """Dropout's mask, BatchNormalization's statistics: none of them is for inference."""
-    used = {name for other in proto.graph.node for name in other.input} | {info.name for info in proto.graph.output}
+    used = {name for other in body.node for name in reads(other)} | {info.name for info in body.output}
     further = sorted(used.intersection(filter(None, node.output[1:])))
     if further:
         raise unsupported(node, f"its further outputs {further} are used; only the first is supported")
@@ -202,11 +297,11 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
         converter = find_converter(graph, node, proto)
         constant = [value is None or isinstance(value, Constant) for value in inputs]
         if inputs and all(constant) and converter not in WHATEVER:
-            return fold(graph, node, inputs)
+            return fold(graph, node, inputs, converter)
         if converter is None:
             raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
         if len(node.output) > 1 and converter is not select.split:
-            _refuse_further_outputs(node, proto)
+            _refuse_further_outputs(node, values.body)
         return converter(graph, node, inputs)
     except InputError as error:
         if error.node is None:
@@ -218,41 +313,44 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
 
 
 def _finish(
-    graph: Builder, proto: ModelProto, values: _FileValues, inputs: list[SignatureVariable], notes: list[str]
+    graph: Builder,
+    proto: ModelProto,
+    chosen: list[ValueInfoProto],
+    values: _FileValues,
+    inputs: list[SignatureVariable],
+    notes: list[str],
 ) -> Network:
     """Outputs, signature and the tensors that are used."""
-    if not all(info.name for info in proto.graph.output):
+    if not all(info.name for info in chosen):
         raise ModelError("an output of the graph has no name")
-    ends = [values[info.name] for info in proto.graph.output]
+    ends = [values[info.name] for info in chosen]
     softmax_axis = None
     if any(isinstance(end, Softmaxed) for end in ends):
         if len(ends) > 1:
-            raise UnsupportedError(
-                "a Softmax at one of several outputs is not supported", node=proto.graph.output[0].name
-            )
+            raise UnsupportedError("a Softmax at one of several outputs is not supported", node=chosen[0].name)
         softmax_axis = ends[0].axis
         ends = [Variable(ends[0].position, ends[0].shape, ends[0].element)]
-    for info, end in zip(proto.graph.output, ends, strict=True):
+    for info, end in zip(chosen, ends, strict=True):
         if isinstance(end, Constant) and end.param is None:
             message = f"the output is a constant of type {end.element.name}; only floating-point outputs are supported"
             raise UnsupportedError(message, node=info.name)
-    ends = [graph.branch(info.name, end) for info, end in zip(proto.graph.output, ends, strict=True)]
+    ends = [graph.branch(info.name, end) for info, end in zip(chosen, ends, strict=True)]
     positions = tuple(end.position for end in ends)
     outputs = []
     names = {variable.name for variable in inputs}
-    chosen = any(None in _declared(info) for info in proto.graph.input if info.name in names)
-    for info, end in zip(proto.graph.output, ends, strict=True):
+    opened = any(None in _declared(info) for info in proto.graph.input if info.name in names)
+    for info, end in zip(chosen, ends, strict=True):
         outputs.append(SignatureVariable(info.name, end.element.name, end.shape))
-        _compare_shape(info, end.shape, notes, chosen)
-    _refuse_softmax_at_end(graph, proto, positions)
-    used = {param.source for node in graph.nodes for param in params_of(node)}
+        _compare_shape(info, end.shape, notes, opened)
+    _refuse_softmax_at_end(graph, chosen, positions)
+    used = {param.source for node in graph.nodes for param in nodes.params_of(node)}
     sources: Mapping[str, Any] = {name: graph.sources[name] for name in sorted(used)}
     return Network(Signature(tuple(inputs), tuple(outputs)), tuple(graph.nodes), positions, sources, softmax_axis)
 
 
-def _refuse_softmax_at_end(graph: Builder, proto: ModelProto, positions: Iterable[int]) -> None:
+def _refuse_softmax_at_end(graph: Builder, chosen: Iterable[ValueInfoProto], positions: Iterable[int]) -> None:
     """Probabilities that a composed Softmax hands out would be taken for logits."""
-    for info, position in zip(proto.graph.output, positions, strict=True):
+    for info, position in zip(chosen, positions, strict=True):
         pending = [position]
         while pending:
             place = pending.pop()
@@ -266,25 +364,13 @@ def _refuse_softmax_at_end(graph: Builder, proto: ModelProto, positions: Iterabl
                 pending.extend(node.inputs)
 
 
-def params_of(node: nodes.Node) -> list[Param]:
-    """The parameters of a node (none or one)."""
-    match node:
-        case nodes.Linear() | nodes.Conv() | nodes.Scale():
-            return [node.weight]
-        case nodes.Shift():
-            return [node.bias]
-        case nodes.Constant():
-            return [node.value]
-    return []
-
-
 def _declared(info: ValueInfoProto) -> list[int | None]:
     """Sizes that the file gives; None for one that it leaves open (by a name, by nothing, by 0)."""
     return [dim.dim_value or None for dim in info.type.tensor_type.shape.dim]
 
 
-def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str], chosen: bool) -> None:
-    """Refuse a declared shape that the graph contradicts; a note if the open sizes that were `chosen` may be why."""
+def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str], opened: bool) -> None:
+    """Refuse a declared shape that the graph contradicts; a note if the open sizes that were chosen may be why."""
     declared = _declared(info)
     if not declared and (shape or not info.type.tensor_type.HasField("shape")):  # no sizes: some exporters know none
         notes.append(f"output {info.name}: the file gives no shape; it is {shape}")
@@ -294,6 +380,6 @@ def _compare_shape(info: ValueInfoProto, shape: tuple[int, ...], notes: list[str
         return
     written = tuple("?" if size is None else size for size in declared)
     message = f"the file declares shape {written} for this output, but its graph computes {shape}"
-    if not chosen:
+    if not opened:
         raise ModelError(f"{message}; one of them is wrong: export the model again", node=info.name)
     notes.append(f"output {info.name}: {message}, with the open sizes of the inputs taken as 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -125,6 +125,7 @@ class Model:
     path : where it was read from; None if it was built in memory
     onnx_bytes : the serialised graph, for replay in onnxruntime (external data inlined)
     notes : remarks for the user (posterior accepted by name, unused initializers, ...)
+    complete : the network with all outputs, where `network` leaves out those that depend on no input; else None
     """
 
     network: Network
@@ -133,3 +134,10 @@ class Model:
     path: Path | None
     onnx_bytes: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
+    complete: Network | None = None
+
+    def with_outputs_of(self, declared: Signature) -> Model:
+        """The model with the outputs that a property declares: all, if it declares as many, constant ones included."""
+        if self.complete is None or len(declared.outputs) != len(self.complete.signature.outputs):
+            return self
+        return replace(self, network=self.complete, complete=None)

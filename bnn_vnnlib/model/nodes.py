@@ -185,3 +185,15 @@ class Select(Node):
         """How often the most used entry of the input appears."""
         used = self.index[self.index >= 0]
         return int(np.unique(used, return_counts=True)[1].max(initial=1))
+
+
+def params_of(node: Node) -> list[Param]:
+    """The parameters of a node (none or one)."""
+    match node:
+        case Linear() | Conv() | Scale():
+            return [node.weight]
+        case Shift():
+            return [node.bias]
+        case Constant():
+            return [node.value]
+    return []

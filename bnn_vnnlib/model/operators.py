@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model import operators_activation as activations
+from bnn_vnnlib.model import operators_compare as compare
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model import operators_linear as linear
 from bnn_vnnlib.model import operators_reduce as reduce
@@ -19,10 +20,10 @@ from bnn_vnnlib.model import operators_window as window
 from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
 from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.folding import FOLDABLE
+from bnn_vnnlib.model.folding import FOLDABLE, Converter
+from bnn_vnnlib.model.operators_einsum import einsum
 from bnn_vnnlib.model.values import Value
 
-Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
 STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
@@ -33,16 +34,16 @@ def supported_operators() -> list[str]:
 
 def find_converter(graph: Builder, node: NodeProto, proto: ModelProto) -> Converter | None:
     """Row of the table; None for an operator that is only ever folded."""
-    local = any((f.domain, f.name) == (node.domain, node.op_type) for f in proto.functions)
-    if local or node.domain not in ("", "ai.onnx"):
-        raise missing_operator(graph, node, proto)
+    domain, opset = _domain(node), _opset(graph, node, proto)
     try:
-        schema = get_schema(node.op_type, graph.opset, "")
+        schema = None if opset is None else get_schema(node.op_type, opset, domain)
     except SchemaError:
-        raise missing_operator(graph, node, proto) from None
-    _check_signature(node, schema, graph.opset)
-    converter = OPERATORS.get(("", node.op_type, schema.since_version))
-    if converter is None and node.op_type not in FOLDABLE:
+        schema = None
+    if schema is None or opset is None:
+        raise missing_operator(graph, node, proto)
+    _check_signature(node, schema, opset)
+    converter = OPERATORS.get((domain, node.op_type, schema.since_version))
+    if converter is None and (domain or node.op_type not in FOLDABLE):
         raise missing_operator(graph, node, proto)
     return converter
 
@@ -64,23 +65,42 @@ def _check_signature(node: NodeProto, schema: OpSchema, opset: int) -> None:
 
 
 def missing_operator(graph: Builder, node: NodeProto, proto: ModelProto, what: str = "") -> UnsupportedError:
-    domain = node.domain or "ai.onnx"
+    """What an operator is that cannot be read, and what could be."""
+    name, opset = f"{_domain(node) or 'ai.onnx'}::{node.op_type}", _opset(graph, node, proto)
+    if any((function.domain, function.name) == (node.domain, node.op_type) for function in proto.functions):
+        message = f"{name} is a local function that imports another opset than the model, and cannot be inlined"
+        return unsupported(node, f"{message}; export the model without functions")
     known = {*supported_operators(), *FOLDABLE}
     others = Counter(other.op_type for other in proto.graph.node if other.op_type not in known)
     others.pop(node.op_type, None)
     more = f" (the file also has {', '.join(sorted(others))})" if others else ""
-    message = f"operator {domain}::{node.op_type} {what}of opset {graph.opset} is not supported{more}; supported: "
+    which = f"of opset {opset}" if opset is not None else "of a domain that the file does not import"
+    message = f"operator {name} {what}{which} is not supported{more}; supported: "
     return unsupported(node, message + ", ".join(supported_operators()))
 
 
-def operator_table(*rows: tuple[str, tuple[int, ...], Converter]) -> dict[tuple[str, str, int], Converter]:
-    """{(domain, operator, since version): converter} of the default domain; refuses duplicates."""
+def _domain(node: NodeProto) -> str:
+    """The default domain has two names."""
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def _opset(graph: Builder, node: NodeProto, proto: ModelProto) -> int | None:
+    """Version of the operator set that the node is from; None if the file does not say."""
+    if not _domain(node):
+        return graph.opset
+    return next((entry.version for entry in proto.opset_import if entry.domain == node.domain), None)
+
+
+def operator_table(
+    *rows: tuple[str, tuple[int, ...], Converter], domain: str = ""
+) -> dict[tuple[str, str, int], Converter]:
+    """{(domain, operator, since version): converter} of one domain; refuses duplicates."""
     table: dict[tuple[str, str, int], Converter] = {}
     for operator, versions, converter in rows:
         for version in versions:
-            if ("", operator, version) in table:
+            if (domain, operator, version) in table:
                 raise ValueError(f"operator {operator} version {version} is in the table twice")
-            table["", operator, version] = converter
+            table[domain, operator, version] = converter
     return table
 
 
@@ -106,6 +126,7 @@ OPERATORS = operator_table(
     ("DepthToSpace", (1, 11, 13, 28), select.moved),
     ("Div", (7, 13, 14), elementwise.divide),
     ("Dropout", (7, 10, 12, 13, 22), shapes.dropout),
+    ("Einsum", (12,), einsum),
     ("Elu", (6, 22), activations.elu),
     ("Erf", (9, 13), activations.plain("erf")),
     ("Exp", (6, 13), activations.plain("exp")),
@@ -118,12 +139,16 @@ OPERATORS = operator_table(
     ("Gemm", (7, 9, 11, 13), linear.gemm),
     ("GlobalAveragePool", (1, 22), window.global_average_pool),
     ("GlobalMaxPool", (1, 22), window.global_max_pool),
+    ("Greater", (7, 9, 13), compare.comparison(False)),
+    ("GreaterOrEqual", (12, 16), compare.comparison(False)),
     ("HardSigmoid", (6, 22), activations.hard_sigmoid),
     ("HardSwish", (14, 22), activations.plain("hard_swish")),
     ("Identity", (1, 13, 14, 16, 19, 21, 23, 24, 25), shapes.identity),
     ("InstanceNormalization", (6, 22), linear.instance_normalization),
     ("LayerNormalization", (17,), linear.layer_normalization),
     ("LeakyRelu", (6, 16), activations.leaky_relu),
+    ("Less", (7, 9, 13), compare.comparison(True)),
+    ("LessOrEqual", (12, 16), compare.comparison(True)),
     ("Log", (6, 13), activations.plain("log")),
     ("LogSoftmax", (1, 11), reduce.log_softmax_flattening),
     ("LogSoftmax", (13,), reduce.log_softmax),
@@ -135,6 +160,7 @@ OPERATORS = operator_table(
     ("Mish", (18, 22), activations.mish),
     ("Mul", (7, 13, 14), elementwise.multiply),
     ("Neg", (6, 13), elementwise.negate),
+    ("Not", (1,), compare.negation),
     ("PRelu", (7, 9, 16), activations.prelu),
     ("Pad", (2, 11, 13, 18, 19, 21, 23, 24, 25), select.pad),
     ("Pow", (7, 12, 13, 15), elementwise.power),
@@ -172,5 +198,7 @@ OPERATORS = operator_table(
     ("Transpose", (1, 13, 21, 23, 24, 25), shapes.transpose),
     ("Unsqueeze", (1, 11, 13, 21, 23, 24, 25), shapes.unsqueeze),
     ("Upsample", (7, 9), select.upsample),
-    ("Where", (9, 16), select.where),
-)
+    ("Where", (9, 16), compare.where),
+) | operator_table(
+    ("Scaler", (1,), elementwise.scaler), domain="ai.onnx.ml",
+)  # fmt: skip

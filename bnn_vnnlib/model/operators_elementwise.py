@@ -9,8 +9,8 @@ import numpy as np
 from onnx import NodeProto
 
 from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.attributes import label, unsupported
-from bnn_vnnlib.model.balls import reciprocal
+from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
+from bnn_vnnlib.model.balls import Ball, reciprocal
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.operators_shape import Inputs, variable
 from bnn_vnnlib.model.values import Constant, Value, Variable
@@ -117,3 +117,17 @@ def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     else:
         raise unsupported(node, f"the exponent {p}: an integer up to 64, or 1/2")
     return y if p > 0 else graph.activation(name, y, "reciprocal")
+
+
+def scaler(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """(x - offset) * scale, one number or one for each feature (the last axis): how scikit-learn standardises."""
+    x, name = variable(graph, node, inputs), label(node)
+    if x.element != np.float32 or len(x.shape) not in (1, 2):
+        expected = "expected float32 of shape (features) or (N, features)"
+        raise unsupported(node, f"an input of type {x.element} and shape {x.shape}; {expected}")
+    # as the file holds them: float32, exactly
+    offset, scale = (np.array(raw_attribute(node, what) or (), np.float64) for what in ("offset", "scale"))
+    if offset.shape != scale.shape or scale.shape not in ((1,), x.shape[-1:]) or not np.isfinite([offset, scale]).all():
+        raise inconsistent(node, f"offset and scale must be one finite number each, or one for each of {x.shape[-1]}")
+    y = graph.shift(name, x, graph.derived(f"{node.output[0]}.offset", Ball(-offset), x.element))
+    return graph.scale(name, y, graph.derived(f"{node.output[0]}.scale", Ball(scale), x.element))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from onnx import NodeProto
 
+from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball, add, reciprocal, square_root
 from bnn_vnnlib.model.builder import Builder
@@ -164,7 +165,9 @@ def per_channel(node: NodeProto, constant: Constant, x: Variable) -> Constant:
 def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta, per channel.
 
-    In four nodes, so that gamma and beta may carry a posterior; the running statistics may not.
+    In four nodes, so that gamma and beta may carry a posterior. Samples may differ in the running statistics, too (an
+    ensemble): 1 / sqrt(variance + epsilon) is then computed by nodes of its own, from the variance of each sample. No
+    other posterior may be on them: a Gaussian variance is negative with some probability.
     """
     x, name = variable(graph, node, inputs), label(node)
     if attribute(node, "training_mode", 0) or not attribute(node, "spatial", 1):
@@ -173,16 +176,22 @@ def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
         raise unsupported(node, f"input of shape {x.shape} has no channel axis")
     names = ("scale", "bias", "running mean", "running variance")
     parts = [per_channel(node, constant_operand(node, inputs, i + 1, f"the {what}"), x) for i, what in enumerate(names)]
-    gamma, beta = parts[:2]
-    mean = graph.certain(parts[2], f"the running mean of {name}")
-    variance = graph.certain(parts[3], f"the running variance of {name}")
+    gamma, beta, mean, variance = parts
+    if not graph.sampled:
+        graph.certain(mean, f"the running mean of {name}")
+        graph.certain(variance, f"the running variance of {name}")
     epsilon = Ball(np.array(float_attribute(node, "epsilon", 1e-5)))
     total = add(variance.ball, epsilon)
     if not (total.mid > 0).all():
         raise inconsistent(node, f"running variance {variance.name!r} plus epsilon is not positive")
-    inverse = graph.derived(f"{node.output[0]}.inverse_sd", reciprocal(square_root(total)), x.element)
     y = graph.shift(name, x, graph.negated(mean))
-    y = graph.scale(name, y, inverse)
+    if variance.uncertain:
+        own = graph.append(nodes.Constant(name, (), variance.shape, variance.weight), x.element)
+        own = graph.shift(name, own, graph.derived(f"{node.output[0]}.epsilon", epsilon, x.element))
+        y = graph.product(name, y, graph.activation(name, graph.activation(name, own, "sqrt"), "reciprocal"))
+    else:
+        inverse = graph.derived(f"{node.output[0]}.inverse_sd", reciprocal(square_root(total)), x.element)
+        y = graph.scale(name, y, inverse)
     return graph.shift(name, graph.scale(name, y, gamma), beta)
 
 

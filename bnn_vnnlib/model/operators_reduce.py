@@ -109,6 +109,8 @@ def _with_constant(graph: Builder, name: str, x: Variable, constant: Constant, s
     """max(x, c) = c + relu(x - c), min(x, c) = c - relu(c - x); for one exact number as a clip."""
     if constant.values.size == 1 and constant.weight.slack is None and constant.shape == (1,) * len(constant.shape):
         number = float(constant.values.reshape(()))
+        if number == 0 and sign > 0:
+            return graph.activation(name, x, "relu")
         return graph.activation(name, x, "clip", (number, math.inf) if sign > 0 else (-math.inf, number))
     difference = graph.shift(name, x if sign > 0 else graph.total(name, [(-1, x)]),
                              graph.negated(constant) if sign > 0 else constant)  # fmt: skip

@@ -279,21 +279,3 @@ def _scaled(node: NodeProto, shape: tuple[int, ...], scales: Any) -> tuple[int, 
     if min(sizes) < 1 or math.prod(sizes) > LARGEST:
         raise inconsistent(node, f"resizes {shape} to {sizes}")
     return sizes
-
-
-# Where -----------------------------------------------------------------------------------------------------------
-
-
-def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """mask * a + (1 - mask) * b, for a mask that is known."""
-    name, (mask, a, b) = label(node), (*inputs, None, None, None)[:3]
-    if not isinstance(mask, Constant) or mask.values.dtype != np.bool_:
-        raise unsupported(node, "the condition must be constant")
-    if a is None or b is None:
-        raise inconsistent(node, "needs three operands")
-    terms = []
-    for value, chosen in ((a, mask.values), (b, ~mask.values)):
-        branch = graph.branch(name, value)
-        part = graph.derived(f"{node.output[0]}.mask", Ball(chosen.astype(np.float64)), branch.element)
-        terms.append((1, graph.scale(name, branch, part)))
-    return graph.total(name, terms)

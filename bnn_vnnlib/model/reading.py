@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, PosteriorError
-from bnn_vnnlib.model.files import read_proto, serialised
-from bnn_vnnlib.model.importer import import_graph
-from bnn_vnnlib.model.network import Likelihood, Model
+from bnn_vnnlib.errors import InputError, ModelError, PosteriorError
+from bnn_vnnlib.model.files import read_proto, serialised, write_model
+from bnn_vnnlib.model.importer import import_graph, left_out_outputs
+from bnn_vnnlib.model.inlining import inlined
+from bnn_vnnlib.model.network import Likelihood, Model, WeightSamples
 from bnn_vnnlib.model.posterior import checked_likelihood, names_of, only
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.signature import Signature
 
 _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 
@@ -52,8 +56,14 @@ def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None,
         recovery = recover(proto)
         proto, recovered = recovery.proto, recovery.notes
     posterior, declared, remarks = stored_posterior(proto)
-    network, notes = import_graph(proto, names_of(posterior))
+    sampled = isinstance(posterior, WeightSamples)
+    network, notes = import_graph(proto, names_of(posterior), sampled=sampled)
     notes = (*recovered, *remarks, *notes)
+    complete = None
+    if left_out_outputs(inlined(proto)):
+        with contextlib.suppress(InputError):  # nobody asked for them yet
+            complete = import_graph(proto, names_of(posterior), every_output=True, sampled=sampled)[0]
+            network = replace(network, signature=replace(network.signature, every_output=complete.signature.outputs))
     unused = [name for name in names_of(posterior) if name not in network.tensors]
     if posterior is not None and unused:
         notes += tuple(f"the posterior of {name} is ignored: no node uses that weight" for name in unused)
@@ -62,11 +72,29 @@ def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None,
             raise PosteriorError("no node uses any of the weights that carry the posterior")
     if likelihood is not None and declared not in (None, likelihood):
         notes += (f"likelihood {likelihood} as asked for; the file says {declared}",)
-    data, remark = _replayable(proto)
-    return Model(network, posterior, likelihood or declared, path, data, (*notes, *remark))
+    data, remark = _replayable(proto, network.signature)
+    return Model(network, posterior, likelihood or declared, path, data, (*notes, *remark), complete)
 
 
-def _replayable(proto: ModelProto) -> tuple[bytes, tuple[str, ...]]:
+def write_readable(proto: ModelProto, path: str | Path) -> Path:
+    """`write_model`, if this program reads what is written: the very bytes are read back before the file has its name.
+
+    Raises
+    ------
+    ModelError : the file cannot be written, or not be read back; there is no file then
+    """
+
+    def check(written: Path) -> None:
+        try:
+            read_model(written)
+        except InputError as error:
+            error.path = None
+            raise ModelError(f"nothing is written, because it could not be read back: {error}", path=path) from error
+
+    return write_model(proto, path, check)
+
+
+def _replayable(proto: ModelProto, signature: Signature) -> tuple[bytes, tuple[str, ...]]:
     """The graph for onnxruntime, made acceptable to it where the file is not, without changing what it computes."""
     notes = []
     own = ModelProto()
@@ -83,4 +111,6 @@ def _replayable(proto: ModelProto) -> tuple[bytes, tuple[str, ...]]:
         notes.append("float32 weights with a float64 input, which ONNX does not allow: taken as float64, exactly")
         for tensor in weights:
             tensor.CopyFrom(numpy_helper.from_array(array_of(tensor).astype(np.float64), tensor.name))
+    given = {info.name for info in own.graph.output}
+    own.graph.output.extend(ValueInfoProto(name=one.name) for one in signature.outputs if one.name not in given)
     return serialised(own), tuple(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _NAMED = 5  # nodes that a message names
+FULL_PRECISION = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Without this option onnxruntime rounds the other factor of a dequantized weight to 8 bits."""
 
 
 class Replayer:
@@ -26,7 +29,7 @@ class Replayer:
     """
 
     def __init__(self, model: Model) -> None:
-        self._session = _session(model, model.onnx_bytes)
+        self._session = session_of(model.onnx_bytes, model.path)
         self._signature = model.network.signature
 
     def __call__(self, x: ArrayLike) -> NDArray[np.float64]:
@@ -80,7 +83,7 @@ class HiddenNodes:
         known = {output.name for output in graph.graph.output}
         graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in {one.node for one in hidden} - known)
         self._hidden, self._signature = hidden, model.network.signature
-        self._session = _session(model, graph.SerializeToString())
+        self._session = session_of(graph.SerializeToString(), model.path)
 
     def __call__(self, x: ArrayLike) -> tuple[NDArray, ...]:
         """Values at one point (n,), each in the declared shape and the model's own type.
@@ -106,16 +109,23 @@ def _as_declared(hidden: Hidden, value: Any) -> NDArray:
     return value.reshape(hidden.shape)
 
 
-def _session(model: Model, graph: bytes) -> ort.InferenceSession:
+def session_of(graph: bytes, path: Path | None = None) -> ort.InferenceSession:
+    """onnxruntime on one thread, in the precision of the file, for a serialised model (from `path`, for the message).
+
+    Raises
+    ------
+    ModelError : onnxruntime does not accept the model
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 3  # silent about posterior tensors that no node uses
     options.intra_op_num_threads = 1
+    options.add_session_config_entry(*FULL_PRECISION)
     try:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common root of their own
-        raise ModelError(f"onnxruntime does not accept the model: {error}", path=model.path) from error
+        raise ModelError(f"onnxruntime does not accept the model: {error}", path=path) from error
 
 
 def _feeds(signature: Signature, point: NDArray[np.float64]) -> dict[str, NDArray]:

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.families import MIXTURE, PLAIN, STORED, Entry, gaussian_of
+from bnn_vnnlib.model.inlining import reads
 from bnn_vnnlib.model.manifest import Manifest, extracted, read_manifest, sha256
 from bnn_vnnlib.model.network import (
     Component,
@@ -61,7 +62,7 @@ def float_shapes(tensors: dict[str, TensorProto]) -> dict[str, tuple[int, ...]]:
 
 def _unused(proto: ModelProto) -> set[str]:
     """Initializers that no node reads and that are no output."""
-    read = {name for node in proto.graph.node for name in node.input} | {info.name for info in proto.graph.output}
+    read = {name for node in proto.graph.node for name in reads(node)} | {info.name for info in proto.graph.output}
     return {tensor.name for tensor in proto.graph.initializer} - read
 
 

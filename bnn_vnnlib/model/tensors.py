@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_he
 from bnn_vnnlib.errors import ModelError
 from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute
 
+FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _LARGEST = 2**28  # entries; a sparse tensor of a few bytes may claim any shape
 _LISTS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 

@@ -29,6 +29,17 @@ class Softmaxed(Variable):
     axis: int
 
 
+@dataclass(frozen=True)
+class Compared(Variable):
+    """left >= right (or >: the uses that are supported are continuous), entry by entry: no node computes it.
+
+    It may only be the condition of a Where that is a maximum, a LeakyRelu or the like; `Builder.branch` refuses it.
+    """
+
+    left: Value
+    right: Value
+
+
 @dataclass(frozen=True, eq=False)
 class Constant:
     """The same for every input.

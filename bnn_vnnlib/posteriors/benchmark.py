@@ -14,8 +14,8 @@ from typing import Any
 
 from bnn_vnnlib.benchmarks import Instance, existing, read_table
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
-from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.model.network import Likelihood
+from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.posteriors.convert import Recipe, convert
 from bnn_vnnlib.sidecar import read_object
 from bnn_vnnlib.vnncomp import write_text
@@ -79,7 +79,7 @@ def convert_benchmark(
             kept += 1
             continue
         proto, remarks = convert(file, recipe, likelihood)
-        write_model(proto, out)
+        write_readable(proto, out)
         record.add(cell, file)
         notes += [f"{cell}: {remark}" for remark in remarks]
     _write_rest(usable, target)

@@ -11,13 +11,20 @@ from onnx import ModelProto
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Network, attach, model_from_proto
-from bnn_vnnlib.model.files import read_proto, write_model
+from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.network import Likelihood
+from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.model.recovery import is_stochastic
 from bnn_vnnlib.posteriors.ensemble import ensemble_posterior
 from bnn_vnnlib.posteriors.fit import Data, Method, fit
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.posteriors.stated import Spread, refuse_without_weights, stated_posterior, weight_names
+from bnn_vnnlib.posteriors.stated import (
+    Spread,
+    computed_weights,
+    refuse_without_weights,
+    stated_posterior,
+    weight_names,
+)
 
 Converted = tuple[ModelProto, tuple[str, ...]]
 
@@ -41,7 +48,8 @@ class Stated:
         refuse_without_weights(names)
         posterior = stated_posterior(network, names, self.spreads)
         counts = f"{len(posterior.variances)} of {len(names)} weight tensors"
-        return attach(proto, posterior, likelihood=likelihood), (f"stated standard deviations for {counts}",)
+        notes = (f"stated standard deviations for {counts}", *computed_weights(network, proto))
+        return attach(proto, posterior, likelihood=likelihood), notes
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,8 @@ class FittedOn:
             epochs=self.epochs, rate=self.rate, seed=self.seed, progress=self.progress,
         )  # fmt: skip
         moved = with_values(proto, found.means)
-        return attach(moved, GaussianDiagonal(found.variances), likelihood=likelihood), found.notes
+        notes = (*found.notes, *computed_weights(network, proto))
+        return attach(moved, GaussianDiagonal(found.variances), likelihood=likelihood), notes
 
 
 @dataclass(frozen=True)
@@ -107,4 +116,4 @@ def convert(source: Path, recipe: Recipe, likelihood: Likelihood) -> Converted:
 def convert_file(source: Path, target: Path, recipe: Recipe, likelihood: Likelihood) -> Sequence[str]:
     """`convert` from file to file; returns the remarks."""
     proto, notes = convert(source, recipe, likelihood)
-    return (*notes, f"wrote {write_model(proto, target)}")
+    return (*notes, f"wrote {write_readable(proto, target)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,28 +12,38 @@ from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
-from bnn_vnnlib.model.families import tensor_names
+from bnn_vnnlib.model.attributes import label
+from bnn_vnnlib.model.families import names_of, tensor_names
 from bnn_vnnlib.model.files import read_proto
+from bnn_vnnlib.model.folding import MOVES
+from bnn_vnnlib.model.inlining import reads
 from bnn_vnnlib.model.manifest import KEY, read_manifest
 from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood
 from bnn_vnnlib.model.recovery import is_stochastic, recover
+from bnn_vnnlib.model.recovery.graph import Flow
+from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
-    """What a file holds.
+class Source:
+    """A file taken apart, its graph not read.
 
     Attributes
     ----------
     plain : the network alone, with the posterior means
     posterior : None for a deterministic network
-    model : the same, read and checked
     """
 
     plain: ModelProto
     posterior: Posterior | None
     likelihood: Likelihood | None
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Source):
+    """A file taken apart; `model` is the same, read and checked."""
+
     model: Model
 
     @property
@@ -61,17 +71,59 @@ def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
 
 
-def with_posterior(parts: Parts, posterior: Posterior) -> Parts:
+def read_source(path: str | Path, *, likelihood: str | None = None) -> tuple[Source, tuple[str, ...]]:
+    """`read_parts` also for a graph that this program cannot read (yet), with remarks.
+
+    The posterior of such a graph may only be on weights that meet the input as they are, up to moves: what changes a
+    weight before it is used would change its posterior, which the reader alone can follow.
+
+    Raises
+    ------
+    InputError : whatever `read_model` refuses of a posterior
+    """
+    try:
+        parts = read_parts(path, likelihood=likelihood)
+    except InputError as reason:
+        proto, found = read_proto(path)
+        try:
+            proto = recover(proto).proto if is_stochastic(proto) else proto
+            posterior, declared, remarks = stored_posterior(proto)
+            _refuse_changed(Flow(proto), names_of(posterior))
+        except InputError as error:
+            error.path = error.path or found
+            raise
+        plain = without_posterior(proto, posterior)
+        remarks += (f"as it is, the model cannot be read: {reason}",)
+        return Source(plain, posterior, checked_likelihood(likelihood) or declared), remarks
+    return parts, parts.notes
+
+
+def _refuse_changed(flow: Flow, names: Collection[str]) -> None:
+    """Raise if a node without input changes a weight that carries a posterior."""
+    random = set(names)
+    for node in flow.nodes:
+        if flow.data.isdisjoint(reads(node)) and not random.isdisjoint(reads(node)):
+            if node.op_type not in (*MOVES, "Identity"):
+                message = "changes a weight that carries a posterior, before the weight meets the input"
+                raise PosteriorError(f"{message}; attach the posterior to the tensor that is used", node=label(node))
+            random.update(node.output)
+
+
+def with_posterior(source: Source, posterior: Posterior) -> Source:
     """The plain network with a posterior from elsewhere.
 
     Raises
     ------
     PosteriorError : the model has one already, or it does not fit
     """
-    if parts.posterior is not None:
-        raise PosteriorError("the model carries a posterior already; leave the other one out", path=parts.model.path)
-    proto = attach(parts.plain, posterior, likelihood=parts.likelihood)
-    model = model_from_proto(proto, path=parts.model.path)
+    if source.posterior is not None:
+        raise PosteriorError("the model carries a posterior already; leave the other one out")
+    proto = attach(source.plain, posterior, likelihood=source.likelihood)
+    if not isinstance(source, Parts):
+        stored = stored_posterior(proto)[0]
+        _refuse_changed(Flow(proto), names_of(stored))
+        return Source(without_posterior(proto, stored), stored, source.likelihood)
+    model = model_from_proto(proto, path=source.model.path)
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
 
 

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples, sample
 from bnn_vnnlib.model.families import family_of
-from bnn_vnnlib.model.files import write_model
+from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.posteriors.parts import Parts, with_values
 from bnn_vnnlib.vnncomp import write_text
 
@@ -21,7 +21,7 @@ INDEX = "networks.csv"
 
 def write_mean(parts: Parts, target: str | Path) -> Path:
     """Write the network of the posterior means."""
-    return write_model(parts.plain, target)
+    return write_readable(parts.plain, target)
 
 
 def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[ModelProto, float]]:
@@ -65,7 +65,7 @@ def write_drawn(parts: Parts, folder: str | Path, count: int | None, seed: int =
     written, table = [], io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     for index, (proto, probability) in enumerate(drawn(parts, count, seed)):
-        written.append(write_model(proto, folder / f"{stem}_{index:04d}.onnx"))
+        written.append(write_readable(proto, folder / f"{stem}_{index:04d}.onnx"))
         rows.writerow([written[-1].name, repr(probability)])
     write_text(folder / INDEX, table.getvalue())
     return written

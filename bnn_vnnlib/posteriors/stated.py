@@ -73,6 +73,17 @@ def weight_names(network: Network, proto: ModelProto) -> list[str]:
     return [name for name in names if name in stored]
 
 
+def computed_weights(network: Network, proto: ModelProto) -> tuple[str, ...]:
+    """A remark if layers have weights that the file computes from others (weight norm, say): those get no posterior."""
+    made = {name for node in proto.graph.node if node.op_type != "Constant" for name in node.output if name}
+    layers = [node for node in network.nodes if isinstance(node, nodes.Linear | nodes.Conv)]
+    sources = dict.fromkeys(node.weight.source.rstrip("'") for node in layers)  # the name of the value, and marks
+    names = [name for name in sources if name in made]
+    if not names:
+        return ()
+    return (f"computed in the file, and left without deviations: {', '.join(names)}; simplify the network first",)
+
+
 def stated_posterior(network: Network, names: Sequence[str], spreads: Sequence[Spread]) -> GaussianDiagonal:
     """Independent Gaussians around the weights; the last spread that fits a name counts.
 

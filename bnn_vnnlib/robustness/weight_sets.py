@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.model.nodes import Constant, Conv, Linear, Param, Scale, Shift
+from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
 
 Device = torch.device | str
@@ -27,14 +28,7 @@ class BoxFamily:
 
 def params_of(network: Network) -> list[Param]:
     """All parameters, node by node."""
-    found = []
-    for node in network.nodes:
-        match node:
-            case Linear(weight=param) | Conv(weight=param) | Scale(weight=param):
-                found.append(param)
-            case Shift(bias=param) | Constant(value=param):
-                found.append(param)
-    return found
+    return [param for node in network.nodes for param in nodes.params_of(node)]
 
 
 def random_sources(network: Network, posterior: GaussianDiagonal) -> list[str]:

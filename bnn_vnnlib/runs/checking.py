@@ -87,6 +87,7 @@ def check_witness(
     ------
     InputError : the witness does not fit the property, or the question cannot be asked of the model
     """
+    model = model.with_outputs_of(property.signature)
     query = question.query_of(model.posterior is not None)
     if result.verdict is not Verdict.SAT:
         return Check(Judgement.NOTHING, query, (f"the verdict is {result.verdict}, which has no witness",))

@@ -44,7 +44,7 @@ def write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int,
     InputError : whatever reading or merging refuses
     """
     from bnn_vnnlib.model import WeightSamples
-    from bnn_vnnlib.model.files import write_model
+    from bnn_vnnlib.model.reading import write_readable
     from bnn_vnnlib.posteriors.merge import merge
     from bnn_vnnlib.posteriors.parts import read_parts
     from bnn_vnnlib.posteriors.plain import write_drawn, write_mean
@@ -64,5 +64,5 @@ def write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int,
     if "merged" in kinds:
         exact = isinstance(parts.posterior, WeightSamples)
         proto, _ = merge(parts, draws=None if exact else draws, seed=seed)
-        found.append(Variant("merged", "merged", write_model(proto, folder / "merged.onnx"), exact))
+        found.append(Variant("merged", "merged", write_readable(proto, folder / "merged.onnx"), exact))
     return found

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from bnn_vnnlib.errors import InputError, UnsupportedError, VnnlibSyntaxError
+from bnn_vnnlib.vnnlib.read import looks_like_marabou
 from bnn_vnnlib.vnnlib.source import Source
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ _FOUND = re.compile(r"[()\[\],]|[^\s()\[\],;]+|.", re.DOTALL)
 def syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> InputError:
     """The error to raise for what the parser met: where, what was found, what was expected, what to do."""
     terminals, at = _expected(unexpected, source)
+    if looks_like_marabou(source.text):
+        message = (
+            "this is Marabou's text format, not VNN-LIB: declare the variables and write (assert (>= X_0 0.5)) for"
+        )
+        return source.error(VnnlibSyntaxError, f"{message} x0 >= 0.5", at)
     found = _FOUND.match(source.text, at)
     word = found.group() if found else ""
     if word in _NOT_SUPPORTED:

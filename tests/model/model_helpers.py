@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from bnn_vnnlib.model.replay import FULL_PRECISION
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -38,7 +40,10 @@ def make_model(
     inputs = [helper.make_tensor_value_info(name, kind, list(size)) for name, size in shapes.items()]
     results = [helper.make_tensor_value_info(name, kind, None) for name in outputs.split()]
     graph = helper.make_graph(list(nodes), "test", inputs, results, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    imports = [helper.make_opsetid("", opset)]
+    if any(one.domain == "ai.onnx.ml" for one in nodes):
+        imports.append(helper.make_opsetid("ai.onnx.ml", 1))
+    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
 
 
 def with_weights(proto: ModelProto, weights: Arrays) -> ModelProto:
@@ -56,6 +61,7 @@ def run_onnx(proto: ModelProto, x: np.ndarray) -> np.ndarray:
     """Outputs (N, m) by onnxruntime at points x (N, n) of a model with one input."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry(*FULL_PRECISION)
     session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     rows, start = [], 0
     for point in x:

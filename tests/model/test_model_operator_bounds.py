@@ -1,5 +1,5 @@
 """Contract of every operator with bounds: no weights and no input in their boxes leave what intervals and linear
-functions promise, for the graphs of `test_model_operators` and `test_model_operator_set`."""
+functions promise, for the graphs of `test_model_operators`, `test_model_operator_set` and `test_model_foreign`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from model_helpers import node
+from test_model_foreign import CASES as FOREIGN
 from test_model_operator_set import CASES as FURTHER
 from test_model_operators import CASES, Case, ints, model_of, uncertain_names
 
@@ -28,7 +29,7 @@ ALONE = [
     Case("resize", [node("Resize", "x - - s")], {"s": ints(1, 2, 10, 18)}, (1, 2, 5, 6), 19, element=np.float32),
     Case("swish", [node("Swish", "x", alpha=0.7)], opset=24),
 ]
-ALL = {case.name: case for case in (*CASES, *FURTHER, *ALONE)}
+ALL = {case.name: case for case in (*CASES, *FURTHER, *FOREIGN, *ALONE)}
 
 
 def boxes_of(case: Case, network: Network, rng: np.random.Generator, size: float) -> WeightBoxes:

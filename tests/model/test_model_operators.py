@@ -293,7 +293,8 @@ UNSUPPORTED = {
     "odd_power": ([node("Pow", "x p")], {"p": np.array(1.7)}, (1, 4), "exponent 1.7"),
     "linear_resize": ([node("Resize", "x - s", mode="linear")], {"s": np.array([1.0, 2.0])}, (1, 4), "nearest"),
     "computed_index": ([node("Gather", "c x")], {"c": normal(4)}, (1, 4), "constant|do not fit|index"),
-    "computed_condition": ([node("Greater", "x c", "m"), node("Where", "m x c")], {"c": normal(4)}, (1, 4), "Greater"),
+    "computed_condition": ([node("Greater", "x c", "m"), node("Where", "m c c")], {"c": normal(4)}, (1, 4),
+                           "condition"),
     "frozen_noise": ([node("Mul", "l.weight_sampler.eps_w s", "n"), node("Add", "x n")],
                      {"l.weight_sampler.eps_w": normal(4), "s": normal(4)}, (1, 4), "BLiTZ"),
     "conv_weight": ([node("Conv", "x x")], {}, (1, 1, 2, 2), "kernel must be constant"),
@@ -305,7 +306,7 @@ UNSUPPORTED = {
     "drop_connect": ([node("Dropout", "W r t", "V"), node("MatMul", "x V")],
                      {"W": normal(4, 3), "r": np.array(0.5), "t": np.array(True)}, (1, 4), "MC dropout"),
     "training_bn": ([node("BatchNormalization", "x g g g g", training_mode=1)], {"g": normal(4)}, (1, 4), "eval mode"),
-    "fold_unknown": ([node("Exp", "W", "V"), node("MatMul", "x V")], {"W": normal(4, 3)}, (1, 4), "Exp"),
+    "fold_unknown": ([node("Floor", "W", "V"), node("MatMul", "x V")], {"W": normal(4, 3)}, (1, 4), "Floor"),
 }  # fmt: skip
 
 

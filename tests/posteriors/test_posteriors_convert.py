@@ -15,10 +15,11 @@ from networks_with_posteriors import graph, mlp, op, samples, saved
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
-from bnn_vnnlib import Verdict, read_model, read_property, verify
+from bnn_vnnlib import Verdict, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import InputError, OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, model_from_proto, replay
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto, replay
+from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.posteriors import benchmark
 from bnn_vnnlib.posteriors.benchmark import convert_benchmark
 from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Stated, convert
@@ -129,6 +130,51 @@ def test_weights_that_agree_stay_deterministic(net: Path, tmp_path: Path) -> Non
 def test_a_scalar_weight_stays_a_scalar() -> None:
     proto = graph([op("Mul", "x c", "y")], {"c": np.array(2.0)}, (1, 2), (1, 2))
     assert list(with_values(proto, {"c": np.array(3.0)}).graph.initializer[0].dims) == []
+
+
+def normalised(seed: int, folder: Path, *, image: bool) -> Path:
+    """A layer, a BatchNormalization with statistics of its own, a layer."""
+    rng = np.random.default_rng(seed)
+    tensors = {"W": rng.normal(size=(5, 2, 3, 3) if image else (5, 4)), "g": rng.uniform(0.5, 2, 5)}
+    tensors |= {"o": rng.normal(size=5), "m": rng.normal(size=5), "v": rng.uniform(0.1, 3, 5)}
+    tensors |= {"V": rng.normal(size=(20 if image else 5, 3))}
+    first = op("Conv", "x W", "h") if image else op("Gemm", "x W", "h", transB=1)
+    nodes = [first, op("BatchNormalization", "h g o m v", "n"), op("Relu", "n", "r"), op("Flatten", "r", "f")]
+    proto = graph([*nodes, op("MatMul", "f V", "y")], tensors, (1, 2, 4, 4) if image else (1, 4))
+    onnx.save(proto, folder / f"normalised{seed}.onnx")
+    return folder / f"normalised{seed}.onnx"
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_members_keep_their_own_running_statistics(image: bool, tmp_path: Path) -> None:
+    """Each sample is one member, and the bounds of a point are its outputs."""
+    files = [normalised(seed, tmp_path, image=image) for seed in range(3)]
+    model = model_from_proto(convert(files[0], Ensemble(tuple(files[1:])), "gaussian")[0])
+    assert isinstance(model.posterior, WeightSamples)
+    assert {"m", "v"} <= set(model.posterior.samples)
+    x = np.random.default_rng(5).normal(size=(4, model.network.signature.input_size)).astype(np.float32)
+    truth = np.array([replay(read_model(file), x) for file in files])
+    params = {name: torch.tensor(stack) for name, stack in model.posterior.samples.items()}
+    y = evaluate(model.network, torch.tensor(x, dtype=torch.float64), params).numpy()
+    np.testing.assert_allclose(y, truth, rtol=1e-4, atol=1e-5)
+    result = verify_batch(model, x, x, properties=[[(np.eye(3)[:1], np.zeros(1), np.zeros(1, bool))]], query="decision")
+    np.testing.assert_allclose(result.lower, truth.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.upper, truth.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_running_statistics_are_no_gaussians(tmp_path: Path) -> None:
+    proto = onnx.load(normalised(0, tmp_path, image=False))
+    for name in ("m", "v"):
+        with pytest.raises(PosteriorError, match="cannot carry a posterior"):
+            model_from_proto(attach(proto, GaussianDiagonal({name: np.full(5, 1e-4)})))
+
+
+def test_weights_that_the_file_computes_are_named(tmp_path: Path) -> None:
+    tensors = {"L": np.ones((4, 5)), "W": np.ones((5, 3))}
+    proto = graph([op("Exp", "L", "E"), op("MatMul", "x E", "h"), op("MatMul", "h W", "y")], tensors)
+    onnx.save(proto, tmp_path / "n.onnx")
+    _, notes = convert(tmp_path / "n.onnx", stated("*=0.1"), "gaussian")
+    assert "computed in the file, and left without deviations: E; simplify the network first" in notes
 
 
 def changed(what: str) -> onnx.ModelProto:

@@ -247,6 +247,33 @@ def test_frozen_noise_is_released_only_when_asked() -> None:
     assert "l.weight_sampler.eps_w" in " ".join(recovery.notes)
 
 
+def test_random_outputs_are_left_out() -> None:
+    """A layer that also returns a divergence of its sampled weights."""
+    proto = drawn(NOISE, op("Mul", "sd e", "s"), op("Add", "mu s", "W"), op("ReduceSumSquare", "W", "kl", keepdims=0))
+    proto.graph.output.append(helper.make_tensor_value_info("kl", TensorProto.DOUBLE, []))
+    recovery = recover(proto)
+    assert [info.name for info in recovery.proto.graph.output] == ["y"]
+    assert "output kl is random and depends on no input: left out" in recovery.notes
+    np.testing.assert_allclose(recovery.deviations["W"], SD)
+
+
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    """A recovery whose network needs an operator that is not supported leaves no file behind."""
+    proto = drawn(NOISE, op("Mul", "sd e", "s"), op("Add", "mu s", "W"))
+    proto.graph.node[-1].output[0] = "h"
+    proto.graph.node.append(op("Floor", "h", "y"))
+    assert recover(proto).deviations
+    onnx.save(proto, tmp_path / "export.onnx")
+    (tmp_path / "kept.onnx").write_text("an older file")
+    for target in ("out.onnx", "out.onnx.gz", "kept.onnx"):
+        outcome = CliRunner().invoke(app, ["recover", str(tmp_path / "export.onnx"), str(tmp_path / target)])
+        assert outcome.exit_code == 2
+        assert "could not be read back: node Floor_y (Floor)" in outcome.stderr
+        assert "wrote" not in outcome.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export.onnx", "kept.onnx"]
+    assert (tmp_path / "kept.onnx").read_text() == "an older file"
+
+
 def test_a_file_with_a_posterior_has_nothing_to_recover(tmp_path: Path) -> None:
     recovery = recover(exported(DrawnNet("exp"), tmp_path))
     with pytest.raises(PosteriorError, match="already"):

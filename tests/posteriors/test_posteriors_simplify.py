@@ -19,6 +19,7 @@ from bnn_vnnlib.posteriors import simplify as module
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints
 from bnn_vnnlib.posteriors.parts import Parts, read_parts, with_values, without_posterior
 from bnn_vnnlib.posteriors.simplify import simplified
+from support.command import call
 
 TOOLS = ("onnxruntime", "onnxsim", "onnxslim", "onnxoptimizer")
 WEIGHTS = ("K", "k", "W", "b", "V", "v")
@@ -195,3 +196,58 @@ def test_a_tool_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "onnxsim", None)
     with pytest.raises(OptionError, match="pip install onnxsim"):
         simplified(parts_of(tmp_path), "onnxsim")
+
+
+def rounded(*before: onnx.NodeProto) -> ModelProto:
+    """x -> y with a layer whose weight is computed in a way that the reader does not know."""
+    rng = np.random.default_rng(3)
+    tensors = {"W": rng.normal(size=(4, 5)), "V": rng.normal(size=(5, 3)), "low": np.array(-100.0), "c": np.array(2.0)}
+    return graph([*before, op("MatMul", "x R", "h"), op("Relu", "h", "a"), op("MatMul", "a V", "y")], tensors)
+
+
+UNKNOWN = op("Round", "W", "R")
+
+
+def test_the_tool_runs_before_the_reader(tmp_path: Path) -> None:
+    """Without a posterior, or with one on other weights."""
+    onnx.save(rounded(UNKNOWN), tmp_path / "plain.onnx")
+    with pytest.raises(UnsupportedError, match="Round"):
+        read_model(tmp_path / "plain.onnx")
+    outcome = call("simplify", tmp_path / "plain.onnx", tmp_path / "out.onnx")
+    assert "as it is, the model cannot be read" in outcome.stderr
+    after, x = read_model(tmp_path / "out.onnx"), np.random.default_rng(0).normal(size=(3, 4))
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in rounded(UNKNOWN).graph.initializer}
+    truth = np.maximum(x.astype(np.float32) @ np.rint(arrays["W"]), 0) @ arrays["V"]
+    np.testing.assert_allclose(replay(after, x), truth, rtol=1e-5, atol=1e-5)
+    posterior = GaussianDiagonal({"V": np.arange(1.0, 16.0).reshape(5, 3)})
+    saved(rounded(UNKNOWN), tmp_path / "b.onnx", posterior, "categorical")
+    call("simplify", tmp_path / "b.onnx", tmp_path / "out.onnx")
+    kept = read_model(tmp_path / "out.onnx")
+    assert kept.likelihood == "categorical"
+    assert isinstance(kept.posterior, GaussianDiagonal)
+    (variance,) = kept.posterior.variances.values()
+    np.testing.assert_array_equal(np.sort(variance, axis=None), np.arange(1.0, 16.0))
+
+
+@pytest.mark.parametrize(
+    "before", [[UNKNOWN], [op("Max", "W low", "R")], [op("Clip", "W low", "R")], [op("Mul", "W c", "R")],
+               [op("Cast", "W", "H", to=10), op("Cast", "H", "R", to=1)]],
+)  # fmt: skip
+@pytest.mark.parametrize("tool", ["onnxruntime", "onnxslim"])
+def test_a_weight_that_is_changed_keeps_no_posterior(before: list[onnx.NodeProto], tool: str, tmp_path: Path) -> None:
+    """Marks between -64 and 64 pass a Max with -100 unchanged; a Gaussian does not."""
+    proto = rounded(*before, UNKNOWN)
+    if before != [UNKNOWN]:  # something else that only the tool understands
+        proto = rounded(*before)
+        proto.graph.node[-1].output[0] = "z"
+        proto.graph.node.append(op("Sum", "z r", "y"))
+        proto.graph.node.insert(0, op("Round", "c", "r"))
+    else:
+        proto = rounded(UNKNOWN)
+    saved(proto, tmp_path / "b.onnx", gaussian(proto, ("W",)), None)
+    for arguments in (["b.onnx"], ["plain.onnx", "--posterior", str(tmp_path / "p.npz")]):
+        onnx.save(proto, tmp_path / "plain.onnx")
+        np.savez(tmp_path / "p.npz", W_std=np.full((4, 5), 0.1))
+        command = ["simplify", tmp_path / arguments[0], tmp_path / "out.onnx", *arguments[1:], "--tool", tool]
+        assert "posterior" in call(*command, code=2).stderr
+        assert not (tmp_path / "out.onnx").exists()

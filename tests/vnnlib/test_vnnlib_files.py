@@ -185,3 +185,24 @@ def test_import_is_light() -> None:
         "assert not {'torch', 'onnx', 'onnxruntime', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, TEXT], check=True)
+
+
+MARABOU = ["x0 >= 0\nx1 <= 1\n+y0 -y1 >= 0.5\n", "\n+y0 -y1 <= 0", "-1.5x0 +2 x1 >= -3e-2\r\n", "ws_1_3 <= 0.5\n"]
+
+
+@pytest.mark.parametrize("text", MARABOU)
+def test_the_text_format_of_marabou_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text(text)
+    assert looks_like_vnnlib(path)  # so that a command takes it for the property, and refuses it by name
+    with pytest.raises(VnnlibSyntaxError, match="Marabou's text format") as caught:
+        read_property(path)
+    assert caught.value.line is not None
+
+
+@pytest.mark.parametrize("text", ["x0 is large\n", "x0 >= y\n", "0 >= 0.5\n", "x" + "1" * 900 + "\n", "x1 " * 300])
+def test_other_text_is_not_taken_for_marabous(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.vnnlib").write_text(text)
+    assert not looks_like_vnnlib(tmp_path / "p.vnnlib")
+    with pytest.raises(VnnlibSyntaxError, match="expected"):
+        read_property(tmp_path / "p.vnnlib")

@@ -82,7 +82,8 @@ class Draws:
     def _run(self, noise: dict[str, Floats] | None) -> list[NDArray[Any]]:
         self._noise = noise
         try:
-            return [np.asarray(value) for value in self._session.run(None, self._feeds)]
+            with np.errstate(all="ignore"):  # 0 / 0 at noise 0, say: what is not finite is no Gaussian
+                return [np.asarray(value) for value in self._session.run(None, self._feeds)]
         except Exception as error:  # the evaluator lets whatever happens inside it through
             raise self._not_evaluated(error) from error
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto
 
-from bnn_vnnlib.errors import ModelError
 from bnn_vnnlib.model.attributes import attribute
+from bnn_vnnlib.model.inlining import reads, subgraphs
 from bnn_vnnlib.model.operators import STOCHASTIC
 from bnn_vnnlib.model.tensors import array_of, constant_of
 
@@ -45,9 +45,9 @@ class Flow:
         self.data: set[str] = set(inputs)
         self.drawn: set[str] = set()
         for node in self.nodes:
-            if self.data.intersection(node.input):
+            if self.data.intersection(reads(node)):
                 self.data.update(filter(None, node.output))
-            elif is_random(node) or self.drawn.intersection(node.input):
+            elif is_random(node) or self.drawn.intersection(reads(node)):
                 self.drawn.update(filter(None, node.output))
 
     @cached_property
@@ -55,7 +55,7 @@ class Flow:
         """Live nodes that read a value."""
         readers: dict[str, list[NodeProto]] = {}
         for node in self.nodes:
-            for name in dict.fromkeys(filter(None, node.input)):
+            for name in dict.fromkeys(reads(node)):
                 readers.setdefault(name, []).append(node)
         return readers
 
@@ -68,7 +68,7 @@ class Flow:
             if name and name not in found:
                 found.add(name)
                 if name in self.producer:
-                    pending.extend(self.producer[name].input)
+                    pending.extend(reads(self.producer[name]))
         return found
 
     def trains(self, node: NodeProto) -> bool:
@@ -96,28 +96,9 @@ class Flow:
         """Drawn values that meet the input (or an output): the weights, as the network uses them."""
         ends = dict.fromkeys(name for name in self.outputs if name in self.drawn)
         for node in self.nodes:
-            if self.data.intersection(node.input):
-                ends.update(dict.fromkeys(name for name in node.input if name in self.drawn))
+            if self.data.intersection(reads(node)):
+                ends.update(dict.fromkeys(name for name in reads(node) if name in self.drawn))
         return list(ends)
-
-
-def inlined(proto: ModelProto) -> ModelProto:
-    """A copy without local functions.
-
-    Raises
-    ------
-    ModelError : the functions cannot be inlined
-    """
-    if not proto.functions:
-        copy = ModelProto()
-        copy.CopyFrom(proto)
-        return copy
-    from onnx.inliner import inline_local_functions
-
-    try:
-        return inline_local_functions(proto)
-    except Exception as error:  # whatever the C++ side raises
-        raise ModelError(f"its local functions cannot be inlined: {error}") from error
 
 
 def prune(graph: GraphProto) -> None:
@@ -127,7 +108,7 @@ def prune(graph: GraphProto) -> None:
     for node in reversed(graph.node):
         if needed.intersection(filter(None, node.output)):
             alive.append(node)
-            needed.update(filter(None, node.input))
+            needed.update(reads(node))
     tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
     dropped = {tensor.name for tensor in graph.initializer} - {tensor.name for tensor in tensors}
     inputs = [info for info in graph.input if info.name not in dropped]
@@ -150,7 +131,7 @@ def _replace(field: Any, kept: Iterable[Any]) -> None:
 
 def alone(node: NodeProto) -> bool:
     """Nothing inside it: no subgraph in an attribute."""
-    return not any(part.HasField("g") or part.graphs for part in node.attribute)
+    return not any(subgraphs(node))
 
 
 def scalar(node: NodeProto, name: str, default: float) -> float:

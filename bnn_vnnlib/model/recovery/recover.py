@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.attributes import raw_attribute
-from bnn_vnnlib.model.files import read_proto, write_model
+from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
+from bnn_vnnlib.model.inlining import inlined
 from bnn_vnnlib.model.manifest import KEY
 from bnn_vnnlib.model.network import Floats, GaussianDiagonal
 from bnn_vnnlib.model.recovery.diagnosis import (
@@ -25,7 +26,7 @@ from bnn_vnnlib.model.recovery.diagnosis import (
 )
 from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.elementwise import correlated, marginals
-from bnn_vnnlib.model.recovery.graph import Flow, inlined, is_random, prune
+from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, local_noises, some_input
 from bnn_vnnlib.model.tensors import array_of, holders
 
@@ -64,13 +65,15 @@ def recover_file(
     source: str | Path, target: str | Path, *, likelihood: str | None = None, frozen_noise: bool = False
 ) -> Recovery:
     """`recover` from file to file; `target` may end in .gz."""
+    from bnn_vnnlib.model.reading import write_readable
+
     proto, found = read_proto(source)
     try:
         recovery = recover(proto, likelihood=likelihood, frozen_noise=frozen_noise)
     except InputError as error:
         error.path = error.path or found
         raise
-    write_model(recovery.proto, target)
+    write_readable(recovery.proto, target)
     return recovery
 
 
@@ -93,9 +96,10 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
     """
     if any(entry.key == KEY for entry in proto.metadata_props):
         raise PosteriorError("the model carries a posterior already; there is nothing to recover")
-    proto = inlined(proto)
+    copy = ModelProto()
+    copy.CopyFrom(inlined(proto))
+    proto, notes = copy, _without_random_outputs(copy)  # changed in place below
     flow = Flow(proto)
-    notes: list[str] = []
     if frozen_noise:
         notes += _released(proto, frozen(flow))
         flow = Flow(proto)
@@ -116,6 +120,19 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
         f"the posterior was recovered from a stochastic export: {len(uncertain)} weight tensors, independent Gaussians"
     )
     return Recovery(attached, deviations, (first, *notes))
+
+
+def _without_random_outputs(proto: ModelProto) -> list[str]:
+    """Drop, in place, outputs that are drawn without looking at the input (a divergence of sampled weights, say)."""
+    flow = Flow(proto)
+    kept = [info for info in proto.graph.output if info.name not in flow.drawn]
+    if not kept:
+        return []
+    dropped = [info.name for info in proto.graph.output if info.name in flow.drawn]
+    copies = [ValueInfoProto.FromString(info.SerializeToString()) for info in kept]
+    del proto.graph.output[:]
+    proto.graph.output.extend(copies)
+    return [f"output {name} is random and depends on no input: left out" for name in dropped]
 
 
 # drawn weights -------------------------------------------------------------------------------------------------------
