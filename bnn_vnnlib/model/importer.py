@@ -167,7 +167,8 @@ def _chosen_outputs(proto: ModelProto, every_output: bool, notes: list[str]) -> 
 def _kind(info: ValueInfoProto) -> str:
     if not info.type.HasField("tensor_type"):
         return str(info.type.WhichOneof("value")).removesuffix("_type")
-    return TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
+    known = dict(zip(TensorProto.DataType.values(), TensorProto.DataType.keys(), strict=True))
+    return known.get(info.type.tensor_type.elem_type, "of an unknown type").lower()
 
 
 def _live_nodes(body: GraphProto, outputs: Iterable[ValueInfoProto], notes: list[str] | None = None) -> list[NodeProto]:

@@ -26,6 +26,7 @@ from bnn_vnnlib import read_model, read_property, verify
 from bnn_vnnlib.errors import InputError, ModelError, PropertyError, UnsupportedError
 from bnn_vnnlib.model import build_network, replay
 from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.model.importer import import_graph
 from bnn_vnnlib.model.nodes import Activation, Linear, Product
 
 f32 = np.float32
@@ -469,6 +470,13 @@ def test_probabilities_of_a_classifier_with_a_label(tmp_path: Path, zipmap: bool
     assert result.verdict == "sat"  # replayed in onnxruntime
     assert result.witness is not None
     assert result.witness.y.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_an_output_of_an_unknown_type_is_left_out() -> None:
+    proto = classifier(False)
+    proto.graph.output[0].type.tensor_type.elem_type = 99
+    _, notes = import_graph(proto)
+    assert "output label (of an unknown type) is no tensor of floating-point numbers and is left out" in notes
 
 
 def test_a_label_alone_is_refused() -> None:
