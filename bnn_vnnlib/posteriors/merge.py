@@ -55,9 +55,19 @@ def merge(
     if proto is None and form == "blocks":
         raise OptionError("the network is no chain of layers with known activations; use --form copies")
     if proto is None:
-        proto = merged_copies(parts.plain, posterior, end, len(signature.outputs[0].shape) - 1)
+        proto = merged_copies(_asked_about(parts), posterior, end, len(signature.outputs[0].shape) - 1)
     worst = _difference(parts, posterior, proto, end)
     return proto, (*notes, f"onnxruntime's output differs from the average of the networks by at most {worst:.1e}")
+
+
+def _asked_about(parts: Parts) -> ModelProto:
+    """The plain network without the outputs that the reader leaves out."""
+    names = {variable.name for variable in parts.model.network.signature.outputs}
+    proto = ModelProto()
+    proto.CopyFrom(parts.plain)
+    del proto.graph.output[:]
+    proto.graph.output.extend(info for info in parts.plain.graph.output if info.name in names)
+    return proto
 
 
 def _samples(parts: Parts, draws: int | None, seed: int) -> tuple[WeightSamples, tuple[str, ...]]:

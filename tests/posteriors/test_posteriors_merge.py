@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from networks_with_posteriors import gaussian, graph, mlp, op, samples, saved
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from scipy.special import expit, softmax
 from typer.testing import CliRunner
 
@@ -180,3 +180,14 @@ def test_commands(tmp_path: Path) -> None:
     assert len(list((tmp_path / "folder").glob("draw_*.onnx"))) == 2
     refused = CliRunner().invoke(app, ["merge", str(tmp_path / "mean.onnx"), str(tmp_path / "x.onnx")])
     assert refused.exit_code == 2
+
+
+def test_outputs_that_depend_on_no_input_are_not_merged(tmp_path: Path) -> None:
+    """A version number beside the output that is asked about."""
+    proto = mlp()
+    proto.graph.node.append(op("Identity", "number", "version"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "number"))
+    proto.graph.output.append(helper.make_tensor_value_info("version", TensorProto.FLOAT, [1]))
+    parts = read_parts(saved(proto, tmp_path / "b.onnx", samples(proto, ALL), "gaussian"))
+    merged, _ = merge(parts, form="copies")
+    assert [info.name for info in merged.graph.output] == ["y"]
