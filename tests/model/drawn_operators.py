@@ -263,6 +263,57 @@ def where(draw: Draw) -> None:
     draw.mixed([draw.broadcast_to(shape), draw.broadcast_to(shape)])
 
 
+def chosen(draw: Draw, shape: Shape) -> None:
+    """A Where over the drawn comparison with a limit: a maximum, a LeakyRelu, or a jump, which is refused."""
+    draw.outputs = ["mask"]
+    limit = np.zeros(()) if draw.chance() else draw.normal(draw.broadcast_to(shape))
+    draw.weights |= {
+        "limit": np.asarray(limit, draw.floats),
+        "slope": np.asarray(draw.pick(0.25, -0.5, 2.0), draw.floats),
+    }
+    draw.after.append(helper.make_node("Mul", ["x", "slope"], ["sloping"], name="sloping"))
+    branches = draw.pick(["x", "limit"], ["limit", "x"], ["x", "sloping"], ["sloping", "x"])
+    draw.after.append(helper.make_node("Where", ["mask", *branches], ["y"], name="chosen"))
+
+
+@draws("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+def comparison(draw: Draw) -> None:
+    shape = draw.sizes(0, 3)
+    draw.computed(shape)
+    draw.operands.insert(draw.number(0, 1), "limit")
+    chosen(draw, shape)
+
+
+@draws("Not")
+def negation(draw: Draw) -> None:
+    draw.shape = draw.sizes(0, 3)
+    draw.before.append(helper.make_node("Less", ["x", "limit"], ["less"], name="less"))
+    draw.operands.append("less")
+    chosen(draw, draw.shape)
+
+
+EQUATIONS = ("ab,bc->ac", "ab,cb->ca", "ab,bc", "...b,bc->...c", "ab...,bc->a...c", "ab,cd->acbd", "ab,b->ba",
+             "ab,ab->", "abc,cd->dab", "ab,bc->abc", "abc,bcd->ad", "ab,bb->ab", "ab,cd->ac")  # fmt: skip
+
+
+@draws("Einsum")
+def einsum(draw: Draw) -> None:
+    """Of the input and a constant, either first, or of the input and a function of it; some sum over one operand."""
+    equation, sizes = draw.pick(*EQUATIONS), {axis: draw.number(1, 3) for axis in "abcd"}
+    hidden = draw.sizes(0, 2, 3)
+    terms = equation.split("->")[0].split(",")
+    first, second = (
+        [size for letter in term.replace("...", "*") for size in (hidden if letter == "*" else (sizes[letter],))]
+        for term in terms
+    )
+    draw.computed(first)
+    if first == second and draw.chance():
+        draw.operands.append("x")
+    else:
+        draw.operand("W", draw.normal(second))
+    draw.attributes["equation"] = equation
+
+
 @draws("Cast")
 def cast(draw: Draw) -> None:
     draw.computed(draw.sizes(0, 3))
@@ -862,3 +913,17 @@ def constant_of_shape(draw: Draw) -> None:
     kind = draw.pick(np.int64, np.float32, np.bool_)
     draw.set(value=numpy_helper.from_array(np.array([3], kind), "v"))
     shown(draw)
+
+
+@folds("DequantizeLinear")
+def dequantized(draw: Draw) -> None:
+    """Of integers, with one scale or one for each entry of an axis."""
+    shape, kind = draw.sizes(1, 3), draw.pick(np.int8, np.uint8, np.int32)
+    draw.operand("q", draw.rng.integers(0, 100, shape) - (0 if kind == np.uint8 else 50), kind)
+    axis, scales = draw.axis(len(shape)), ()
+    if draw.has("axis") and draw.chance():
+        draw.attributes["axis"], scales = axis, (shape[axis],)
+    draw.operand("s", np.abs(draw.rng.normal(size=scales)) + 0.01, np.float32)
+    if kind != np.int32 and draw.chance():
+        draw.operand("z", draw.rng.integers(0, 9, scales), kind)
+    draw.result = np.float32
