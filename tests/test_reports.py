@@ -91,10 +91,10 @@ ROWS = [
     ),
     # readings other than onnxruntime's
     Row("maxpool_valid_ceil", "verify maxpool_valid_ceil.vnnlib maxpool_valid_ceil.onnx --timeout 10",
-        r"\Asat$|ceil_mode", EITHER, fails=MENDED),
-    Row("pad_wrap", "verify pad_wrap2.vnnlib pad_wrap.onnx --timeout 10", r"\Asat$|wrap", EITHER, fails=MENDED),
-    Row("slice_neg", "verify slice_neg.vnnlib slice_neg.onnx --timeout 10", UNSAT, fails=MENDED),
-    Row("declared_shape", "inspect declared_shape.onnx", r"shape.*\[1, 4\]|ceil_mode", REFUSED, fails=MENDED),
+        r"\Asat$|ceil_mode", EITHER),
+    Row("pad_wrap", "verify pad_wrap2.vnnlib pad_wrap.onnx --timeout 10", r"\Asat$|wrap", EITHER),
+    Row("slice_neg", "verify slice_neg.vnnlib slice_neg.onnx --timeout 10", UNSAT),
+    Row("declared_shape", "inspect declared_shape.onnx", r"shape.*\[1, 4\]|ceil_mode", REFUSED),
     # files that are something else, and other work
     Row("e20_marabou_txt", "verify e20_marabou_txt.vnnlib id2.onnx", "Marabou's text format", REFUSED),
     Row("d07_mcdropout_dynamo, certain", f"verify d07_mcdropout_dynamo.onnx {FAR}", "MC dropout", REFUSED),
