@@ -144,6 +144,6 @@ def _errors(console: Console, lines: Sequence[Line]) -> None:
     for tool, found in failing.items():
         reasons = first_reasons(answer.reason for answer in found)
         for text in (f"every answer of {tool} is an error:", *(f"  {reason}" for reason in reasons)):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
     if failing.keys() == answers.keys():
         raise typer.Exit(FAULT)

@@ -180,7 +180,7 @@ def _summary(prepared: Run, console: Console) -> None:
     if errors:
         head = "every instance ended in an error" if len(errors) == len(entries) else f"{len(errors)} errors"
         for line in (f"{head}:", *(f"  {reason}" for reason in first_reasons(errors))):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     lost = len(prepared.tasks) - len(entries)
     if lost:
         console.print(f"{lost} instances are not in the tables, because their files changed meanwhile: run again")

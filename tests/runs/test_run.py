@@ -546,7 +546,7 @@ def test_options_of_a_run_are_left_out_where_they_do_not_apply(real, tmp_path):
     told = run(real, "--out", out, "--workers", 1, "--tau-safe", "0.9", "--only", "0_holds").stderr
     assert "tau_safe applies to none of the instances" in told
     assert results(out) == [("holds", "unsat")]
-    (path,) = (out / "instances").glob("*/*holds.txt.json")
+    (path,) = (out / "instances").glob("*/*holds-*.txt.json")
     assert any(note.startswith("tau_safe is left out: it is a thr") for note in json.loads(path.read_text())["notes"])
 
 
