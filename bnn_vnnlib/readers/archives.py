@@ -119,9 +119,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
                 if not piece:  # whatever the checksum says: memory that nothing was written to must not come out
                     raise _Refused("ends too early")
                 flat[place : place + len(piece)] = np.frombuffer(piece, np.uint8)
-                place += len(piece)
-            if stream.read(1):  # where there is nothing left, this has the checksum compared
-                raise _Refused("goes on behind its array")
+                place += len(piece)  # the last byte has the checksum compared
     except _Refused as error:
         raise _Refused(f"member {entry.filename!r} {error}") from None
     except MemoryError:
