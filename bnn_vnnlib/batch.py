@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import methods
-from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.result import Query, Rule, Verdict
@@ -163,9 +162,9 @@ def _solve(setting: Setting, problem: Problem, restarts: int) -> tuple[dict[str,
     attack = Attack(steps=20, restarts=restarts, seed=seed, deadline=deadline, precision=precision)
     match setting.query:
         case Query.PROBABILISTIC:
-            return _probabilistic(setting, problem, attack)
+            return _probabilistic(setting, setting.settled(problem), attack)
         case Query.DECISION:
-            return _decision(setting, problem, attack)
+            return _decision(setting, setting.settled(problem), attack)
         case Query.DETERMINISTIC:
             return _deterministic(setting, problem, attack)
 
@@ -185,14 +184,7 @@ def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool
 
 def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
     question = setting.question
-    try:
-        found = setting.safety(problem, attack)
-    except OutOfTime:
-        count = len(problem)
-        return {
-            "lower": np.zeros(count), "upper": np.ones(count),
-            "points": np.full(problem.lower.shape, np.nan), "verdicts": _all(Verdict.TIMEOUT, count),
-        }, methods.NONE  # fmt: skip
+    found = setting.safety(problem, attack)
     lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
     verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
     verdicts[question.between(lower, upper)] = Verdict.UNKNOWN

@@ -1,13 +1,24 @@
-"""The time limit of a run."""
+"""The time limit of a run, and what becomes of work that it cuts off.
+
+Whatever was proved in time counts. Who bounds many items does it part by part (`Deadline.reached`), and the items that
+time does not suffice for get the value that says nothing: -inf for a lower bound, 1 for a probability of failing, 0 for
+a mass, False for a proof. No bound raises OutOfTime: it only ends the part, or the search, in which it is raised.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
+
+Part = TypeVar("Part")
+Found = TypeVar("Found")
 
 
 class OutOfTime(Exception):
-    """Raised between two chunks of work when time is up; whoever holds bounds catches it and keeps them."""
+    """Raised in the middle of a part of some work when time is up; whoever holds the other parts catches it."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,15 @@ class Deadline:
         """Raise OutOfTime if time is up."""
         if self.passed:
             raise OutOfTime
+
+    def reached(self, parts: Iterable[Part], work: Callable[[Part], Found]) -> list[Found]:
+        """What the work makes of the parts, in their order, as far as time suffices."""
+        found: list[Found] = []
+        with suppress(OutOfTime):
+            for part in parts:
+                self.check()
+                found.append(work(part))
+        return found
 
     def share(self, count: int) -> Deadline:
         """The moment when the first of `count` equal parts of what is left is over."""

@@ -114,8 +114,17 @@ class Setting:
     def _boxes(self) -> int:
         return self.choices.num_boxes or NUM_BOXES
 
+    def settled(self, problem: Problem) -> Problem:
+        """The problem without what the ranges of the last activations settle, whatever the random weights are."""
+        from bnn_vnnlib.robustness import weight_sets
+        from bnn_vnnlib.robustness.refute import settled
+
+        network = self.bounds.engine.network
+        weights = weight_sets.mean_weights(network, self.device)
+        return settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
+
     def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
-        """Bounds on P_safe of every instance; raises OutOfTime where nothing was reached."""
+        """Bounds on P_safe of every instance, as far as time suffices."""
         from bnn_vnnlib.robustness.probabilistic import safety_bounds
         from bnn_vnnlib.robustness.refine import Goal
 

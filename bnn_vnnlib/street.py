@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib import methods
-from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Property
@@ -44,6 +43,9 @@ RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
 
 REPLAYED = 64
 """Candidates for a deterministic witness that are replayed, at most."""
+
+EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
+"""Note on a property that says nothing about the posterior."""
 
 
 def verify(
@@ -206,13 +208,14 @@ def _solve(setting: Setting, property: Property) -> Result:
     attack = Attack(
         restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline, precision=setting.precision
     )
-    match setting.query:
-        case Query.PROBABILISTIC:
-            return _probabilistic(setting, property, problem, attack)
-        case Query.DECISION:
-            return _decision(setting, property, problem, attack)
-        case Query.DETERMINISTIC:
-            return _deterministic(setting, property, problem, attack)
+    if setting.query is Query.DETERMINISTIC:
+        return _deterministic(setting, property, problem, attack)
+    left = setting.settled(problem)
+    bound = _probabilistic if setting.query is Query.PROBABILISTIC else _decision
+    result = bound(setting, property, left, attack)
+    if bool(left.exists.any()):
+        return result
+    return replace(result, method="the ranges of the last activations alone", notes=(*result.notes, EXCLUDED))
 
 
 def _open(setting: Setting) -> Verdict:
@@ -224,10 +227,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     from bnn_vnnlib.witness import probabilistic_witness
 
     question = setting.question
-    try:
-        found = setting.safety(problem, attack)
-    except OutOfTime:
-        return _result(setting, Verdict.TIMEOUT, methods.NONE, p_safe=Bounds(0.0, 1.0))
+    found = setting.safety(problem, attack)
     p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
     details, notes = _safety_details(found)
     verdict, witness = _open(setting), None

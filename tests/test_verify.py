@@ -13,13 +13,13 @@ import torch
 from scipy import special, stats
 
 from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.property import Boxes, Property, input_feasible, violated_case
 from robustness.robustness_builders import model, outputs, properties, random_model, random_samples
+from support.clock import Clock
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 QUERIES = ["probabilistic", "decision", "deterministic"]
@@ -160,18 +160,6 @@ def test_boxes_that_overlap_have_cases_of_their_own(first):
     assert verify(net, prop, query="probabilistic").verdict == "sat"
 
 
-class Counted:
-    """Replaces the clock: time is up after so many looks at it."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.looks, self.allowed = 0, 10**9
-        monkeypatch.setattr(Deadline, "passed", property(self.look))
-
-    def look(self, deadline: Deadline) -> bool:
-        self.looks += 1
-        return deadline.at is not None and self.looks > self.allowed
-
-
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("family", ["gaussian", "samples"])
 def test_time_may_be_up_at_any_moment(monkeypatch, query, family):
@@ -183,14 +171,14 @@ def test_time_may_be_up_at_any_moment(monkeypatch, query, family):
     label = int(outputs(net, np.zeros(3)).argmax())
     row = np.where(np.arange(2) == label, -1.0, 1.0)  # violated by most networks: the witness has to be checked too
     prop = properties(net, [(-1, 1)], [(0, [(row, None, 0.0, False)])])
-    clock = Counted(monkeypatch)
+    clock = Clock(monkeypatch)
     how = {"tau_safe": 0.95, "tau_unsafe": 0.9} if query == "probabilistic" else {}
     full = verify(net, prop, query=query, timeout=1000, **how)
     total = clock.looks
     assert total > 0
     assert full.verdict == "sat"
     for allowed in range(0, total + 1, max(1, total // 12)):
-        clock.looks, clock.allowed = 0, allowed
+        clock.stopped_at(allowed)
         found = verify(net, prop, query=query, timeout=1000, **how)
         assert found.verdict in ("timeout", full.verdict)
         if query == "probabilistic":

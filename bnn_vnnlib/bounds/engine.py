@@ -49,7 +49,7 @@ class Engine:
     ----------
     network : the graph
     method : "interval", or "linear" (backward linear bounds, met with the intervals)
-    deadline : checked between chunks; `clock.OutOfTime` is raised when it has passed
+    deadline : looked at between chunks; nothing is known of the items that it does not suffice for (`clock`)
     """
 
     network: Network
@@ -76,21 +76,25 @@ class Engine:
         inputs : G (N or 1, R, n), exact, or None; or (K, N, R, n)
         forms : keep the linear forms (memory K * N * R * n)
 
-        Guarantee: sound, rounding included. Chunked over items so that memory stays bounded.
+        Guarantee: sound, rounding included. Chunked over items so that memory stays bounded. Items that time does not
+        suffice for have bounds of -inf.
         """
         lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
         n_items = lower.shape[1]
-        step = self.chunk(max(weights.count, len(lower)), outputs.shape[1])
-        parts = []
-        for start in range(0, n_items, step):
-            self.deadline.check()
+        k = max(weights.count, len(lower))
+        step = self.chunk(k, outputs.shape[1])
+
+        def bounded(start: int) -> RowBounds:
             part = slice(start, start + step)
-            parts.append(
-                self._rows(
-                    weights.items(part), Interval(lower[:, part], upper[:, part]), some(outputs, part),
-                    None if inputs is None else some(inputs, part), forms,
-                )
+            return self._rows(
+                weights.items(part), Interval(lower[:, part], upper[:, part]), some(outputs, part),
+                None if inputs is None else some(inputs, part), forms,
             )  # fmt: skip
+
+        parts = self.deadline.reached(range(0, n_items, step), bounded)
+        left = n_items - sum(part.lower.shape[1] for part in parts)
+        if left or not parts:
+            parts.append(_unknown((k, left, outputs.shape[-2]), outputs, lower.shape[-1] if forms else None))
         return _joined(parts)
 
     def ranges(self, weights: WeightBoxes, box: Interval) -> Ranges:
@@ -210,6 +214,13 @@ class Engine:
 def _flat(z: Tensor) -> Tensor:
     """(K, M, *shape) -> (K, M, elements); unlike flatten(2) also for a shape without axes."""
     return z.reshape(*z.shape[:2], -1)
+
+
+def _unknown(shape: tuple[int, int, int], outputs: Tensor, inputs: int | None) -> RowBounds:
+    """Nothing is known of (K, N, R) rows; with linear forms over so many inputs, or None for no forms."""
+    lower = outputs.new_full(shape, -torch.inf)
+    form = None if inputs is None else LinearForm(outputs.new_zeros(*shape, inputs), lower)
+    return RowBounds(lower, form, outputs.new_full((*shape[:2], outputs.shape[-1]), torch.inf))
 
 
 def _joined(parts: list[RowBounds]) -> RowBounds:

@@ -26,6 +26,9 @@ SMALL = 2.0**-900
 """Covers underflow in an entry of a vector that is multiplied again: its products, unlike those of TINY, are seldom
 subnormal numbers, with which processors are slow."""
 
+LEAST, ANY = -1074, 2**12
+"""Exponent of the least positive number; in the place of that of 0, which is a multiple of every power of two."""
+
 LOST = 1e-290
 """Squares below this may have lost digits."""
 
@@ -78,6 +81,19 @@ def squared(x: Tensor) -> Tensor:
 def squared_down(x: Tensor) -> Tensor:
     """x^2, or 0 where it may have lost digits to underflow."""
     return torch.nn.functional.threshold(x * x, LOST, 0.0)
+
+
+def exponent(x: Tensor) -> Tensor:
+    """The largest e for which x is a multiple of 2^e; ANY for 0 and what is not finite."""
+    digits, power = torch.frexp(torch.where(torch.isfinite(x), x, 0.0))
+    whole = (digits * 2.0**53).to(torch.int64)
+    last = torch.frexp((whole & -whole).to(x)).exponent - 1
+    return torch.where(whole == 0, ANY, power - 53 + last)
+
+
+def finest(x: Tensor, lead: int = 1) -> Tensor:
+    """The least `exponent` of all that follows the leading axes."""
+    return exponent(x).reshape(*x.shape[:lead], -1).amin(-1)
 
 
 def _next(x: Tensor, towards: float) -> Tensor:

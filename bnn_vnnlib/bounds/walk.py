@@ -199,3 +199,11 @@ def some(rows: Tensor, part: slice) -> Tensor:
     if rows.dim() == 4:
         return rows[:, part]
     return rows if len(rows) == 1 else rows[part]
+
+
+def completed(parts: Sequence[Tensor], shape: Sequence[int], fill: float, like: Tensor, axis: int = 0) -> Tensor:
+    """The parts of a tensor of this shape along an axis; what is missing at its end is filled (see `clock`)."""
+    left = shape[axis] - sum(part.shape[axis] for part in parts)
+    if left == 0 and parts:
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+    return torch.cat([*parts, like.new_full((*shape[:axis], left, *shape[axis + 1 :]), fill)], axis)

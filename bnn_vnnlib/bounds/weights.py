@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, squared, squared_down, up
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, finest, squared, squared_down, up
 from bnn_vnnlib.model.nodes import Param
 
 
@@ -29,6 +29,11 @@ class ParamBox:
     def size(self) -> Tensor:
         """|center|."""
         return self.center.abs()
+
+    @cached_property
+    def finest(self) -> Tensor:
+        """(K or 1,): every center is a multiple of 2 to that power."""
+        return finest(self.center)
 
     @cached_property
     def variance(self) -> Tensor:

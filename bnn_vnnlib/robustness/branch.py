@@ -126,8 +126,7 @@ class Branching:
         rows = problem.rows
         found = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
         lower, form = found.lower, found.form
-        false = torch.where(rows.strict, lower >= rows.bound, lower > rows.bound)
-        open_ = ~(problem.any_row(false) | ~problem.exists)
+        open_ = ~(problem.any_row(rows.excluded(lower)) | ~problem.exists)
         index = torch.nonzero(open_.any(-1))[:, 0]
         if len(index) == 0:
             return boxes.pick(index), boxes.lower[index]
@@ -209,7 +208,7 @@ def _constrained(extra: Constraints, low: Tensor, high: Tensor) -> tuple[Tensor,
     empty = (low > high).any(-1)[:, None]
     low, high = torch.where(empty, high, low), torch.where(empty, low, high)  # in order, and empty again below
     least = over_box(extra.inputs, low, high)[0]
-    false = torch.where(extra.strict, least >= extra.bound, least > extra.bound).any(-1)[:, None]
+    false = extra.excluded(least).any(-1)[:, None]
     down, up = _cut_by(low, high, extra.inputs, extra.bound, least)
     gone = empty | false
     return torch.where(gone, torch.inf, down.amax(1)), torch.where(gone, -torch.inf, up.amin(1))

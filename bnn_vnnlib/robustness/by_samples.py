@@ -49,11 +49,15 @@ def _common_point(
     bounds: OutputBounds, weights: WeightBoxes, probabilities: Tensor, problem: Problem, points: Tensor, usable: Tensor,
     unsafe: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """For each instance, the one point of those found at which the largest mass of samples violates, and that mass."""
+    """For each instance, the one point of those found at which the largest mass of samples violates, and that mass.
+
+    Of an item's point it is known already that it violates under its own sample; the others need time.
+    """
     heaviest = (probabilities[:, None] * unsafe).argmax(0)  # (N,): one candidate an item
-    candidate = points[heaviest, torch.arange(len(problem), device=points.device)]
-    ok = usable[heaviest, torch.arange(len(problem), device=points.device)]
+    item = torch.arange(len(problem), device=points.device)
+    candidate, ok = points[heaviest, item], usable[heaviest, item]
     violated = unsafe_items(bounds, weights, problem, candidate, ok)  # (S, N)
+    violated[heaviest, item] |= unsafe[heaviest, item]
     mass = _weight(probabilities, violated)
     best = last_of_each(problem, torch.argsort(mass))
     return candidate[best], mass[best]

@@ -8,7 +8,6 @@ the upper bounds being free to differ. Likewise E_w g(w, x) = sum_i p_i E_i g(w,
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Gaussian, Mixture, Network
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
@@ -67,23 +66,12 @@ def by_components(
     goal : where the bounds of all components together decide nothing, they are refined
     """
     parts = components_of(bounds, posterior)
-    found = [_tried(part, deadline, False, problem, solve) for part in parts]
+    found = [solve(part, deadline, False) for part in parts]
     if bool(goal.open(_together(parts, problem, found)).any()):
         for index, part in enumerate(parts):
             if not deadline.passed:
-                again = _tried(part, deadline.share(len(parts) - index), True, problem, solve)
-                found[index] = found[index].better(again)
+                found[index] = found[index].better(solve(part, deadline.share(len(parts) - index), True))
     return _together(parts, problem, found, deadline)
-
-
-def _tried(
-    part: Component, deadline: Deadline, refined: bool, problem: Problem,
-    solve: Callable[[Component, Deadline, bool], SafetyBounds],
-) -> SafetyBounds:  # fmt: skip
-    try:
-        return solve(part, deadline, refined)
-    except OutOfTime:
-        return nothing_known(problem, (problem.inner_lower + problem.inner_upper) / 2)
 
 
 def _together(
@@ -142,9 +130,8 @@ def _common_point(
         held = torch.full((len(problem),), -1.0, dtype=torch.float64, device=x.device)  # where x is not in T
         part = problem.items(index)
         if len(index):
-            held[index] = 0.0
-            with suppress(OutOfTime):  # the point will do: whoever shows it bounds its mass again
-                held[index] = violation_mass(parts, part, *point_box(part, x[index]), deadline)
+            # without time it is 0, and the point will do: whoever shows it bounds its mass again
+            held[index] = violation_mass(parts, part, *point_box(part, x[index]), deadline)
         best = last_of_each(problem, torch.argsort(held, stable=True))
         better = held[best] > mass
         points = torch.where(better[:, None], one.point, points)

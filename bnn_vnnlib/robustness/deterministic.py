@@ -10,12 +10,11 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.robustness.branch import Branching, Decided
 from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
 from bnn_vnnlib.robustness.outputs import OutputBounds
 from bnn_vnnlib.robustness.problem import Problem
-from bnn_vnnlib.robustness.refute import before_softmax, refuted_cases
+from bnn_vnnlib.robustness.refute import before_softmax, refuted_cases, settled
 from bnn_vnnlib.robustness.safety import feasible, unsafe_items
 
 MOST_BOXES, MOST_PARTS = 2**14, 2**10
@@ -32,16 +31,12 @@ def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points:
     ----------
     points : (K, N, n) attacked points, in their boxes
     """
-    safe = torch.zeros(points.shape[:2], dtype=torch.bool, device=points.device)
-    found = Decided(safe, safe, points)
-    try:
-        usable = torch.stack([feasible(problem, x) for x in points])
-        violated = unsafe_items(bounds, weights, problem, points, usable)
-        found = Decided(safe, violated, points)
-        safe = refuted_cases(bounds, weights, problem).all(-1)
-        found = Decided(safe, violated, points)
-    except OutOfTime:
-        return found
+    if weights.count == 1:
+        problem = settled(bounds, weights, problem)
+    usable = torch.stack([feasible(problem, x) for x in points])
+    violated = unsafe_items(bounds, weights, problem, points, usable)
+    safe = refuted_cases(bounds, weights, problem).all(-1)
+    found = Decided(safe, violated, points)
     open_ = ~(safe | violated)
     if not bool(open_.any()):
         return found

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.mass import centred_mass, margin_of
 from bnn_vnnlib.robustness.problem import Problem
 
@@ -65,11 +65,9 @@ class MarginSearch:
         probe, opening = torch.full_like(low, start), True
         while bool((high - low > 1).any()):
             active = high - low > 1
-            try:
-                self.deadline.check()
-                good, item = self._probe(holds, margins[probe], active, item, every)
-            except OutOfTime:
+            if self.deadline.passed:
                 break
+            good, item = self._probe(holds, margins[probe], active, item, every)
             low, high = torch.where(active & good, probe, low), torch.where(active & ~good, probe, high)
             probe = ((low + high) // 2).clamp(0, last)
             if opening:  # most instances are certified at every margin or at none
@@ -88,11 +86,9 @@ class MarginSearch:
             if not bool(active.any()):
                 break
             middle = (floor + top) / 2
-            try:
-                self.deadline.check()
-                good, item = self._probe(holds, middle, active, item, every)
-            except OutOfTime:
+            if self.deadline.passed:
                 break
+            good, item = self._probe(holds, middle, active, item, every)
             best, floor = torch.where(good, middle, best), torch.where(good, middle, floor)
             top = torch.where(good, top, middle)
         return best, item

@@ -5,23 +5,30 @@ The engine bounds rows over the outputs of the graph without its final Softmax; 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds import exact
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.engine import Engine, RowBounds
 from bnn_vnnlib.bounds.functional import sigmoid_lower, softmax_lower
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import down
-from bnn_vnnlib.bounds.walk import LinearForm
+from bnn_vnnlib.bounds.walk import LinearForm, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 
 Transform = Literal["identity", "softmax", "sigmoid"]
 
 PAIRS = 32
 """Up to this many classes, differences of all pairs of logits are bounded; beyond, the logits one by one."""
+
+MEMORY = 2**20
+"""Numbers at once in closed ranges, at most about."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,40 @@ class OutputBounds:
         if inputs is not None:
             value = down(value + over_box(inputs, lower, upper))
         return RowBounds(value, None, value.new_ones(*value.shape[:2], outputs.shape[-1]))
+
+    def closed(
+        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
+        random: Collection[str] = (),
+    ) -> Tensor:  # fmt: skip
+        """Lower bounds (K or 1, N, R) from closed ranges that pay for no rounding where there is none (`bounds.exact`).
+
+        They hold for the rows over one network's outputs, and, since the ranges are convex, over expected outputs and
+        over medians. A softmax lies in the simplex, on which a row is least at a corner, where one output is 1.
+
+        Parameters
+        ----------
+        weights : K settings, without spreads; random : tensors whose entries may be any real numbers instead
+        """
+        lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
+        height, wide = outputs.shape[1], outputs.shape[-1] if inputs is None else outputs.shape[-1] + inputs.shape[-1]
+        widest = max([height * wide, *(math.prod(node.shape) for node in self.engine.network.nodes)])
+        step = max(1, MEMORY // (max(weights.count, len(lower)) * widest))
+
+        def part(start: int) -> Tensor:
+            some_ = slice(start, start + step)
+            box, rows = Interval(lower[:, some_], upper[:, some_]), some(outputs, some_)
+            if self.transform == "softmax":
+                value = rows.amin(-1)[None]
+            else:
+                y = exact.outputs(self.engine.network, weights, box, random)
+                if self.transform == "sigmoid":
+                    y = Interval(*ACTIVATIONS["sigmoid"].range(0.0, y.lower, y.upper))
+                value = exact.least(rows, y)
+            if inputs is not None:
+                value = exact.add_down(value, exact.least(some(inputs, some_), box))
+            return value.expand(-1, box.lower.shape[1], -1)
+
+        return torch.cat([part(start) for start in range(0, max(1, lower.shape[1]), step)], 1)
 
     def _softmax(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         """Differences to the class with the largest coefficient, then the exact minimum over their box."""

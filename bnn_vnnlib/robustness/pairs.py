@@ -158,8 +158,7 @@ class Pairs:
         rows = self.problem.rows
         low, high = point_box(self.problem, x)
         above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
-        true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
-        return (self.problem.all_rows(true) & self.problem.exists).any(-1)
+        return (self.problem.all_rows(rows.implied(above)) & self.problem.exists).any(-1)
 
 
 def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:

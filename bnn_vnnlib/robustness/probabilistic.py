@@ -63,6 +63,17 @@ def safety_bounds(
     ------
     UnsupportedError : tails alone, where they do not serve the network and the property
     """
+    found = _safety_bounds(
+        bounds, posterior, problem, settings, deadline, goal, means=means, boxes=boxes, number=number, margin=margin
+    )
+    caseless = ~problem.any_item(problem.exists.any(-1).expand(len(problem)))
+    return replace(found, lower=found.lower.masked_fill(caseless, 1.0))  # exactly: there is nothing to violate
+
+
+def _safety_bounds(
+    bounds: OutputBounds, posterior: Posterior, problem: Problem, settings: Attack, deadline: Deadline, goal: Goal,
+    *, means: Means, boxes: str, number: int, margin: float | None,
+) -> SafetyBounds:  # fmt: skip
     if isinstance(posterior, WeightSamples):
         return by_samples(bounds, posterior, problem, settings)
     if isinstance(posterior, Mixture):

@@ -39,6 +39,18 @@ class Rows:
     case: Tensor
     origin: Tensor
 
+    def excluded(self, lower: Tensor) -> Tensor:
+        """(.., N, R): no value that is at least `lower` (.., N, R) satisfies the row."""
+        return _exceeds(self, lower)
+
+    def implied(self, upper: Tensor) -> Tensor:
+        """(.., N, R): every value that is at most `upper` (.., N, R) satisfies the row."""
+        return torch.where(self.strict, upper < self.inner_bound, upper <= self.inner_bound)
+
+
+def _exceeds(rows: Rows | Constraints, lower: Tensor) -> Tensor:
+    return torch.where(rows.strict, lower >= rows.bound, lower > rows.bound)
+
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
@@ -51,6 +63,10 @@ class Constraints:
     bound: Tensor
     inner_bound: Tensor
     strict: Tensor
+
+    def excluded(self, lower: Tensor) -> Tensor:
+        """(.., N, Q): see `Rows.excluded`."""
+        return _exceeds(self, lower)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.safety import SafetyBounds
 
 CLOSED = 1e-9
@@ -71,10 +71,7 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
             open_ = goal.open(found)
             if deadline.passed or not bool(open_.any()):
                 return found
-            try:
-                news = stage.step(open_, open_)
-            except OutOfTime:
-                return found
+            news = stage.step(open_, open_)
             if news is None:
                 left = [other for other in left if other is not stage]
             else:

@@ -113,6 +113,5 @@ class BoxSplitting:
             bounds, weights = before_softmax(self._boxes.bounds, part), self._boxes.weights.scaled(self._scale(index))
             rows = part.rows
             least = bounds.rows(weights, lower, upper, rows.outputs, rows.inputs).lower
-            false = torch.where(rows.strict, least >= rows.bound, least > rows.bound)
-            refuted[index] = (part.any_row(false) | ~part.exists).all(-1)[0]
+            refuted[index] = (part.any_row(rows.excluded(least)) | ~part.exists).all(-1)[0]
         return problem.all_items(refuted)

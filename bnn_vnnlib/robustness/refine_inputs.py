@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.forest import Forest
 from bnn_vnnlib.robustness.outputs import OutputBounds, over_box
@@ -62,12 +62,12 @@ class InputSplitting:
                 return None
         forest = self._forest
         self._spent += torch.bincount(forest.instance[index], minlength=len(below))
-        for part in index.split(CHUNK):
-            try:
-                parent, halves = forest.halves(part, self._steepness(forest.boxes(part)))
-                forest.grow(parent, halves, self._failures(halves))
-            except OutOfTime:
-                break
+
+        def split(part: Tensor) -> None:
+            parent, halves = forest.halves(part, self._steepness(forest.boxes(part)))
+            forest.grow(parent, halves, self._failures(halves))
+
+        self._deadline.reached(index.split(CHUNK), split)
         known = torch.zeros_like(below).index_fill(0, forest.problem.instance, True)
         lower = torch.where(known, lower_of(forest.problem, forest.roots()), 0.0)
         return replace(self._nothing, lower=lower, by_tails=torch.ones_like(self._nothing.by_tails))
@@ -107,7 +107,7 @@ class InputSplitting:
         if extra is None:
             return own
         least = over_box(extra.inputs, problem.lower, problem.upper)[0]
-        outside = torch.where(extra.strict, least >= extra.bound, least > extra.bound).any(-1)
+        outside = extra.excluded(least).any(-1)
         return torch.where(outside, 0.0, own)
 
     def _steepness(self, problem: Problem) -> Tensor:

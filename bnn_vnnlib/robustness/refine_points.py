@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import Gaussian, Network
 from bnn_vnnlib.model.posterior import names_of, sample
 from bnn_vnnlib.robustness import attack
@@ -96,11 +96,10 @@ class MorePoints:
         params = self._networks(piece)
         found = nothing_known(self._problem, self._points)
         for part in index.split(CHUNK):
-            try:
-                self._points[part] = self._attacked(part, params, piece)
-                found = found.better(self._bounded(part, above))
-            except OutOfTime:
+            if self._deadline.passed:
                 return found
+            self._points[part] = self._attacked(part, params, piece)
+            found = found.better(self._bounded(part, above))
         if self._wide is None:
             return found
         dear = not self._wide.quick and self._deadline.at is not None and int(above.sum()) > 1
@@ -123,10 +122,7 @@ class MorePoints:
             return found
         part = problem.items(chosen)
         mass = torch.zeros_like(self._mass)
-        try:
-            mass[chosen] = (wide.unsafe(part, *point_box(part, points[chosen])) - SPARE).clamp(min=0.0)
-        except OutOfTime:
-            return found
+        mass[chosen] = (wide.unsafe(part, *point_box(part, points[chosen])) - SPARE).clamp(min=0.0)
         return replace(
             found, upper=from_masses(mass[best], mass[best])[1], point=points[best], point_mass=mass[best],
             by_wide=torch.ones_like(found.by_wide),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,9 @@ from bnn_vnnlib.robustness.problem import Problem
 LP_SIZE = 200_000
 """Variables of one linear program; more blocks are solved in several programs."""
 
+TOUCH = 1e-6
+"""Room for roundings, relative to what a row adds up: rows that miss their bounds by less get a closer look."""
+
 
 def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) -> Tensor:
     """(K, N, C): cases refuted by one row, or by a checked combination of their rows and the input constraints.
@@ -29,7 +33,10 @@ def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) 
     rows = problem.rows
     combine = _worth_combining(problem)
     found = bounds.rows(weights, problem.lower, problem.upper, rows.outputs, rows.inputs, forms=combine)
-    false = torch.where(rows.strict, found.lower >= rows.bound, found.lower > rows.bound)
+    false = rows.excluded(found.lower)
+    if _touches(weights, found.lower - rows.bound, ~false, rows.outputs, found.magnitude):
+        closed = bounds.closed(weights, problem.lower, problem.upper, rows.outputs, rows.inputs)
+        false = false | rows.excluded(closed)
     if bounds.transform == "softmax":
         false = false | _false_before_softmax(bounds, weights, problem, problem.lower, problem.upper, 1.0)
     return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, combine, bounds.engine.deadline)
@@ -37,8 +44,7 @@ def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) 
 
 def refuted_by(problem: Problem, found: RowBounds, deadline: Deadline) -> Tensor:
     """`refuted_cases` from known lower bounds (K, N, R) of the rows."""
-    false = torch.where(problem.rows.strict, found.lower >= problem.rows.bound, found.lower > problem.rows.bound)
-    done = problem.any_row(false) | ~problem.exists
+    done = problem.any_row(problem.rows.excluded(found.lower)) | ~problem.exists
     return _or_combined(problem, found, done, _worth_combining(problem), deadline)
 
 
@@ -55,11 +61,47 @@ def violated_cases(
     """
     rows = problem.rows
     inputs = None if rows.inputs is None else -rows.inputs
-    above = -bounds.rows(weights, lower, upper, -rows.outputs, inputs).lower
-    true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
+    found = bounds.rows(weights, lower, upper, -rows.outputs, inputs)
+    true = rows.implied(-found.lower)
+    if _touches(weights, found.lower + rows.inner_bound, ~true, rows.outputs, found.magnitude):
+        true = true | rows.implied(-bounds.closed(weights, lower, upper, -rows.outputs, inputs))
     if bounds.transform == "softmax":
         true = true | _false_before_softmax(bounds, weights, problem, lower, upper, -1.0)
     return problem.all_rows(true) & problem.exists
+
+
+def _touches(weights: WeightBoxes, spare: Tensor, open_: Tensor, outputs: Tensor, magnitude: Tensor) -> bool:
+    """Some open row of fixed weights misses its bound by no more than rounding can make of it, or so.
+
+    spare (K, N, R) : by how much a bound of the row exceeds what it must exceed; magnitude (K, N, m) of the outputs
+    """
+    if weights.spreads:
+        return False
+    size = outputs.abs().sum(-1) * magnitude.amax(-1, keepdim=True) + 1.0
+    return bool((open_ & (spare >= -TOUCH * size)).any())
+
+
+def settled(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, random: Collection[str] = ()) -> Problem:
+    """The problem without what closed ranges settle (`OutputBounds.closed`), for one setting of the fixed weights.
+
+    Cases of which a row is false on the whole item, whatever the random weights are, do not exist any more; their rows,
+    and rows that always hold, are padding. So no method has to prove them, least of all those that pay for roundings or
+    for noise: P(row <= b) may be large where P(row < b) is 0.
+    """
+    rows = problem.rows
+    both = torch.cat([rows.outputs, -rows.outputs], 1)
+    inputs = None if rows.inputs is None else torch.cat([rows.inputs, -rows.inputs], 1)
+    below, above = bounds.closed(weights, problem.lower, problem.upper, both, inputs, random)[0].chunk(2, -1)
+    false, true = rows.excluded(below), rows.implied(-above)
+    real = rows.case < problem.cases
+    false, true = false & real, true & real
+    if not bool((false | true).any()):
+        return problem
+    gone, case = problem.any_row(false), rows.case.expand(len(problem), -1)
+    idle = true | torch.nn.functional.pad(gone, (0, 1)).gather(-1, case)
+    full = {name: part.expand(len(case), *part.shape[1:]) for name, part in vars(rows).items() if part is not None}
+    full["case"] = case.masked_fill(idle, problem.cases)
+    return replace(problem, rows=replace(rows, **full), exists=problem.exists & ~gone)
 
 
 def before_softmax(bounds: OutputBounds, problem: Problem) -> OutputBounds:
@@ -186,14 +228,15 @@ def _infeasible(system: _System, deadline: Deadline) -> Tensor:
 
 
 def _solved(system: _System, deadline: Deadline) -> Tensor:
+    """Systems that time does not suffice for stay open."""
     blocks, rows, size = system.slope.shape
     step = max(1, LP_SIZE // (rows + 2 * size))
-    multipliers = []
-    for start in range(0, blocks, step):
-        deadline.check()
-        multipliers.append(_multipliers(system, slice(start, start + step)))
-    lam = torch.as_tensor(np.concatenate(multipliers), device=system.slope.device)
-    return _check(system, lam)
+    parts = (slice(start, start + step) for start in range(0, blocks, step))
+    found = deadline.reached(parts, lambda part: _multipliers(system, part))
+    lam = np.zeros((blocks, rows))
+    for start, multipliers in zip(range(0, blocks, step), found, strict=False):
+        lam[start : start + step] = multipliers
+    return _check(system, torch.as_tensor(lam, device=system.slope.device))
 
 
 def _check(system: _System, lam: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.model.network import GaussianDiagonal, Network, Posterior, WeightSamples
+from bnn_vnnlib.model.nodes import Constant, Conv, Linear, Param, Scale, Shift
+from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
 
 Device = torch.device | str
@@ -35,6 +36,11 @@ def random_sources(network: Network, posterior: GaussianDiagonal) -> list[str]:
     """Sources with a variance that some node uses; weights that nothing uses are marginalised away."""
     used = {param.source for param in params_of(network)}
     return [name for name, variance in posterior.variances.items() if name in used and (variance > 0).any()]
+
+
+def random_names(network: Network, posterior: Posterior) -> list[str]:
+    """Sources that a draw from any posterior may change."""
+    return random_sources(network, posterior) if isinstance(posterior, GaussianDiagonal) else list(names_of(posterior))
 
 
 def random_count(network: Network, posterior: GaussianDiagonal) -> int:

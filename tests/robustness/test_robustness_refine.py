@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from bnn_vnnlib.batch import BatchResult, verify_batch
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.robustness import probabilistic, refine_boxes, refine_inputs
@@ -33,6 +33,7 @@ from robustness.robustness_builders import (
     rows,
     sampled_violations,
 )
+from support.clock import Clock
 
 LEVEL = 1e-9
 
@@ -115,10 +116,7 @@ class Scripted:
         if not self.pieces:
             return None
         self.turns += 1
-        piece = self.pieces.pop(0)
-        if piece is OutOfTime:
-            raise OutOfTime
-        return safety(*piece)
+        return safety(*self.pieces.pop(0))
 
 
 def refined(*stages: Stage, deadline: Deadline | None = None) -> SafetyBounds:
@@ -136,9 +134,9 @@ def test_nothing_is_done_beyond_the_decision() -> None:
     assert (first.turns, second.turns) == (1, 0)
 
 
-def test_what_was_reached_before_time_was_up_stays() -> None:
-    late = Scripted(([0.5], [1.0]), OutOfTime, ([0.8], [1.0]))
-    assert refined(late).lower.item() == 0.5
+def test_what_was_reached_before_time_was_up_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, 1)
+    assert refined(Scripted(([0.5], [1.0]), ([0.8], [1.0])), deadline=Deadline(0.0)).lower.item() == 0.5
     assert refined(Scripted(([0.5], [1.0])), deadline=Deadline(0.0)).lower.item() == 0.0
 
 
@@ -308,18 +306,6 @@ def test_boxes_that_reach_into_the_constraints_count() -> None:
 # -- time, order, limits
 
 
-class Clock:
-    """Time is up after so many looks at the clock."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.looks, self.allowed = 0, 0
-        monkeypatch.setattr(Deadline, "passed", property(self.look))
-
-    def look(self, deadline: Deadline) -> bool:
-        self.looks += 1
-        return deadline.at is not None and self.looks > self.allowed
-
-
 @pytest.mark.parametrize("method", ["tails", "linear", "auto"])
 def test_bounds_improve_with_time(monkeypatch: pytest.MonkeyPatch, method: Any) -> None:
     """The clock is stopped at many looks: what comes back is never worse than a moment before."""
@@ -327,7 +313,7 @@ def test_bounds_improve_with_time(monkeypatch: pytest.MonkeyPatch, method: Any) 
     hills = Hills(0.0005 if method == "linear" else 0.02)
     lower, upper = [], []
     for allowed in [*range(0, 40, 8), *range(40, 400, 90), 1000, 5000]:
-        clock.looks, clock.allowed = 0, allowed
+        clock.stopped_at(allowed)
         found = hills.verify([3], method, timeout=1000.0)
         lower.append(found.lower[0])
         upper.append(found.upper[0])

@@ -13,7 +13,7 @@ from scipy import stats
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.tails.tail import Tail
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import GaussianDiagonal, Model
@@ -380,5 +380,4 @@ def test_time_that_is_up_ends_the_tuning() -> None:
     plain = tails.item_failures(question)
     object.__setattr__(tails._engine, "deadline", Deadline(0.0))
     assert torch.equal(tails.improved(question, plain, 15, 1e-6), plain)
-    with pytest.raises(OutOfTime):
-        tails.item_failures(question)
+    assert (tails.item_failures(question) == 1).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from scipy import special, stats
 from torch import Tensor
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.classification.exponentials import Rectangle
@@ -30,6 +29,7 @@ from bnn_vnnlib.robustness.wide.two_layers import _ranges, _worst, failures
 from bnn_vnnlib.robustness.wide.unsure import _random, cheapest
 from robustness.robustness_builders import bounds_of, model, problem, rows
 from robustness.wide_builders import dense, least_margins_deep, sampled
+from support.clock import Clock
 
 ROW = np.array([1.0, -1.0])
 
@@ -300,19 +300,6 @@ def test_boxes_and_points_of_one_problem() -> None:
     assert both[0] < both[1] < 1
 
 
-@dataclass(frozen=True)
-class Ends(Deadline):
-    """A limit that is over after `most` looks at it."""
-
-    most: int = 10**9
-    looks: list[None] = field(default_factory=list)
-
-    def check(self) -> None:
-        self.looks.append(None)
-        if len(self.looks) > self.most:
-            raise OutOfTime
-
-
 @pytest.mark.parametrize("widths", [(4, 24, 2), (4, 24, 24, 2), (4, 24, 24, 24, 2)])
 @pytest.mark.parametrize("above", [False, True])
 def test_what_was_found_before_time_is_up_is_kept(
@@ -325,15 +312,17 @@ def test_what_was_found_before_time_is_up_is_kept(
     label = int(placed_wide(net, x0, 0.5) < 0) ^ above
     asked = from_labels(x, x, torch.full((3,), label), 2)
 
-    def bounds(deadline: Deadline) -> Tensor:
-        wide = WideBounds(net, deadline)
+    clock = Clock(monkeypatch)
+
+    def bounds(looks: int) -> Tensor:
+        clock.stopped_at(looks)
+        wide = WideBounds(net, Deadline(0.0))
         return wide.unsafe(asked, x, x) if above else wide.item_failures(asked)
 
-    counted = Ends()
-    whole, used = bounds(counted), len(counted.looks)
+    whole, used = bounds(10**9), clock.looks
     nothing = 0.0 if above else 1.0
-    assert (bounds(Ends(most=0)) == nothing).all()
-    partly = bounds(Ends(most=used // 3))
+    assert (bounds(0) == nothing).all()
+    partly = bounds(used // 3)
     assert partly[0] == whole[0] != nothing
     assert (partly[1:] == nothing).all()
     assert used >= (24 if len(widths) == 4 else 3)

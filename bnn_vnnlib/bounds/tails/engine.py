@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
-from bnn_vnnlib.bounds.walk import some
+from bnn_vnnlib.bounds.walk import completed, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import UnsupportedError
@@ -32,7 +32,7 @@ class TailEngine:
     Parameters
     ----------
     network : the graph
-    deadline : checked between chunks; `clock.OutOfTime` is raised when it has passed
+    deadline : looked at between chunks; items that it does not suffice for fail with probability 1 (`clock`)
     search : floating type in which bounds are tuned; the tuned bound itself is computed in float64
     correlation : what weights share, beside the independent noise that `deviations` describe; None: nothing
     """
@@ -59,12 +59,13 @@ class TailEngine:
         """
         self.check(deviations)
         budgets = budgets[:, None] if budgets.dim() == 1 else budgets
-        parts = []
-        for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
+
+        def failing(part: slice) -> Tensor:
             plan = self._plan(budgets if budgets.shape[1] == 1 else budgets[:, part], thorough)
             rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part, self.correlation)
-            parts.append(rows.tail(plan).failure(some(bound, part)))
-        return torch.cat(parts, 1) if parts else box[0].new_zeros(len(budgets), 0, outputs.shape[1])
+            return rows.tail(plan).failure(some(bound, part))
+
+        return self._in_parts((len(budgets), len(box[0]), outputs.shape[1]), failing, box[0])
 
     def levels(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
@@ -72,14 +73,13 @@ class TailEngine:
     ) -> Tensor:  # fmt: skip
         """`failures` (K, N, R, T) of every row at several thresholds (T,): one walk, whatever their number."""
         self.check(deviations)
-        parts = []
-        for part in self._parts(len(box[0]), len(budgets), outputs.shape[1]):
+
+        def failing(part: slice) -> Tensor:
             rows = Rows(self.network, means, deviations, box, outputs, None, len(budgets), part, self.correlation)
             tail = rows.tail(self._plan(budgets[:, None], False))
-            parts.append(torch.stack([tail.failure(value) for value in thresholds], -1))
-        if parts:
-            return torch.cat(parts, 1)
-        return box[0].new_zeros(len(budgets), 0, outputs.shape[1], len(thresholds))
+            return torch.stack([tail.failure(value) for value in thresholds], -1)
+
+        return self._in_parts((len(budgets), len(box[0]), outputs.shape[1], len(thresholds)), failing, box[0])
 
     def tuned(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
@@ -141,11 +141,11 @@ class TailEngine:
         """One-sided events of an item; none: no budget needs to be spent."""
         return EVENTS * sum(math.prod(self.network.nodes[position].shape) for position in claimed(self.network))
 
-    def _parts(self, items: int, budgets: int, rows: int) -> Iterator[slice]:
-        step = self.chunk(budgets, rows)
-        for start in range(0, items, step):
-            self.deadline.check()
-            yield slice(start, start + step)
+    def _in_parts(self, shape: tuple[int, ...], failing: Callable[[slice], Tensor], like: Tensor) -> Tensor:
+        """Failures (K, N, R, ..) from those of some items; 1 for the items that time does not suffice for."""
+        step = self.chunk(shape[0], shape[2])
+        parts = (slice(start, start + step) for start in range(0, shape[1], step))
+        return completed(self.deadline.reached(parts, failing), shape, 1.0, like, 1)
 
     def check(self, deviations: WeightBoxes) -> None:
         """Refuse what tails do not serve, and make sure that the claims are in the order of the proofs."""

@@ -100,9 +100,10 @@ class Dense:
 
     def shift(self, param: Param, a: Tensor) -> tuple[Tensor, Tensor]:
         """B (K, M, R, k) of a bias, and the length of its error; a (K, M, R, *parameter shape), summed over places."""
-        root = self._factor(param).flatten(1)
-        size = a.abs().flatten(3) @ self.deviations(param).flatten()
-        return a.flatten(3) @ root.mT, gamma(2 * root.shape[1] + 8) * size
+        factor = self._factor(param)
+        root, a = factor.reshape(len(factor), -1), a.reshape(*a.shape[:3], -1)  # one number has no axes to flatten
+        size = a.abs() @ self.deviations(param).flatten()
+        return a @ root.mT, gamma(2 * root.shape[1] + 8) * size
 
     def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
         """For rows a (K or 1, M or 1, R, *output) over a map of an input of that shape; centers (K, M, *input)."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.robustness import weight_sets
 from bnn_vnnlib.robustness.classification.method import FEW, MEMORY, SPLIT
 from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
@@ -96,18 +97,20 @@ class MeanNetwork:
     def _needed(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """(N, R) twice: what the margins have to spare, and what those of the mean network must exceed."""
         first, second = _classes(problem)
-        spare, needed = [], []
         step = max(1, MEMORY // self.source.size)
-        for index in torch.arange(len(problem), device=first.device).split(step):
-            self.bounds.engine.deadline.check()
+
+        def compared(index: Tensor) -> tuple[Tensor, Tensor]:
             pair = first[index], second[index]
             found = self.source.comparisons(problem.lower[index], problem.upper[index], *pair)
             short = (
                 self.source.mean_correction(found.neurons).flatten(1).gather(1, pair[0] * self.source.count + pair[1])
             )
-            spare.append(found.spare)
-            needed.append((found.needed + short) * (1 + 4 * UNIT))
-        return torch.cat(spare), torch.cat(needed)
+            return found.spare, (found.needed + short) * (1 + 4 * UNIT)
+
+        parts = torch.arange(len(problem), device=first.device).split(step)
+        found = self.bounds.engine.deadline.reached(parts, compared)
+        spare = completed([spare for spare, _ in found], first.shape, -torch.inf, problem.lower)
+        return spare, completed([needed for _, needed in found], first.shape, torch.inf, problem.lower)
 
 
 def _classes(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.classification.lines import Lines
 from bnn_vnnlib.robustness.classification.splitting import Effort, Splitting
@@ -83,9 +85,8 @@ class SoftmaxRows:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
-        context = self._context(lower, upper)
-        known, _ = self._looked(lower, upper, outputs, inputs, context)
-        few = torch.nonzero((lower < upper).sum(-1) <= FEW)[:, 0]
+        known, context = self._first(lower, upper, outputs, inputs)
+        few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= FEW)[:, 0]
         if len(few) == 0:
             return known
         rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
@@ -97,12 +98,11 @@ class SoftmaxRows:
         """The same; no more is done than to exceed the goal (N, R), or to see that it cannot be reached."""
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
-        context = self._context(lower, upper)
-        known, _ = self._looked(lower, upper, outputs, inputs, context)
-        few = (lower < upper).sum(-1) <= FEW
+        known, context = self._first(lower, upper, outputs, inputs)
+        few = (lower < upper)[: len(context)].sum(-1) <= FEW
         rows = outputs.shape[1]
         aim = goal.expand_as(known)
-        left = few[:, None] & ~(known > aim)
+        left = few[:, None] & ~(known > aim)[: len(context)]
         item, row = torch.nonzero(left, as_tuple=True)
         if len(item) == 0:
             return known
@@ -120,32 +120,34 @@ class SoftmaxRows:
         found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
         return found
 
-    def _context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        step = max(1, MEMORY // self.source.size)
-        parts = []
-        for index in torch.arange(len(lower), device=lower.device).split(step):
-            self.deadline.check()
-            parts.append(self.source.context(lower[index], upper[index]))
-        return torch.cat(parts)
+    def _first(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One look at each box (N, R), and the contexts (Q, c) of the first Q, which are all that time suffices for."""
+        parts = self._parts(lower, outputs)
+        found = self.deadline.reached(parts, lambda index: self.source.context(lower[index], upper[index]))
+        context = torch.cat(found) if found else lower.new_zeros(0, 0)
+        some = slice(len(context))
+        known, _ = self._looked(lower[some], upper[some], _some(outputs, some), _some(inputs, some), context)
+        return completed([known], (len(lower), outputs.shape[1]), -torch.inf, lower), context
 
     def _looked(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """One look at each box: bounds (P, R), slopes (P, R, n)."""
+        found = self.deadline.reached(
+            self._parts(lower, outputs),
+            lambda index: self._chunk(
+                lower[index], upper[index], _some(outputs, index), _some(inputs, index),
+                None if context is None else context[index],
+            ),
+        )  # fmt: skip
+        shape = len(lower), outputs.shape[1]
+        value = completed([value for value, _ in found], shape, -torch.inf, lower)
+        return value, completed([slope for _, slope in found], (*shape, lower.shape[1]), 0.0, lower)
+
+    def _parts(self, lower: Tensor, outputs: Tensor) -> Sequence[Tensor]:
+        """Indices of boxes that are looked at together."""
         step = max(1, MEMORY // (self.source.size + outputs.shape[1] * lower.shape[-1]))
-        parts = []
-        for index in torch.arange(len(lower), device=lower.device).split(step):
-            self.deadline.check()
-            parts.append(
-                self._chunk(
-                    lower[index],
-                    upper[index],
-                    _some(outputs, index),
-                    _some(inputs, index),
-                    None if context is None else context[index],
-                )
-            )
-        return torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])
+        return torch.arange(len(lower), device=lower.device).split(step)
 
     def _chunk(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None
@@ -193,5 +195,5 @@ def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines
     return Lines(lines.value + at - paid - 2 * UNIT * Lines(at, slope).reach(radius), slope)
 
 
-def _some(rows: Any, index: Tensor) -> Any:
+def _some(rows: Any, index: Tensor | slice) -> Any:
     return rows if rows is None or len(rows) == 1 else rows[index]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
-from bnn_vnnlib.clock import OutOfTime
 from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
+from bnn_vnnlib.robustness import attack, weight_sets
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.decision.median import Medians
-from bnn_vnnlib.robustness.decision.method import Aimed, Method
+from bnn_vnnlib.robustness.decision.method import Aimed, Criterion, Method
 from bnn_vnnlib.robustness.decision.parts import PartsExpectation
 from bnn_vnnlib.robustness.decision.portfolio import Expectation
 from bnn_vnnlib.robustness.problem import Problem
@@ -43,7 +43,6 @@ class DecisionOutcome:
     refuted: Tensor
     violated: Tensor
     point: Tensor
-    complete: bool
     lower_by: tuple[str, ...]
     upper_by: tuple[str, ...]
 
@@ -51,33 +50,27 @@ class DecisionOutcome:
 def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutcome:
     """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
     run = _Run(expect, problem, settings)
-    complete = False
-    try:
-        run.work()
-        complete = True
-    except OutOfTime:
-        pass
+    expect.bounds.engine.deadline.reached(run.steps(), lambda step: step())
     row_low, row_high, out_low, out_high = run.sides
-    return DecisionOutcome(
-        row_low,
-        row_high,
-        *_clipped(expect, out_low, out_high),
-        run.refuted,
-        run.violated,
-        run.point,
-        complete,
-        *run.methods,
-    )
+    return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.methods)
 
 
 class _Run:
-    """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs."""
+    """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs.
+
+    It starts from the closed ranges of the last activations, in which expectations and medians lie, too.
+    """
 
     def __init__(self, expect: Decision, problem: Problem, settings: Attack) -> None:
         self._expect, self._problem, self._settings = expect, problem, settings
         self._rows, self._outputs = problem.rows.outputs.shape[1:]
         n, device = len(problem), problem.lower.device
-        self.low = problem.lower.new_full((n, 2 * (self._rows + self._outputs)), -torch.inf)
+        bounds, everything = expect.bounds, torch.arange(n, device=device)
+        network = bounds.engine.network
+        self.low = bounds.closed(
+            weight_sets.mean_weights(network, device), problem.lower, problem.upper, *self._sides(everything),
+            weight_sets.random_names(network, expect.posterior),
+        )[0].clone()  # fmt: skip
         self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
         self.refuted, self.violated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
         self.point = attack.inner_box(problem)[0]
@@ -105,32 +98,26 @@ class _Run:
 
         return (*names(row, out), *self._compared), names(negated_row, negated_out)
 
-    def work(self) -> None:
+    def steps(self) -> Iterator[Callable[[], None]]:
         """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
         expect = self._expect
         everything = torch.arange(len(self._problem), device=self.low.device)
         for method in expect.quick or (expect.by_weights,):
-            self._bound(method, everything)
-        self._compare()
-        self._attack()
-        for method in expect.thorough:
-            if isinstance(method, Aimed):
-                self._aim(method)
-            else:
-                self._bound(method, everything)
-        for method in expect.tails:
-            self._top(method)
+            yield partial(self._bound, method, everything)
         for criterion in expect.criteria:
-            index = self._open
-            if len(index):
-                proved = criterion.refuted(self._problem.items(index))
-                self._compared += [criterion.name] if bool(proved.any()) else []
-                self.refuted[index] |= proved
+            yield partial(self._compare, criterion)
+        yield self._attack
+        for method in expect.thorough:
+            yield partial(self._aim, method) if isinstance(method, Aimed) else partial(self._bound, method, everything)
+        for method in expect.tails:
+            yield partial(self._top, method)
+        for criterion in expect.criteria:
+            yield partial(self._criterion, criterion)
         if expect.quick and len(self._open):
-            self._bound(expect.by_weights, self._open)
+            yield partial(self._bound, expect.by_weights, self._open)
         for method in expect.thorough:
             if isinstance(method, Aimed):
-                self._bound(method, everything)
+                yield partial(self._bound, method, everything)
 
     @property
     def _open(self) -> Tensor:
@@ -139,16 +126,20 @@ class _Run:
     def _bound(self, method: Method, index: Tensor) -> None:
         """The rows and the outputs of some items, in one pass over the network."""
         part = self._problem.items(index)
-        rows = part.rows
-        unit = torch.eye(self._outputs, dtype=torch.float64, device=self.low.device)
+        self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method)
+        self._refute(index)
+
+    def _sides(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All that is bounded of some items, over the outputs and over the inputs: see `low`."""
+        rows = self._problem.items(index).rows
+        unit = torch.eye(self._outputs, dtype=torch.float64, device=index.device)
         unit = unit.expand(len(rows.outputs), -1, -1)
         outputs = torch.cat([rows.outputs, -rows.outputs, unit, -unit], 1)
         inputs = rows.inputs
         if inputs is not None:
             none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
             inputs = torch.cat([inputs, -inputs, none], 1)
-        self._improve(index, method.lower(part.lower, part.upper, outputs, inputs), method)
-        self._refute(index)
+        return outputs, inputs
 
     def _improve(self, index: Tensor, found: Tensor, method: Method | Aimed) -> None:
         """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
@@ -189,15 +180,22 @@ class _Run:
         self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method)
         self._refute(index)
 
-    def _compare(self) -> None:
-        """The criteria that cost no more than a bound."""
-        for criterion in self._expect.criteria:
-            index = self._open
-            if len(index):
-                false = criterion.false_rows(self._problem.items(index))
-                self._compared += [criterion.name] if bool(false.any()) else []
-                self._false[index] |= false
-                self._refute(index)
+    def _compare(self, criterion: Criterion) -> None:
+        """What costs no more than a bound."""
+        index = self._open
+        if len(index):
+            false = criterion.false_rows(self._problem.items(index))
+            self._compared += [criterion.name] if bool(false.any()) else []
+            self._false[index] |= false
+            self._refute(index)
+
+    def _criterion(self, criterion: Criterion) -> None:
+        """Whatever it takes."""
+        index = self._open
+        if len(index):
+            proved = criterion.refuted(self._problem.items(index))
+            self._compared += [criterion.name] if bool(proved.any()) else []
+            self.refuted[index] |= proved
 
     def _refute(self, index: Tensor) -> None:
         """By the bounds and by the rows that are known to be false."""
@@ -223,11 +221,6 @@ class _Run:
         self.violated[index] = violates(expect, part, x)
 
 
-def _clipped(expect: Decision, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Expected probabilities lie in [0, 1]."""
-    return (low, high) if expect.bounds.transform == "identity" else (low.clamp(min=0.0), high.clamp(max=1.0))
-
-
 def _smaller(settings: Attack) -> Attack:
     """Every step of an attack on the predictive costs PREDICTIVE networks."""
     return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
@@ -239,8 +232,7 @@ def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
     lower, upper = point_box(problem, x)
     held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
     for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
-        true = torch.where(rows.strict, above < rows.inner_bound, above <= rows.inner_bound)
-        held = (problem.all_rows(true) & problem.exists).any(-1)
+        held = (problem.all_rows(rows.implied(above)) & problem.exists).any(-1)
         if bool(held.all()):
             break
     return held & feasible(problem, x)

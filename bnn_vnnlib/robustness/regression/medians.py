@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
+from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.regression.chain import Chain, Layer
 from bnn_vnnlib.robustness.regression.characteristic import Sums
@@ -59,11 +60,9 @@ class OneLayerMedians:
         """(P, 2 m): no median of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
         hidden, top = self.chain.layers
         step = max(1, MEMORY // (top.outputs * max(hidden.outputs, hidden.inputs)))
-        parts = []
-        for index in torch.arange(len(lower), device=lower.device).split(step):
-            self.deadline.check()
-            parts.append(self._chunk(lower[index], upper[index]))
-        return torch.cat(parts)
+        parts = torch.arange(len(lower), device=lower.device).split(step)
+        found = self.deadline.reached(parts, lambda index: self._chunk(lower[index], upper[index]))
+        return completed(found, (len(lower), 2 * top.outputs), -torch.inf, lower)
 
     def _chunk(self, lower: Tensor, upper: Tensor) -> Tensor:
         center = (lower + upper) / 2

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.robustness.regression.chain import Chain, Layer
 from bnn_vnnlib.robustness.regression.relu import squares
@@ -82,12 +83,13 @@ class MomentsDeep:
         step = max(1, CHUNK // (PIECES * widest))
         outputs = outputs.expand(count, -1, -1)
         inputs = None if inputs is None else inputs.expand(count, -1, -1)
-        found = []
-        for start in range(0, count, step):
-            self.deadline.check()
+
+        def bounded(start: int) -> Tensor:
             some = slice(start, start + step)
-            found.append(self._lower(lower[some], upper[some], outputs[some], None if inputs is None else inputs[some]))
-        return torch.cat(found) if found else outputs.new_zeros(outputs.shape[:2])
+            return self._lower(lower[some], upper[some], outputs[some], None if inputs is None else inputs[some])
+
+        found = self.deadline.reached(range(0, count, step), bounded)
+        return completed(found, outputs.shape[:2], -torch.inf, outputs)
 
     def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         low, high = pieces(lower, upper, self.chain.layers[0].mean.abs().sum(0), PIECES)

@@ -123,7 +123,8 @@ class TwoLayers:
         for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= FREE) & wide.all(-1), self._stars)):
             index = np.flatnonzero(some & bounded)
             for part in (index[start : start + step] for start in range(0, len(index), step)):
-                self.deadline.check()
+                if self.deadline.passed:
+                    break
                 with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                     found[part] = bound(low[part], high[part], _of(rows, part))
         # numbers beyond all range end in nan, which says nothing

@@ -63,20 +63,20 @@ class RowsAtPoints:
 
 
 def failures(stack: Stack, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
-    """For each budget delta and (P, R): the row holds at x with at most this probability while G does; at most 1.
+    """For each budget delta and (P, R): the row holds at x with at most this probability while G does; at most 1. As
+    many budgets as time suffices for.
 
     G is the same for all rows at a point, so that its delta is paid once for them all.
     """
-    found = []
     sharper = second_order.serves(stack)
-    for budget in SHARPER if sharper else BUDGETS:
-        deadline.check()
+
+    def tried(budget: float) -> tuple[float, Tensor]:
         exponents = Exponents(stack, budget)
         values = _sharper(stack, budget, question, deadline) if sharper else _with(exponents, question)
-        found.append((exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)))
-        if not exponents.sides:
-            break
-    return found
+        return exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)
+
+    budgets = SHARPER if sharper else BUDGETS
+    return deadline.reached(budgets if Exponents(stack, budgets[0]).sides else budgets[:1], tried)
 
 
 def _rates(guess: Typical, a: Tensor) -> Tensor:

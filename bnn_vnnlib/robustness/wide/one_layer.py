@@ -51,14 +51,17 @@ class RowsAtBoxes:
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
 def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Floats:
-    """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
+    """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known, or time
+    is up before.
+    """
     found = np.ones(len(question.box))
     layer = neurons(layers.first, question.lower, question.upper)
     weights, blur, good = last_weights(layers.last, question.outputs, question.bound)
     chosen = np.flatnonzero(good & layer.served[question.box])
     each = min(max(1, MEMORY // (layer.m.shape[1] * 24 * 100)), ROWS)
     for start in range(0, len(chosen), each):
-        deadline.check()
+        if deadline.passed:
+            break
         some = chosen[start : start + each]
         found[some] = bounded(rows_at(layer, question.box[some]), weights.rows(some)) + blur[some]
     return np.minimum(np.nan_to_num(found + layer.blur[question.box], nan=1.0), 1.0)

@@ -95,7 +95,8 @@ def both(layers: OneLayer, question: PairsAtBoxes, deadline: Deadline) -> Floats
     found = np.zeros(len(question.box))
     each = max(1, MEMORY // (layers.first.outputs * 2 * WAVES * (WAVES + 1)))
     for start in range(0, len(found), each):
-        deadline.check()
+        if deadline.passed:
+            break
         found[start : start + each] = _bounded(layers, question.some(slice(start, start + each)))
     return found
 

@@ -9,14 +9,13 @@ rows of one case all have to hold, so that the failures of their negations add u
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
-from bnn_vnnlib.clock import Deadline, OutOfTime
+from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.model.network import GaussianDiagonal
 from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
 from bnn_vnnlib.robustness.classification.typical import typical
@@ -90,18 +89,21 @@ class WideBounds:
         """
         found = torch.ones(len(problem), dtype=torch.float64, device=problem.lower.device)
         point, served = self._at_points(problem), self.serves(problem)
-        with suppress(OutOfTime):
-            for index in itertools.chain(*(self._pieces(served & kind) for kind in (point, ~point))):
-                part = problem.items(index)
-                rows = part.rows
-                ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
-                for delta, values in ways:
-                    total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
-                    found[index] = torch.minimum(found[index], _added(total, part))
-                    if self._shallow is not None:
-                        outputs, bound, _ = _asked(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
-                        less = shared(self._shallow, part, outputs, bound, values, self._deadline)
-                        found[index] = torch.minimum(found[index], _added(total, part, less))
+
+        def bounded(index: Tensor) -> None:
+            part = problem.items(index)
+            rows = part.rows
+            ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
+            for delta, values in ways:
+                total = torch.where(part.exists, part.least(values), 0.0).sum(-1) + delta
+                found[index] = torch.minimum(found[index], _added(total, part))
+                if self._shallow is not None:
+                    outputs, bound, _ = _asked(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
+                    less = shared(self._shallow, part, outputs, bound, values, self._deadline)
+                    found[index] = torch.minimum(found[index], _added(total, part, less))
+
+        pieces = itertools.chain(*(self._pieces(served & kind) for kind in (point, ~point)))
+        self._deadline.reached(pieces, bounded)
         return found
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
@@ -109,14 +111,16 @@ class WideBounds:
         where time is up before.
         """
         found = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
-        with suppress(OutOfTime):
-            for index in self._pieces(torch.ones_like(found, dtype=torch.bool)):
-                part = problem.items(index)
-                rows = part.rows
-                inputs, bound = None if rows.inputs is None else -rows.inputs, -rows.inner_bound
-                ways = self._failures(part, lower[index], upper[index], -rows.outputs, inputs, bound, point=True)
-                for delta, values in ways:
-                    found[index] = torch.maximum(found[index], some_case(part, part.total(values) + delta))
+
+        def bounded(index: Tensor) -> None:
+            part = problem.items(index)
+            rows = part.rows
+            inputs, bound = None if rows.inputs is None else -rows.inputs, -rows.inner_bound
+            ways = self._failures(part, lower[index], upper[index], -rows.outputs, inputs, bound, point=True)
+            for delta, values in ways:
+                found[index] = torch.maximum(found[index], some_case(part, part.total(values) + delta))
+
+        self._deadline.reached(self._pieces(torch.ones_like(found, dtype=torch.bool)), bounded)
         return found
 
     def _pieces(self, chosen: Tensor) -> list[Tensor]:

@@ -85,9 +85,9 @@ def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
 
     each = max(1, MEMORY // _size(stack))
     first, second_ = BUDGETS
-    tried(first, np.flatnonzero(good))
     floor = first.structure + first.ranges + first.shares[0]
     with suppress(OutOfTime):  # what was found before counts
+        tried(first, np.flatnonzero(good))
         tried(second_, np.flatnonzero(good & (found < FLOOR * floor)))
         for box in np.unique(question.box[found > HARD]) if composed.serves(stack) else ():
             some = np.flatnonzero(good & (question.box == box) & (found > HARD))
@@ -116,7 +116,7 @@ def _bounded(
         x = torch.as_tensor(point[hopeful])
         outputs = torch.as_tensor(question.outputs[some[hopeful]])[:, None].expand(-1, bound.shape[1], -1)
         ways = at_points.failures(stack, RowsAtPoints(x, x, outputs, torch.as_tensor(bound[hopeful])), deadline)
-        best[hopeful] = np.stack([values.numpy() + delta for delta, values in ways]).min(0)
+        best[hopeful] = np.stack([best[hopeful], *(values.numpy() + delta for delta, values in ways)]).min(0)
     spent = spent + budget.structure
     return (np.where(known, best, 1.0) + spent[:, None] + np.array(budget.shares)).min(1) * (1 + 1e-9)
 
