@@ -12,7 +12,7 @@ from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.network import GaussianDiagonal, Network, Posterior, WeightSamples
-from bnn_vnnlib.model.nodes import Constant, Conv, Linear, Param, Scale, Shift
+from bnn_vnnlib.model.nodes import Param
 from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.robustness.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
 
