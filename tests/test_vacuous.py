@@ -76,6 +76,14 @@ def test_what_something_meets_is_never_marked(seed):
     assert marked == ROWS
 
 
+def test_rows_that_nearly_contradict_each_other():
+    """Y_0 - Y_1 <= -1 and (1 - 2^-40) Y_1 <= Y_0 hold from Y_1 = 2^40 on; a linear program sees no difference to 1."""
+    a = np.array([[[1.0, -1.0], [-1.0, 1 - 2.0**-40]]])
+    assert vacuous_row(a, np.array([[-1.0, 0.0]]), np.array([0, 0])) is None
+    a[0, 1, 1] = 1.0
+    assert vacuous_row(a, np.array([[-1.0, 0.0]]), np.array([0, 0])) == 0
+
+
 def test_rows_of_a_table(tmp_path):
     """Row 1: Y_0 <= 0 and Y_0 >= 1; row 2 has the same and another case that something meets."""
     two = np.array([[[1.0, 0.0], [-1.0, 0.0]]])

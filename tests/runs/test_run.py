@@ -362,6 +362,13 @@ def test_a_witness_is_checked_where_asked(stand_in, benchmark, tmp_path):
     assert results_file.read_text().startswith("sat\n((X_0 1.0)")
 
 
+def test_a_check_gets_the_options_of_its_query():
+    """check-witness refuses what does not apply, too."""
+    task = tasks.Task("c", "n", "p", ((None, "n"),), "p", None, ("--likelihood=gaussian", "--tau-safe=0.9", "--seed=3"))
+    assert task.check_command(Path("r"), "decision")[4:] == ["--likelihood=gaussian", "--seed=3"]
+    assert task.check_command(Path("r"), "probabilistic")[4:] == ["--seed=3"]
+
+
 def test_the_table_holds_numbers(stand_in, benchmark, tmp_path):
     out = tmp_path / "out"
     run(benchmark("unsat", "missing"), "--out", out)
