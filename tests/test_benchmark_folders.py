@@ -119,3 +119,25 @@ def test_selection_by_pattern(tmp_path):
     assert selected(instances, ["b.onnx*prop_1"]) == instances[1:2]
     assert selected(instances, ["prop_2", "a.onnx"]) == [instances[0], instances[2]]
     assert selected(instances, ["nothing"]) == []
+
+
+def test_a_table_is_no_bomb(tmp_path):
+    (tmp_path / "instances.csv.gz").write_bytes(gzip.compress(b"a" * (2**26 + 1), 1))
+    with pytest.raises(InputError, match="unpacks to more than 67,108,864 bytes"):
+        read_benchmarks([tmp_path / "instances.csv.gz"])
+
+
+@pytest.mark.parametrize(
+    "cell", ["[" * 9000, "[('a', '" + "b" * 10_000 + "')]", "[" + "-" * 5000 + "1]", "['\\\\d', 2]"]
+)
+def test_lists_of_networks_that_are_none(tmp_path, cell):
+    table = write(tmp_path / "b" / "instances.csv", f'"{cell}",p.vnnlib,1\n')
+    with pytest.raises(InputError, match="expected a path or a list") as caught:
+        read_benchmarks([table])
+    assert len(str(caught.value)) < 5000
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "\0"])
+def test_a_name_that_no_file_has_is_missing(tmp_path, name):
+    (one,) = read_benchmarks([write(tmp_path / "b" / "instances.csv", f"{name},p.vnnlib,1\n")])
+    assert len(one.missing) == 2

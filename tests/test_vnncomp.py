@@ -237,3 +237,26 @@ def test_infinities_can_be_read_back_as_numbers():
 
 def test_the_record_lies_next_to_the_results():
     assert sidecar_path(Path("out/r.txt")) == Path("out/r.txt.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"sat\nX real [{'9' * 5000}]\n", "a shape that no witness has"),
+        (f"sat\nX real [0{',1' * 40}]\n", "a shape that no witness has"),
+        ("sat\nX real [0,999999999,999999999,999999999]\n", "a shape that no witness has"),
+        ("sat\nX real [1]\n1\nX real [1]\n2\n", "X is there twice"),
+        (f"sat\n((X_{'9' * 5000} 1))\n", "expected X_0"),
+    ],
+)
+def test_witnesses_that_no_verifier_wrote(tmp_path, text, words):
+    (tmp_path / "r.txt").write_text(text)
+    with pytest.raises(InputError, match=words) as caught:
+        read_result(tmp_path / "r.txt")
+    assert len(str(caught.value)) < 1000
+
+
+def test_many_empty_variables_take_no_time(tmp_path):
+    """Their lines were copied once for each of them."""
+    (tmp_path / "r.txt").write_text("sat\n" + "".join(f"v{i} real [0]\n" for i in range(100_000)))
+    assert len(read_result(tmp_path / "r.txt").values) == 100_000

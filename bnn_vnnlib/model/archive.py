@@ -18,7 +18,7 @@ from bnn_vnnlib.readers import kinds, read_npz
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"
 _SUFFIXES = ("variance", DEVIATION, "samples", "factor", "diagonal", "left", "right", "spectrum", BIAS)
-_COMPONENT = re.compile(r"component(\d+)/(.+)")
+_COMPONENT = re.compile(r"component(0|[1-9][0-9]{0,8})/(.+)")
 
 Arrays = Mapping[str, NDArray[Any]]
 

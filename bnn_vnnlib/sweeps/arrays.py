@@ -167,7 +167,7 @@ def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: b
         raise InputError(f"array {name!r} must have {dims} axes, found shape {values.shape}", path=path)
     with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused with all others
         converted = values.astype(np.float64)
-    if values.dtype.kind in "iu" and (np.abs(converted) > 2**53).any():
+    if values.dtype.kind in "iu" and ((values > 2**53) | (values < -(2**53))).any():
         raise InputError(f"array {name!r} holds whole numbers beyond 2^53, which float64 would round", path=path)
     bad = ~np.isfinite(converted) if finite else np.isnan(converted)
     if bad.any():

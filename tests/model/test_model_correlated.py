@@ -269,7 +269,8 @@ def test_a_bad_posterior_is_refused_when_it_is_made(name: str) -> None:
 UNFIT = {
     "unknown": (from_factor(np.eye(3), {"b9": (3,)}), "no weight 'b9'; it has W1, b1, W2, b2"),
     "shape": (from_factor(np.eye(3), {"b1": (3,)}), r"b1.*\(3, 3\), expected \(3, 5\)"),
-    "left": (GaussianKron((KronLayer("W1", np.eye(4), np.eye(4), np.ones((4, 4))),)), r"W1.*left.*\(4, 4\).*\(5, 4\)"),
+    "left": (GaussianKron((KronLayer("W1", np.eye(4), np.eye(4), np.ones((4, 4))),)),
+    r"W1.*left.*\(4, 4\).*\(5, 4\)"),
     "right": (GaussianKron((KronLayer("W1", np.eye(5), np.eye(5), np.ones((5, 5))),)), r"W1.*right.*\(5, 5\).*\(4"),
     "bias": (
         GaussianKron((KronLayer("W1", np.eye(5), np.eye(5), np.ones((5, 5)), "b2"),)), r"b2.*\(3,\), expected \(5,\)",
@@ -374,6 +375,10 @@ ARCHIVES = {
     "bias as numbers": ({"W1_bias": np.ones(5)}, "expected the name"),
     "gap": ({"component1/b1_mean": np.ones(5), "posterior_probabilities": np.ones(1)}, "without a gap"),
     "outside": ({"component0/b1_mean": np.ones(5), "b1_variance": np.ones(5)}, "belongs to no component"),
+    "number without end": ({"component0/b1_mean": np.ones(5), f"component{'9' * 5000}/b1_mean": np.ones(5)},
+    "belongs to no"),
+    "another zero": ({"component0/b1_mean": np.ones(5), "component00/b1_std": np.ones(5)}, "belongs to no component"),
+    "variance beyond float64": ({"b1_std": np.full(5, 1e200)}, "b1"),
     "no probabilities": ({"component0/b1_mean": np.ones(5), "component0/b1_std": np.ones(5)}, "needs posterior_prob"),
     "samples inside": (
         {"component0/b1_samples": np.ones((2, 5)), "posterior_probabilities": np.ones(1)}, "is a Gaussian",

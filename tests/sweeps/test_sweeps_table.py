@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bnn_vnnlib import InputError
-from bnn_vnnlib.sweeps import make_inputs, make_table, read_inputs, read_table
+from bnn_vnnlib.sweeps import arrays, make_inputs, make_table, read_inputs, read_table
 from bnn_vnnlib.sweeps.arrays import write_columns
 from sweeps.sweep_models import boxes
 
@@ -130,3 +130,35 @@ def test_parquet_columns_that_are_no_arrays(tmp_path):
     pq.write_table(pa.table({"lower": [[1.0], None]}), tmp_path / "missing")
     with pytest.raises(InputError, match="missing values"):
         read_table(tmp_path / "missing")
+
+
+def test_whole_numbers_that_float64_would_round_are_refused():
+    good = {"lower": np.array([[2**53, -(2**53)]]), "upper": np.array([[2**53, 2**53]])}
+    assert make_table(good).lower.tolist() == [[2.0**53, -(2.0**53)]]
+    with pytest.raises(InputError, match=r"array 'upper' holds whole numbers beyond 2\^53"):
+        make_table({**good, "upper": np.array([[2**53, 2**53 + 1]])})
+    with pytest.raises(InputError, match=r"array 'lower' holds whole numbers beyond 2\^53"):
+        make_table({**good, "lower": np.array([[0, -(2**53) - 1]])})
+    assert make_table({"lower": np.uint8([[1]]), "upper": np.int8([[1]])}).upper.tolist() == [[1.0]]
+
+
+def test_parquet_files_that_lie(tmp_path, monkeypatch):
+    pa, pq = (pytest.importorskip(name, reason=WITHOUT) for name in ("pyarrow", "pyarrow.parquet"))
+    folder = tmp_path / "label=3"  # a Parquet data set would take the folder's name for a column
+    folder.mkdir()
+    path = folder / "t.parquet"
+    boxes = pa.array([[0.0], [0.5]])
+    pq.write_table(pa.table({"lower": boxes, "upper": boxes}), path)
+    assert read_table(path).asked.labels is None
+    pq.write_table(pa.table([boxes, boxes, boxes], names=["lower", "upper", "lower"]), path)
+    with pytest.raises(InputError, match="two columns have the same name"):
+        read_table(path)
+    for column in ([b"a", b"b"], [{"a": 1}] * 2, pa.array([1, 2], pa.timestamp("ns"))):
+        pq.write_table(pa.table({"lower": boxes, "upper": boxes, "group": column}), path)
+        with pytest.raises(InputError, match=r"column 'group' holds .*, expected numbers, text"):
+            read_table(path)
+    zeros = pa.array(np.zeros(100_000))
+    pq.write_table(pa.table({"lower": zeros, "upper": zeros}), path)
+    monkeypatch.setattr(arrays, "SMALL", 2**16)
+    with pytest.raises(InputError, match="looks like a bomb"):
+        read_table(path)
