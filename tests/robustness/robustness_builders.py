@@ -71,7 +71,7 @@ def model(
     graph = helper.make_graph(
         nodes, "test",
         [helper.make_tensor_value_info("x", kind, [1, shaped[0][0].shape[1]])],
-        [helper.make_tensor_value_info(value, kind, [1, len(shaped[-1][1])])],
+        [helper.make_tensor_value_info(value, kind, None if "Squeeze" in end else [1, len(shaped[-1][1])])],
         holders,
     )  # fmt: skip
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
