@@ -143,6 +143,7 @@ class _Lines:
         with self._lock:
             start, self._latest = self._latest is None, progress
             if start:
+                self._said = time.monotonic()
                 if progress.again:
                     self._say(f"{progress.again} finished parts are damaged or not of this job, and are done again")
                 self._say(f"{progress.kept} of {progress.rows} {self._what} are finished; "

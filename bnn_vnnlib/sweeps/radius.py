@@ -217,9 +217,9 @@ def _with_thresholds(how: Bounding, threshold: float | None, model: Model) -> Bo
         raise OptionError("threshold stands for tau_safe and tau_unsafe: give it, or these")
     if threshold is not None and not 0 <= threshold <= 1:
         raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
-    query = how.settled(model).query
+    query = how.settled(model).query  # refuses `given` where they do not apply
     if query is not Query.PROBABILISTIC:
-        if threshold is not None or given:
+        if threshold is not None:
             raise OptionError(f"thresholds are on P_safe, which query {query} does not ask for: leave them out")
         return how
     both = threshold if threshold is not None else given[0] if given else THRESHOLD

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(line):
         ({"x": x}, {"delta": 0.1, "threshold": 0.7, "bounding": Bounding(tau_safe=0.5)}, "give it, or these"),
         ({"x": x}, {"delta": 0.1, "bounding": Bounding(tau_safe=0.5, tau_unsafe=0.6)}, "must not exceed"),
         ({"x": x}, {"delta": 0.1, "threshold": 0.5, "bounding": Bounding("decision")}, "which query decision does not"),
-        ({"x": x}, {"delta": 0.1, "bounding": Bounding("decision", 0.5)}, "which query decision does not"),
+        ({"x": x}, {"delta": 0.1, "bounding": Bounding("decision", 0.5)}, "tau_safe does not apply"),
         ({"x": x}, {"delta": 0.1, "chunk": 0}, "at least one input"),
         ({"x": x}, {"delta": 0.1, "workers": 0}, "workers must be at least 1"),
     ):
