@@ -46,10 +46,10 @@ def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
         probabilities = None if weights is None else _floats(PROBABILITIES, weights)
         parted = any(_COMPONENT.fullmatch(key) for key in arrays)
         posterior = _mixture(arrays, probabilities, shapes) if parted else _single(arrays, probabilities, shapes)
+        check_posterior(posterior, shapes)
     except PosteriorError as error:
         error.path = error.path or Path(path)
         raise
-    check_posterior(posterior, shapes)
     return posterior
 
 
