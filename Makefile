@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two test processes with one thread each are faster than one with many.
 export OMP_NUM_THREADS ?= 1
-# How long, where to start, how many tiny networks first; AGAIN=fuzz-runs/seed-N/case.json runs one failing case again.
+# How long, where to start, one kind of case alone; AGAIN=fuzz-runs/seed-N/case.json runs one failing case again.
 MINUTES ?= 30
 SEED ?= 0
-NETS ?= 1500
 DRAWS ?= 300
+ONLY ?=
 # Where the studies write; DATA=folder says where they read.
 OUT ?= study-results
 
@@ -39,8 +39,8 @@ test-libraries: $(VENV)-libraries/.installed $(VENV)-libraries-tensorflow/.insta
 	$(VENV)-libraries-tensorflow/bin/python -m pytest tests/adapters/test_libraries_docs.py
 
 fuzz: $(STAMP)
-	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --nets $(NETS) --folder fuzz-runs \
-		$(if $(AGAIN),--again $(AGAIN))
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs \
+		$(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again $(AGAIN))
 
 fuzz-inputs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m hostile --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs/inputs \

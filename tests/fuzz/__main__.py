@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -14,19 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fuzz.campaign import Campaign, judged, read_spec
-from fuzz.tiny import judge_tiny
-from fuzz.wide import cases, judge
-
-WIDE_SAMPLES = 100_000
-"""Networks behind one bound of a wide posterior."""
+from fuzz.stages import SHARES, Stage, next_of, stages
 
 
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="First seed; a second run goes on where the first one stopped.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed; a second run goes on with the cases where it stopped.")] = 0,
     folder: Annotated[Path, typer.Option(help="Progress and failing cases.")] = Path("fuzz-runs"),
-    nets: Annotated[int, typer.Option(help="Tiny networks against exact rational arithmetic.")] = 1500,
-    seconds: Annotated[float, typer.Option(help="Limit of each call.")] = 0.25,
+    only: Annotated[str, typer.Option(help=f"One of {', '.join(SHARES)}.")] = "",
+    seconds: Annotated[float, typer.Option(help="Limit of each call, of processor time.")] = 0.25,
     again: Annotated[Path | None, typer.Option(help="Run one case.json again instead.")] = None,
 ) -> None:
     """Random networks, posteriors and properties: bound, attack, compare."""
@@ -38,67 +33,29 @@ def main(
         for violation in violations:
             console.print(f"{violation.check}: {violation.evidence}", markup=False)
         raise typer.Exit(bool(violations))
-    end = time.monotonic() + 60 * minutes
-    wrong = _tiny(console, nets, seed, end)
-    campaign = Campaign(folder, seed, seconds=seconds)
-    wrong += _wide(console, campaign.next, end)
-    _watch(console, campaign, end, 60 * minutes)
-    failed = len(campaign.failures)
-    console.print(
-        f"{campaign.cases} cases ({', '.join(f'{n} {name}' for name, n in campaign.counts.items())}), "
-        f"{failed} with violations; next seed {campaign.next}"
-    )
-    if failed:
-        console.print(f"see {', '.join(str(folder / f'seed-{one}') for one in campaign.failures[:10])}", markup=False)
-    raise typer.Exit(bool(failed or wrong))
+    chosen = [s for s in stages(Campaign(folder, seed, seconds=seconds), seed) if only in ("", s.name)]
+    _watch(console, chosen, 60 * minutes)
+    for stage in chosen:
+        if stage.tally.counts:
+            console.print(stage.tally.table(f"{stage.name}: how much the bounds say"))
+    for stage in chosen:
+        said = f", {stage.tally.share():.0%} of the bounds informative" if stage.tally.counts else ""
+        console.print(f"{stage.name}: {stage.done} cases{said}, {stage.violations} violations")
+    raise typer.Exit(any(stage.violations for stage in chosen))
 
 
-def _tiny(console: Console, nets: int, seed: int, end: float) -> int:
-    """Bounds of tiny networks against exact arithmetic; at most a third of the time."""
-    start, wrong, done = time.monotonic(), 0, 0
-    for number in range(nets):
-        if time.monotonic() > start + (end - start) / 3:
-            break
-        done += 1
-        for text in judge_tiny(10**6 * seed + number):
-            wrong += 1
-            console.print(f"tiny {10**6 * seed + number}: {text}", markup=False)
-    console.print(
-        f"{done} tiny networks against exact arithmetic, {wrong} violations, {time.monotonic() - start:.0f} s"
-    )
-    return wrong
-
-
-def _wide(console: Console, seed: int, end: float) -> int:
-    """Bounds of wide posteriors against exact infima of sampled networks; at most a fifth of the time left."""
-    start, wrong, done = time.monotonic(), 0, 0
-    for name, case in cases(seed, sys.maxsize, [1, 2, 3]):
-        if time.monotonic() > start + (end - start) / 5:
-            break
-        done += 1
-        line, violated = judge(case, WIDE_SAMPLES)
-        if violated:
-            wrong += 1
-            console.print(f"wide {name}: {line}", markup=False)
-    console.print(
-        f"{done} bounds of wide posteriors against {WIDE_SAMPLES} networks each, {wrong} violations, "
-        f"{time.monotonic() - start:.0f} s"
-    )
-    return wrong
-
-
-def _watch(console: Console, campaign: Campaign, end: float, total: float) -> None:
+def _watch(console: Console, chosen: list[Stage], total: float) -> None:
+    """Case after case; what is violated is printed at once."""
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    start, before = time.monotonic(), campaign.cases
+    start = time.monotonic()
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=total, completed=total - (end - start))
-        for _ in campaign.run(end):
-            now = time.monotonic()
-            rate = (campaign.cases - before) / (now - start)
-            progress.update(
-                task, completed=total - (end - now),
-                description=f"{campaign.cases} cases, {rate:.2f}/s, {len(campaign.failures)} with violations",
-            )  # fmt: skip
+        task = progress.add_task("starting", total=total)
+        while (now := time.monotonic() - start) < total:
+            for text in next_of(chosen).step():
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            done = ", ".join(f"{stage.done} {stage.name}" for stage in chosen)
+            violations = sum(stage.violations for stage in chosen)
+            progress.update(task, completed=now, description=f"{done}; {violations} violations")
 
 
 if __name__ == "__main__":

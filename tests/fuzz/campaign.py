@@ -17,6 +17,7 @@ from fuzz.checks import Violation, run_case
 from fuzz.models import make_model, proto_of
 from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler
+from fuzz.tally import Tally
 
 SHRINKING = 60.0
 """Seconds spent on making one failing case simpler, at most."""
@@ -36,10 +37,10 @@ class Failure:
     violations: list[Violation]
 
 
-def judged(spec: Spec, variants: int, seconds: float | None) -> list[Violation]:
+def judged(spec: Spec, variants: int, seconds: float | None, tally: Tally | None = None) -> list[Violation]:
     """`run_case`, a crash counting as a violation; a graph that onnxruntime cannot run is no case."""
     try:
-        return run_case(spec, variants, seconds)
+        return run_case(spec, variants, seconds, tally)
     except InputError as error:
         if UNRUNNABLE in str(error):
             return []
@@ -96,18 +97,24 @@ class Campaign:
     ----------
     folder : of the progress file and the failures
     first : the first seed
+    variants, seconds : of each case, see `run_case`; shrinking : seconds spent on a failure
     """
 
-    def __init__(self, folder: Path, first: int, variants: int = 4, seconds: float | None = 0.4) -> None:
+    def __init__(
+        self, folder: Path, first: int, variants: int = 4, seconds: float | None = 0.4, shrinking: float = SHRINKING
+    ) -> None:
         self.folder, self.first, self.variants, self.seconds = folder, first, variants, seconds
+        self.shrinking = shrinking
         self.failures: list[int] = []
         self.counts: Counter[str] = Counter()
+        self.tally = Tally()
         self.next = first
         folder.mkdir(parents=True, exist_ok=True)
         self._record = folder / f"progress-{first}.json"
         if self._record.is_file():
             stored = json.loads(self._record.read_text(encoding="utf-8"))
             self.next, self.failures, self.counts = stored["next"], stored["failures"], Counter(stored["counts"])
+            self.tally = Tally(stored.get("tally", ()))
 
     @property
     def cases(self) -> int:
@@ -125,17 +132,19 @@ class Campaign:
             yield seed
 
     def _case(self, spec: Spec) -> None:
-        violations = judged(spec, self.variants, self.seconds)
+        violations = judged(spec, self.variants, self.seconds, self.tally)
         self.counts[spec.query] += 1
         if not violations:
             return
         self.failures.append(spec.seed)
-        failure = shrunk(spec, violations, lambda one: judged(one, self.variants, self.seconds))
+        failure = shrunk(spec, violations, lambda one: judged(one, self.variants, self.seconds), self.shrinking)
         write(failure, self.folder, f"make fuzz AGAIN={self.folder}/seed-{spec.seed}/case.json")
 
     def _save(self) -> None:
         """A kill between two writes leaves the older file."""
-        stored = {"next": self.next, "failures": self.failures, "counts": self.counts}
+        stored = {
+            "next": self.next, "failures": self.failures, "counts": self.counts, "tally": self.tally.stored()
+        }  # fmt: skip
         partial = self._record.with_suffix(".part")
         partial.write_text(json.dumps(stored) + "\n", encoding="utf-8")
         partial.replace(self._record)

@@ -10,13 +10,14 @@ import torch
 
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.result import Verdict
-from fuzz.decisions import decision_evidence
+from fuzz.decisions import Decisions
 from fuzz.judge import CLEAR, Court
 from fuzz.models import from_network, make_network, make_posterior
 from fuzz.outcomes import Outcome, call_batch, call_verify
 from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question, transform_of
 from fuzz.specs import Spec
+from fuzz.tally import Tally, of_probability
 from fuzz.variants import CHANGES, Ask, halves, make_variant
 
 ROUND = 1e-12
@@ -34,10 +35,13 @@ class Violation:
     evidence: str
 
 
-def run_case(spec: Spec, variants: int = 4, seconds: float | None = None) -> list[Violation]:
+def run_case(
+    spec: Spec, variants: int = 4, seconds: float | None = None, tally: Tally | None = None
+) -> list[Violation]:
     """All violations of one case.
 
-    variants : of the question, chosen at random; seconds : time limit of each call (None: none)
+    variants : of the question, chosen at random; seconds : time limit of each call (None: none); tally : counts how
+    much the bounds say
     """
     network = make_network(spec)
     posterior = make_posterior(spec, network)
@@ -46,14 +50,15 @@ def run_case(spec: Spec, variants: int = 4, seconds: float | None = None) -> lis
     ask = Ask(network, posterior, make_question(spec, model), options=limit)
     court = Court(model, ask.question, transform_of(spec, model), spec.seed)
     rng = spec.stream("variants")
-    return list(_violations(spec, model, ask, court, rng, variants))
+    return list(_violations(spec, model, ask, court, rng, variants, tally or Tally()))
 
 
 def _violations(
-    spec: Spec, model: Model, ask: Ask, court: Court, rng: np.random.Generator, variants: int
+    spec: Spec, model: Model, ask: Ask, court: Court, rng: np.random.Generator, variants: int, tally: Tally
 ) -> Iterator[Violation]:
     base = _ask(spec, ask)
     if base is None:
+        tally.add(spec.family, spec.query, "auto", [("both", "vacuous")])  # refused by name
         return
     known = [base]
     same = [
@@ -80,7 +85,7 @@ def _violations(
         yield from _compare(base, outcome, "same")
     if spec.query != "decision":
         yield from _pieces(spec, ask, base, rng)
-    yield from _attacked(spec, court, known)
+    yield from _attacked(spec, court, known, tally)
     if spec.query != "decision" and rng.random() < PROOFS:
         evidence = proof_evidence(court, rng)
         if evidence is not None:
@@ -137,16 +142,24 @@ def _pieces(spec: Spec, ask: Ask, base: Outcome, rng: np.random.Generator) -> It
         yield Violation("two halves", f"P(T) <= {base.upper[0]!r}, halves give >= {least!r}")
 
 
-def _attacked(spec: Spec, court: Court, known: list[Outcome]) -> Iterator[Violation]:
+def _attacked(spec: Spec, court: Court, known: list[Outcome], tally: Tally) -> Iterator[Violation]:
     if spec.query == "decision":
+        decisions = Decisions(court)
         for outcome in known:
-            evidence = decision_evidence(court, outcome)
+            tally.add(spec.family, spec.query, outcome.method, decisions.kinds(outcome))
+            evidence = decisions.evidence(outcome)
             if evidence is not None:
                 yield Violation(f"decision {outcome.name}", evidence)
         return
     if spec.query == "deterministic":
+        decided = {Verdict.SAT: "informative", Verdict.UNSAT: "informative"}
+        for outcome in known:
+            tally.add(spec.family, spec.query, outcome.method, [("verdict", decided.get(outcome.verdict, "vacuous"))])
         yield from judged_deterministic(court, known)
         return
+    for outcome in known:
+        sides = of_probability(float(outcome.lower[0]), float(outcome.upper[0]), court.estimate)
+        tally.add(spec.family, spec.query, outcome.method, sides)
     best = max(known, key=lambda outcome: float(outcome.lower[0]))
     evidence = court.refuted_lower(float(best.lower[0]))
     if evidence is not None:

@@ -6,31 +6,33 @@ V is computed again from the question's own numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import mpmath
 import numpy as np
 import onnxruntime
 import torch
-from scipy import stats
 from torch import Tensor
 
 from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Model, WeightSamples
+from bnn_vnnlib.model.network import Model, Posterior, WeightSamples
 from bnn_vnnlib.model.posterior import sample
 from bnn_vnnlib.robustness import attack
 from bnn_vnnlib.robustness.attack import Attack
 from bnn_vnnlib.robustness.problem import from_property
+from fuzz.ladder import LARGER, LAST, TINY, Ladder, chance
 from fuzz.questions import Array, Part, Question, Row, transformed
 from support import exact
 
-FIRST, SECOND = 1e-3, 1e-12
-"""Levels: a suspicion from few samples is tested again on many fresh ones. Only SECOND can raise a false alarm: one in
-10^12 tests."""
+AT_ONCE = 4096
+"""Networks that are attacked together."""
 
-FEW, MANY = 128, 4096
+FEW = 512
+"""Networks behind a strong attack."""
 
 CLEAR = 1e-9
 """Relative distance from a threshold that float64 cannot be wrong about, outside of cancellation (see `confirmed`)."""
@@ -54,7 +56,7 @@ class Court:
         return sample(self.model.network, self.posterior, count, generator)
 
     @property
-    def posterior(self) -> GaussianDiagonal | WeightSamples:
+    def posterior(self) -> Posterior:
         """Every model of the fuzzer has one."""
         if self.model.posterior is None:
             raise ValueError("no posterior")
@@ -109,23 +111,52 @@ class Court:
                     found = np.where(inside, np.minimum(found, worst), found)
         return np.nan_to_num(found, nan=np.inf, posinf=np.inf, neginf=-np.inf)
 
+    @cached_property
+    def ladder(self) -> Ladder:
+        """How many networks are drawn: more of them if they are small."""
+        size = sum(math.prod(node.shape) for node in self.model.network.nodes) * self.model.network.signature.input_size
+        return TINY if size <= 600 else LARGER
+
+    @cached_property
+    def estimate(self) -> float:
+        """About P_safe, from above: the share of networks that an attack does not break (exact for the attack's part
+        on weight samples).
+        """
+        if isinstance(self.posterior, WeightSamples):
+            params = {name: torch.as_tensor(values) for name, values in self.posterior.samples.items()}
+            x, y = self.attacked(params)
+            broken = self.distance(x.numpy(), y).min(-1) < -CLEAR
+            return 1 - float(self.posterior.probabilities[broken].sum())
+        return 1 - float((self._attacked[0].min(-1) < -CLEAR).mean())
+
+    @cached_property
+    def _attacked(self) -> tuple[Array, dict[str, Tensor], Tensor, Array]:
+        """Distances (K, P) of the first draw under attack, its weights, points and outputs."""
+        params = self.draw(self.ladder.rounds[0][0], 1)
+        x, y = self.attacked(params, seed=1)
+        return self.distance(x.numpy(), y), params, x, y
+
     def refuted_lower(self, lower: float) -> str | None:
         """Evidence that P_safe < lower."""
         if lower <= 0:
             return None
         if isinstance(self.posterior, WeightSamples):
             return self._samples_below(self.posterior, lower)
-        for count, level, seed in ((FEW, FIRST, 1), (MANY, SECOND, 2)):
-            params = self.draw(count, seed)
-            x, y = self.attacked(params, seed=seed)
-            violated = (self.distance(x.numpy(), y) < -CLEAR).any(-1)
-            broken = int(violated.sum())
-            if stats.binom.sf(broken - 1, count, 1 - lower) >= level:
-                return None
-        shares = self.confirmed(params, x, y)
-        if shares < 1:
+
+        def broken(count: int, seed: int) -> int:
+            if seed == 0:
+                return int((self._attacked[0] < -CLEAR).any(-1).sum())
+            found = 0
+            for part in range(0, count, AT_ONCE):
+                x, y = self.attacked(self.draw(min(AT_ONCE, count - part), 10**4 * seed + part), seed=seed)
+                found += int((self.distance(x.numpy(), y) < -CLEAR).any(-1).sum())
+            return found
+
+        found = self.ladder.contradicts(broken, 1 - lower, more=True)
+        _, params, x, y = self._attacked
+        if found is None or self.confirmed(params, x, y) < 1:
             return None
-        return f"P_safe >= {lower!r}, but {broken} of {count} sampled networks violate under attack"
+        return f"P_safe >= {lower!r}, but {found[0]} of {found[1]} sampled networks violate under attack"
 
     def refuted_upper(self, upper: float, point: Array) -> str | None:
         """Evidence that the networks that violate at the point have less than probability 1 - upper."""
@@ -135,14 +166,16 @@ class Court:
             return f"P_safe <= {upper!r} at a point outside T: {point.tolist()}"
         if isinstance(self.posterior, WeightSamples):
             return None
-        for count, level, seed in ((FEW, FIRST, 3), (MANY, SECOND, 4)):
-            params = self.draw(count, seed)
-            x = torch.as_tensor(point).reshape(1, 1, -1)
-            away = self.distance(x.numpy(), self.outputs(x, params))[:, 0]
-            near = int((away <= CLEAR).sum())
-            if stats.binom.cdf(near, count, 1 - upper) >= level:
-                return None
-        return f"P_safe <= {upper!r}, but only {near} of {count} sampled networks violate at {point.tolist()}"
+        x = torch.as_tensor(point).reshape(1, 1, -1)
+
+        def near(count: int, seed: int) -> int:
+            y = self.outputs(x, self.draw(count, 10**4 * seed + 3))
+            return int((self.distance(x.numpy(), y)[:, 0] <= CLEAR).sum())
+
+        found = self.ladder.contradicts(near, 1 - upper, more=False)
+        if found is None:
+            return None
+        return f"P_safe <= {upper!r}, but only {found[0]} of {found[1]} sampled networks violate at {point.tolist()}"
 
     def suspect_upper(self, upper: float) -> str | None:
         """Evidence that P_safe > upper where no point is named: a strong attack breaks far too few networks.
@@ -151,13 +184,15 @@ class Court:
         """
         if upper >= 1 or isinstance(self.posterior, WeightSamples):
             return None
-        for count, level, strength, near in ((FEW, FIRST, 1, 1e-9), (4 * FEW, SECOND, 3, 1e-3)):
-            params = self.draw(count, 6 + count)
-            x, y = self.attacked(params, strength=strength, seed=strength)
-            broken = int((self.distance(x.numpy(), y).min(-1) <= near).sum())
-            if stats.binom.cdf(broken, count, 1 - upper) >= level:
-                return None
-        return f"P_safe <= {upper!r}, but a strong attack breaks only {broken} of {count} sampled networks"
+        away = self._attacked[0].min(-1)
+        if chance(int((away <= CLEAR).sum()), len(away), 1 - upper, False) >= self.ladder.rounds[0][1]:
+            return None
+        params = self.draw(FEW, 6)
+        x, y = self.attacked(params, strength=3, seed=3)
+        broken = int((self.distance(x.numpy(), y).min(-1) <= 1e-3).sum())
+        if chance(broken, FEW, 1 - upper, False) >= LAST:
+            return None
+        return f"P_safe <= {upper!r}, but a strong attack breaks only {broken} of {FEW} sampled networks"
 
     def feasible(self, index: int, x: Array) -> Array:
         """Which points lie in a part, its constraints included."""

@@ -14,8 +14,9 @@ import torch
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Model, Network, WeightSamples
+from bnn_vnnlib.model.network import Model, Network, Posterior
 from bnn_vnnlib.model.nodes import Activation, Constant, Node, Param
+from fuzz.families import drawn, mapped
 from fuzz.onnx_graph import has_conv, to_onnx
 from fuzz.specs import Spec
 from support import zoo
@@ -36,7 +37,7 @@ def make_model(spec: Spec) -> Model:
     return from_network(network, make_posterior(spec, network), spec)
 
 
-def from_network(network: Network, posterior: GaussianDiagonal | WeightSamples, spec: Spec) -> Model:
+def from_network(network: Network, posterior: Posterior, spec: Spec) -> Model:
     """Write, attach, read back; the graph that was read computes what was written."""
     shape = network.signature.outputs[0].shape
     end = spec.end if len(network.outputs) == 1 and len(shape) == 2 and shape[0] == 1 else ""
@@ -116,8 +117,8 @@ def _short(network: Network, values: Any) -> np.ndarray:
         return np.asarray(values).astype(np.float32 if has_conv(network) else np.float64).astype(np.float64)
 
 
-def make_posterior(spec: Spec, network: Network) -> GaussianDiagonal | WeightSamples:
-    """Standard deviations relative to the weights, a share of them zero; or samples around the weights."""
+def make_posterior(spec: Spec, network: Network) -> Posterior:
+    """Standard deviations relative to the weights, a share of them zero."""
     rng = spec.stream("posterior")
     fixed = {node.value.source for node in network.nodes if isinstance(node, Constant)}
     used = [name for name in network.tensors if name not in fixed]
@@ -131,15 +132,9 @@ def make_posterior(spec: Spec, network: Network) -> GaussianDiagonal | WeightSam
             keep = np.zeros(size.size)
             keep[rng.integers(size.size)] = 1.0
             deviations[name] = deviations[name] * keep.reshape(size.shape)
-    if spec.family == "gaussian":
-        return GaussianDiagonal({name: _short(network, deviation**2) for name, deviation in deviations.items()})
-    share = rng.uniform(0.1, 1.0, size=spec.samples) * (rng.random(spec.samples) < 0.9)
-    share = np.full(spec.samples, 1.0) if share.sum() == 0 else share
-    drawn = {
-        name: _short(network, network.tensors[name] + deviation * rng.normal(size=(spec.samples, *deviation.shape)))
-        for name, deviation in deviations.items()
-    }
-    return WeightSamples(drawn, share / share.sum())
+    parts = spec.samples if spec.family == "samples" else spec.parts
+    posterior = drawn(spec.family, {name: network.tensors[name] for name in deviations}, deviations, rng, parts)
+    return mapped(posterior, lambda array: _short(network, array))
 
 
 Kinds = Callable[[], tuple[str, Any]]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -17,12 +21,20 @@ from fuzz.questions import Array, Question
 from fuzz.specs import Spec
 
 
+@contextmanager
+def processor_time() -> Iterator[None]:
+    """Time limits count what this process works: a busy machine would empty the bounds, and nothing would be tested."""
+    with mock.patch("time.monotonic", time.process_time):
+        yield
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Bounds on the same quantities, whoever computed them.
 
     lower, upper : (1,) on P_safe, or on the rows of the decision in their order; verdict of the call
     outputs : bounds (2, m) on the decision's outputs, or None
+    method : as it was asked for
     """
 
     name: str
@@ -32,13 +44,15 @@ class Outcome:
     point: Array | None = None
     outputs: Array | None = None
     violating: list[int] = field(default_factory=list)
+    method: str = "auto"
 
 
 def call_verify(spec: Spec, model: Model, property: Property, name: str, **options: Any) -> Outcome | None:
     """`verify`; None where the method does not serve the case."""
     settings: dict[str, Any] = {"query": spec.query, "outputs": "probabilities", "seed": spec.seed % 1000} | options
     try:
-        found = verify(model, property, **settings)
+        with processor_time():
+            found = verify(model, property, **settings)
     except UnsupportedError:
         return None
     except ModelError as error:  # onnxruntime has not every operator in float64
@@ -49,17 +63,24 @@ def call_verify(spec: Spec, model: Model, property: Property, name: str, **optio
     if found.decision is not None:
         d = found.decision
         both = np.stack([d.lower, d.upper])
-        return Outcome(name, d.row_lower, d.row_upper, found.verdict, point, both)
+        return Outcome(name, d.row_lower, d.row_upper, found.verdict, point, both, method=asked(options))
     if found.p_safe is not None:
         samples = list(found.details.get("violating_samples", []))
         low, high = np.array([found.p_safe.lower]), np.array([found.p_safe.upper])
-        return Outcome(name, low, high, found.verdict, point, None, samples)
+        return Outcome(name, low, high, found.verdict, point, None, samples, asked(options))
     if settings["query"] == "decision":  # the reader dropped every case: no rows, no bounds
         return None
     low, high = np.zeros(1), np.ones(1)
     if found.verdict is Verdict.UNSAT:
         low[:] = 1.0
-    return Outcome(name, low, high, found.verdict, point)
+    return Outcome(name, low, high, found.verdict, point, method=asked(options))
+
+
+def asked(options: dict[str, Any]) -> str:
+    """The method that options ask for, in few words."""
+    if options.get("boxes") == "sampled":
+        return "sampled boxes"
+    return "centred boxes" if "margin" in options else str(options.get("method", "auto"))
 
 
 def call_batch(spec: Spec, model: Model, question: Question, name: str, **options: Any) -> Outcome | None:
@@ -76,7 +97,10 @@ def call_batch(spec: Spec, model: Model, question: Question, name: str, **option
         low, high = np.concatenate([low - 1, low, low]), np.concatenate([high, high, high + 0.5])
     which = min(1, len(low) - 1)
     try:
-        found = verify_batch(model, low, high, properties=[cases], query=spec.query, seed=spec.seed % 1000, **options)
+        with processor_time():
+            found = verify_batch(
+                model, low, high, properties=[cases], query=spec.query, seed=spec.seed % 1000, **options
+            )
     except UnsupportedError:
         return None
     verdict, point = found.verdicts[which], found.points[which]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
@@ -111,7 +111,7 @@ def _sum(coefficients: Array, names: Sequence[str]) -> str:
 
 
 def make_question(spec: Spec, model: Model) -> Question:
-    """Boxes around random points, rows with thresholds among the outputs of sampled networks there."""
+    """Boxes around random points, rows with thresholds that about the wanted share of sampled networks violates."""
     rng = spec.stream("question")
     n, m = model.network.signature.input_size, model.network.signature.output_size
     whole = spec.numbers == "integers"
@@ -131,19 +131,51 @@ def make_question(spec: Spec, model: Model) -> Question:
                 for _ in range(spec.cases)
             )
         parts.append(Part(lower, upper, constraints, cases))
-    return Question(tuple(parts))
+    return Question(tuple(_moved(spec, model, parts, rng, whole)))
 
 
-def _outputs(spec: Spec, model: Model, lower: Array, upper: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Outputs (P, m) as the query sees them, of sampled networks at points (P, n) of the box."""
+def _moved(spec: Spec, model: Model, parts: list[Part], rng: np.random.Generator, whole: bool) -> list[Part]:
+    """All thresholds moved together, in units of the rows, until about the share `quantile` of networks violates."""
+    if spec.labels and model.network.signature.output_size > 1:
+        return parts
+    least, sizes = [], []
+    for part in parts:
+        ys, xs = _outputs(spec, model, part.lower, part.upper, rng, points=12)
+        for case in part.cases:
+            values = [ys @ row.a + xs @ row.g - row.b for row in case]
+            sizes.append([float(np.std(value)) or 1.0 for value in values])
+            scaled = [value / size for value, size in zip(values, sizes[-1], strict=True)]
+            least.append(np.max(scaled, 0).min(-1))
+    step = float(np.quantile(np.min(least, 0), spec.quantile))
+    if spec.family == "samples":  # thresholds are at a tie now; some stay there
+        step += float(rng.choice([0.0, -1.0, 1.0], p=[0.2, 0.4, 0.4])) * 1e-3
+    if not math.isfinite(step):
+        return parts
+    remaining = iter(sizes)
+
+    def shift(case: tuple[Row, ...]) -> tuple[Row, ...]:
+        moved = [float(row.b + step * size) for row, size in zip(case, next(remaining), strict=True)]
+        return tuple(replace(row, b=float(round(b)) if whole else b) for row, b in zip(case, moved, strict=True))
+
+    return [replace(part, cases=tuple(shift(case) for case in part.cases)) for part in parts]
+
+
+def _outputs(
+    spec: Spec, model: Model, lower: Array, upper: Array, rng: np.random.Generator, points: int = 1
+) -> tuple[Array, Array]:
+    """Outputs (K, P, m) as the query sees them, of K sampled networks at points (K, P, n) of the box, every other one
+    of them a corner.
+    """
     count = 200
     generator = torch.Generator().manual_seed(spec.seed)
     if model.posterior is None:
         raise ValueError("the fuzzer's models carry posteriors")
     params = sample(model.network, model.posterior, count, generator)
-    x = lower + (upper - lower) * rng.random((count, 1, len(lower)))
-    y = evaluate(model.network, torch.as_tensor(x), params)[:, 0].numpy()
-    return transformed(y, transform_of(spec, model)), x[:, 0]
+    share = rng.random((count, points, len(lower)))
+    share[:, 1::2] = share[:, 1::2].round()
+    x = lower + (upper - lower) * share
+    y = evaluate(model.network, torch.as_tensor(x), params).numpy()
+    return transformed(y, transform_of(spec, model)), x
 
 
 def transform_of(spec: Spec, model: Model) -> str:
@@ -172,14 +204,12 @@ def _versus(m: int, j: int, n: int, strict: bool) -> Row:
 
 
 def _row(spec: Spec, rng: np.random.Generator, xs: Array, ys: Array, whole: bool) -> Row:
-    n, m = xs.shape[1], ys.shape[1]
+    n, m = xs.shape[-1], ys.shape[-1]
     a = rng.integers(-2, 3, size=m).astype(np.float64) if whole or rng.random() < 0.3 else rng.normal(size=m)
     g = rng.normal(size=n) if spec.on_x else np.zeros(n)
     g = np.round(g) if whole else g
     values = ys @ a + xs @ g
-    b = float(np.quantile(values, spec.quantile))
-    spread = float(np.std(values)) or 1.0
-    b += spread * float(rng.choice([0.0, 0.0, -0.3, -2.0]))
+    b = float(np.median(values)) + (float(np.std(values)) or 1.0) * float(rng.choice([0.0, 0.0, -0.5, 0.5]))
     b = round(b) if whole else b
     return Row(a, g, float(b) if math.isfinite(b) else 0.0, bool(spec.strict and rng.random() < 0.7))
 

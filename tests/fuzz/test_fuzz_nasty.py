@@ -22,6 +22,7 @@ from bnn_vnnlib.robustness import refute, weight_sets
 from bnn_vnnlib.robustness.branch import Branching
 from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
 from bnn_vnnlib.robustness.pairs import Pairs
+from fuzz.families import CORRELATED, drawn
 from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
 from support.networks import Builder
 
@@ -106,6 +107,16 @@ def test_softmax_of_one_output(query, end, family):
     assert safe.verdicts[0] == "unsat"
     tied = verify_batch(net, [[-1.0]], [[1.0]], properties=[[rows([[1.0]], [1.0])]], query=query)
     assert tied.verdicts[0] in ("sat", "unknown")
+
+
+@pytest.mark.parametrize("family", CORRELATED)
+def test_softmax_of_one_output_with_correlated_weights(family):
+    net = model([([[1.0]], [0.0])], end=["Softmax"], likelihood="categorical")
+    tensors = net.network.tensors
+    posterior = drawn(family, tensors, {n: np.ones(t.shape) for n, t in tensors.items()}, np.random.default_rng(0), 2)
+    net = replace(net, posterior=posterior)
+    safe = verify_batch(net, [[-1.0]], [[1.0]], properties=[[rows([[1.0]], [0.5])]], query="decision")
+    assert safe.verdicts[0] == "unsat"
 
 
 @pytest.mark.parametrize("where", ["_last_resort", "_halves"])

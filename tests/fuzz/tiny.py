@@ -19,8 +19,11 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import GaussianDiagonal, Model, Network, WeightSamples
+from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.model.network import Correlated, GaussianDiagonal, Model, Network, Posterior, WeightSamples
 from bnn_vnnlib.robustness.mass import scattered_union
+from fuzz.families import GAUSSIAN, gaussian, latents
+from fuzz.outcomes import processor_time
 from support import exact
 from support.networks import Builder
 
@@ -148,7 +151,7 @@ def _outside(network: Network, ranges: Any, values: Any) -> Iterator[str]:
         start += size
 
 
-def _model(network: Network, posterior: GaussianDiagonal | WeightSamples) -> Model:
+def _model(network: Network, posterior: Posterior) -> Model:
     return Model(network, posterior, "gaussian", None, b"")
 
 
@@ -166,8 +169,12 @@ def _asked(model: Model, lower: np.ndarray, upper: np.ndarray, bound: float, str
     for options in ({"method": "tails"}, {"method": "linear"}, {"boxes": "sampled", "num_boxes": 4, "margin": 1.5}):
         if isinstance(model.posterior, WeightSamples) and options != {"method": "linear"}:
             continue
+        if isinstance(model.posterior, Correlated) and options != {"method": "tails"}:
+            continue
         settings: dict[str, Any] = {"timeout": 0.2, "restarts": 1, **options}
-        yield str(options), verify_batch(model, [lower], [upper], properties=[cases], **settings)
+        with processor_time():
+            found = verify_batch(model, [lower], [upper], properties=[cases], **settings)
+        yield str(options), found
 
 
 def _compared(name: str, found: Any, truth: Any) -> Iterator[str]:
@@ -203,20 +210,27 @@ def _variances(rng: np.random.Generator, regime: str, *shape: int) -> np.ndarray
 
 
 def _at_a_point(rng: np.random.Generator, regime: str) -> Iterator[str]:
-    """Only the last layer is random: at a point the output is Gaussian, with rational mean and variance."""
+    """Only the last layer is random: at a point the output is Gaussian of rational mean and variance, in any family."""
     network = tiny_network(rng, regime)
     x = numbers(rng, regime, network.signature.input_size)
     last, bias = list(network.tensors)[-2:]
-    variances = {name: _variances(rng, regime, *network.tensors[name].shape) for name in (last, bias)}
+    deviations = {name: np.sqrt(_variances(rng, regime, *network.tensors[name].shape)) for name in (last, bias)}
+    family = str(rng.choice(GAUSSIAN))
+    try:
+        posterior = gaussian(family, deviations, rng)
+    except PosteriorError:  # a covariance that overflows
+        return
     hidden = replace(network, outputs=(network.nodes[-2].inputs[0],))
     sources = {name: exact.fractions(tensor) for name, tensor in network.tensors.items()}
     z = exact.evaluate(hidden, exact.fractions(x), sources)
     mean = sources[last][0] @ z + sources[bias][0]
-    variance = exact.fractions(variances[last][0]) @ (z * z) + Fraction(float(variances[bias][0]))
+    row = exact.fractions([1.0, 0.0])
+    squares, values = latents(posterior, {last: np.outer(row, z), bias: row})
+    variance = Fraction(np.sum(squares * values * values))
     bound, strict = _threshold(rng, mean, variance), bool(rng.random() < 0.5)
     truth = _gaussian(mean, variance, bound, strict)
-    for name, found in _asked(_model(network, GaussianDiagonal(variances)), x, x, bound, strict):
-        yield from _compared(f"point {name}", found, truth)
+    for name, found in _asked(_model(network, posterior), x, x, bound, strict):
+        yield from _compared(f"point {family} {name}", found, truth)
 
 
 def _over_a_box(rng: np.random.Generator, regime: str) -> Iterator[str]:

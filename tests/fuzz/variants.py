@@ -9,8 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.model.network import (
+    Component,
+    GaussianDiagonal,
+    GaussianFull,
+    GaussianLowRank,
+    Mixture,
+    Network,
+    Posterior,
+    WeightSamples,
+)
 from bnn_vnnlib.model.nodes import Constant, Input, Linear, Node, Param, Scale
+from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.robustness.weight_sets import params_of
 from fuzz.onnx_graph import has_conv
 from fuzz.questions import Part, Question, Row
@@ -28,7 +38,7 @@ class Ask:
     """
 
     network: Network
-    posterior: GaussianDiagonal | WeightSamples
+    posterior: Posterior
     question: Question
     name: str = "as it is"
     sense: Sense = "same"
@@ -122,15 +132,43 @@ def with_ties(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
 
 
 def zero_variances(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
-    """Every tensor named, the others with variance zero; samples twice, with half the probability."""
+    """Every tensor named, the others with variance zero; latents that move nothing; samples and components twice."""
+    match ask.posterior:
+        case GaussianDiagonal(variances=variances):
+            used = set(_sources(ask.network))
+            zeros = {name: np.zeros(tensor.shape) for name, tensor in ask.network.tensors.items() if name in used}
+            return replace(ask, posterior=GaussianDiagonal(zeros | dict(variances)))
+        case GaussianFull(factors=factors):
+            return replace(ask, posterior=GaussianFull({name: _padded(factor) for name, factor in factors.items()}))
+        case GaussianLowRank(factors=factors, variances=variances):
+            padded = {name: _padded(factor) for name, factor in factors.items()}
+            return replace(ask, posterior=GaussianLowRank(padded, variances))
+        case Mixture(components=components, probabilities=share):
+            both = np.concatenate([share, share[::-1]]) / 2
+            return replace(ask, posterior=Mixture((*components, *reversed(components)), both))
+        case WeightSamples(samples=samples, probabilities=share):
+            twice = {name: np.concatenate([values, values[::-1]]) for name, values in samples.items()}
+            return replace(ask, posterior=WeightSamples(twice, np.concatenate([share, share[::-1]]) / 2))
+    return None
+
+
+def _padded(factor: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros_like(factor[:1]), factor])
+
+
+def other_family(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
+    """The same distribution, told as one of another family."""
     posterior = ask.posterior
-    if isinstance(posterior, GaussianDiagonal):
-        used = set(_sources(ask.network))
-        zeros = {name: np.zeros(tensor.shape) for name, tensor in ask.network.tensors.items() if name in used}
-        return replace(ask, posterior=GaussianDiagonal(zeros | dict(posterior.variances)))
-    twice = {name: np.concatenate([values, values[::-1]]) for name, values in posterior.samples.items()}
-    share = posterior.probabilities
-    return replace(ask, posterior=WeightSamples(twice, np.concatenate([share, share[::-1]]) / 2))
+    if isinstance(posterior, Mixture | WeightSamples):
+        return None
+    if isinstance(posterior, GaussianDiagonal) and rng.random() < 0.5:
+        none = {name: np.zeros((1, *variance.shape)) for name, variance in posterior.variances.items()}
+        return replace(ask, posterior=GaussianLowRank(none, posterior.variances))
+    if isinstance(posterior, GaussianFull) and rng.random() < 0.5:
+        zeros = {name: np.zeros(factor.shape[1:]) for name, factor in posterior.factors.items()}
+        return replace(ask, posterior=GaussianLowRank(posterior.factors, zeros))
+    means = {name: ask.network.tensors[name] for name in names_of(posterior)}
+    return replace(ask, posterior=Mixture((Component(means, posterior),) * 2, np.array([0.25, 0.75])))
 
 
 def _sources(network: Network) -> list[str]:
@@ -222,9 +260,12 @@ def other_method(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
     """Any other way to bound."""
     ways: list[dict[str, Any]] = [{"method": "linear"}, {"method": "interval"}, {"seed": int(rng.integers(1000))}]
     ways.append({"search": "float32"})
-    if spec.family == "gaussian" and spec.query != "deterministic":
+    if spec.query == "deterministic" or spec.family == "samples":
+        return replace(ask, options=ask.options | ways[rng.integers(len(ways))])
+    ways += [{"method": "tails"}] * 2
+    if spec.family == "gaussian":
         ways += [
-            {"method": "tails"}, {"margin": float(rng.uniform(0.01, 6))},
+            {"margin": float(rng.uniform(0.01, 6))},
             {"boxes": "sampled", "num_boxes": int(rng.integers(1, 12)), "margin": float(rng.uniform(0.3, 4))},
         ]  # fmt: skip
     return replace(ask, options=ask.options | ways[rng.integers(len(ways))])
@@ -237,7 +278,8 @@ def in_a_hurry(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
 
 CHANGES: tuple[Change, ...] = (
     other_version, scaled_rows, smaller_boxes, split_boxes, shuffled, fewer_cases, fewer_rows, stricter, with_ties,
-    zero_variances, inputs_moved, outputs_moved, inputs_scaled, outputs_scaled, other_method, other_method, in_a_hurry,
+    zero_variances, other_family, inputs_moved, outputs_moved, inputs_scaled, outputs_scaled, other_method,
+    other_method, in_a_hurry,
 )  # fmt: skip
 
 

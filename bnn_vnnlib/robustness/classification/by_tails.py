@@ -70,6 +70,9 @@ class SoftmaxTails:
 
     def _bounds(self, lower: Tensor, upper: Tensor, classes: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """(N, C) lower and upper bounds on D_i over boxes (N, n), i in classes (N, C)."""
+        if m == 1:  # the softmax of one output is 1
+            one = torch.ones_like(classes, dtype=lower.dtype)
+            return one, one
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         off = ~unit.bool()
         pairs = (unit[:, None] - unit)[off].reshape(m, m - 1, m)
