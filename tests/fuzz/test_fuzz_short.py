@@ -248,7 +248,7 @@ def test_wrong_proofs_are_found(monkeypatch):
             torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool), torch.zeros(*shape, 2)
         )
 
-    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.2)
+    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.9)
     net = make_model(spec)
     court = Court(net, make_question(spec, net), "identity", 3)
     assert proof_evidence(court, np.random.default_rng(0)) is None
@@ -258,7 +258,7 @@ def test_wrong_proofs_are_found(monkeypatch):
 
 def test_a_deterministic_sat_is_judged_by_the_file_as_it_runs(monkeypatch):
     """Its point has to be near V in real arithmetic, or in V for onnxruntime."""
-    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.2)
+    spec = Spec(3, inputs=2, outputs=1, width=4, depth=1, query="deterministic", radius=0.5, quantile=0.9)
     net = make_model(spec)
     court = Court(net, make_question(spec, net), "identity", 3)
     x, y = court.attacked({})
