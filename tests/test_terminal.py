@@ -125,6 +125,8 @@ def test_a_benchmark_with_evil_names(tmp_path: Path, missing: bool) -> None:
         text = (out / name).read_text(encoding="utf-8")
         assert harmless(text)
         assert r"bench\x1b[31m\udc80" in text
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow (extra `parquet`) is not installed")
+    assert pq.read_table(out / "table.parquet")["category"].to_pylist() == [r"bench\x1b[31m\udc80"]
     ((category, network, prop, _, verdict, _),) = csv.reader(io.StringIO((out / "results.csv").read_text()))
     assert (category, network, prop) == (r"bench\x1b[31m\udc80", r"n\x1b[2J.onnx", r"p\u202e.vnnlib")
     assert verdict == ("error" if missing else "unsat")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
-from bnn_vnnlib.runs.store import Store
+from bnn_vnnlib.runs.store import Store, hashes
 from bnn_vnnlib.runs.task import Outcome
 from bnn_vnnlib.sidecar import record, unfinished
 
@@ -18,11 +19,16 @@ TAILS = "linear, tails and centred boxes"
 
 @dataclass(frozen=True)
 class Name:
-    """Names of an instance."""
+    """Names and files of an instance, and how it was run."""
 
     category: str
     onnx: str
     vnnlib: str
+    files: dict[str, Path] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
+    own_timeout: float | None = None
+    seed: int = 0
+    timeout: float | None = 5.0
 
 
 def safe(verdict: str, lower: float, upper: float, method: str = TAILS, notes: tuple[str, ...] = ()) -> Result:
@@ -57,10 +63,10 @@ def write_run(folder: Path, *entries: Entry, files: dict[str, Path] | None = Non
     """A folder of `run`: names with a result, or with the reason of an error."""
     store = Store(folder)
     store.open({"version": "0.1.0", "queries": [None], "timeout": 5.0}, "never")
-    names = [Name(*name) for name, _ in entries]
-    for place, name, (_, result) in zip(store.places(names), names, entries, strict=True):
+    for names, result in entries:
         word = result.verdict.value if isinstance(result, Result) else "error"
-        store.write(place, name, Outcome(f"{word}\n", values(result, files or {}), 0.0, seconds))
+        task = Name(*names, files=files or {})
+        store.write(task, Outcome(f"{word}\n", values(result, files or {}), 0.0, seconds), hashes(task))
     return folder
 
 
