@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import methods
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.options import settle
 from bnn_vnnlib.result import Query, Rule, Verdict
+from bnn_vnnlib.rules import never
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class BatchResult:
     lower, upper : probabilistic: bounds on P_safe (N,); deterministic: 1 where proved safe / 0 where proved unsafe
         (N,); decision: bounds on D, or on the medians (N, m). NaN where the box was skipped.
     row_lower, row_upper : decision only: bounds on the rows a.D(x) of the property (N, R); with labels the rows are
-        D_label - D_j for the other classes j in ascending order
+        D_label - D_j for the other classes j in ascending order; None where there are neither labels nor properties
     verdicts : (N,) of `Verdict`
     points : (N, n) the attacked point of each box (NaN where there is none)
     method : the methods that gave the bounds
@@ -49,12 +51,13 @@ class BatchResult:
     row_upper: Floats | None = None
 
 
+@plain_state()
 def verify_batch(
     model: Model,
     lower: ArrayLike,
     upper: ArrayLike,
     labels: ArrayLike | None = None,
-    properties: Sequence[OutputCases] | None = None,
+    properties: OutputCases | Sequence[OutputCases] | None = None,
     query: Query | str | None = None,
     *,
     tau_safe: float | None = None,
@@ -75,10 +78,13 @@ def verify_batch(
 
     Parameters
     ----------
-    lower, upper : (N, n) in the model's flattened input order, taken as they are
-    labels : (N,) int; a violation is some class j != label with Y_j >= Y_label (ties are unsafe); -1 skips the box
-    properties : instead of labels, one DNF over the outputs for all boxes, or one for each: a list of cases
-        (A, b, strict), each the conjunction of A y <= b (< where strict)
+    lower, upper : (N, n) in the model's flattened input order, or (N, *shape) of its only input; taken as they are.
+        Tensors of torch may lie anywhere
+    labels : (N,) whole numbers; a violation is some class j != label with Y_j >= Y_label (ties are unsafe); -1 skips
+        the box
+    properties : instead of labels, one DNF over the outputs for all boxes, or a list of them, one a box. A DNF is a
+        list of cases (A, b, strict), each the conjunction of A y <= b (< where strict), as `bnn_vnnlib.rules` makes it.
+        Neither labels nor properties under `decision`: bounds on D alone, every verdict `unknown`
     restarts : starting points of the attack on each box
     others : see `verify`
 
@@ -94,7 +100,9 @@ def verify_batch(
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
     fields, used = _solve(setting, problem, restarts) if len(problem) else (_nothing(setting), methods.NONE)
-    full = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
+    if labels is None and properties is None:  # no question, no answer
+        fields |= {"row_lower": None, "row_upper": None, "verdicts": _all(Verdict.UNKNOWN, len(low))}
+    full = {name: _spread(values, kept, len(low)) for name, values in fields.items() if values is not None}
     verdicts = _all(Verdict.UNKNOWN, len(low))
     if len(problem):
         verdicts[kept] = fields["verdicts"]
@@ -102,9 +110,25 @@ def verify_batch(
     return BatchResult(**full, method=used, seconds=time.monotonic() - begun)
 
 
+def _array(values: ArrayLike) -> NDArray:
+    """Numbers of numpy or torch; a tensor may need gradients, or lie on another device."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
 def _boxes(model: Model, lower: ArrayLike, upper: ArrayLike) -> tuple[Floats, Floats]:
-    low, high = np.array(lower, dtype=np.float64), np.array(upper, dtype=np.float64)
-    size = model.network.signature.input_size
+    low, high = (np.array(_array(side), dtype=np.float64) for side in (lower, upper))
+    signature = model.network.signature
+    size = signature.input_size
+    if low.ndim > 2 and low.shape == high.shape:
+        shapes = [[side for side in variable.shape if side > 1] for variable in signature.inputs]
+        # of another order than the network's, such as (N, H, W, C), the numbers would be mixed up
+        if len(shapes) > 1 or [side for side in low.shape[1:] if side > 1] != shapes[0]:
+            wanted = ", ".join(str(variable.shape) for variable in signature.inputs)
+            raise OptionError(
+                f"boxes of shape {low.shape} do not fit the model's inputs {wanted}: bring them into its order and "
+                f"give (N, {size})"
+            )
+        low, high = low.reshape(len(low), -1), high.reshape(len(high), -1)
     if low.ndim != 2 or low.shape != high.shape or low.shape[1] != size:
         raise OptionError(f"boxes must be two arrays of shape (N, {size}), found {low.shape} and {high.shape}")
     if not (np.isfinite(low) & np.isfinite(high)).all():
@@ -115,22 +139,31 @@ def _boxes(model: Model, lower: ArrayLike, upper: ArrayLike) -> tuple[Floats, Fl
 
 
 def _problem(
-    setting: Setting, low: Floats, high: Floats, labels: ArrayLike | None, properties: Sequence[OutputCases] | None
-) -> tuple[NDArray[np.int64], Problem]:
+    setting: Setting, low: Floats, high: Floats, labels: ArrayLike | None,
+    properties: OutputCases | Sequence[OutputCases] | None,
+) -> tuple[NDArray[np.int64], Problem]:  # fmt: skip
+    """The boxes that are not skipped, and the question about them."""
     import torch
 
     from bnn_vnnlib.robustness.problem import from_cases, from_labels
 
     classes = setting.model.network.signature.output_size
     everything = np.arange(len(low))
-    if (labels is None) == (properties is None):
-        raise OptionError("give either labels or properties")
+    if labels is None and properties is None:
+        if setting.query is not Query.DECISION:
+            raise OptionError(
+                f"query {setting.query} needs either labels or properties; with neither there are bounds on the "
+                "decision alone, query='decision'"
+            )
+        properties = never(classes)
+    if labels is not None and properties is not None:
+        raise OptionError("give either labels or properties, not both")
     if properties is not None:
-        _check_cases(properties, classes)
         lower, upper = (torch.tensor(side, device=setting.device) for side in (low, high))
-        return everything, from_cases(lower, upper, properties, classes)
-    label = np.asarray(labels)
-    if label.shape != (len(low),) or label.dtype.kind not in "iu":
+        return everything, from_cases(lower, upper, _dnfs(properties, classes), classes)
+    label = _array([] if labels is None else labels)
+    whole = label.dtype.kind in "iu" or (label.dtype.kind == "f" and bool((label == np.round(label)).all()))
+    if label.shape != (len(low),) or not whole:
         raise OptionError(f"labels must be {len(low)} integers, found {label.dtype} of shape {label.shape}")
     if (label >= classes).any() or (label < -1).any():
         raise OptionError(f"labels must lie in -1 (skip) .. {classes - 1}")
@@ -138,20 +171,40 @@ def _problem(
         raise OptionError("labels need a model with at least two outputs")
     kept = everything[label >= 0]
     lower, upper = (torch.tensor(side[kept], device=setting.device) for side in (low, high))
-    chosen = torch.tensor(label[kept], dtype=torch.int64, device=setting.device)
+    chosen = torch.tensor(label[kept].astype(np.int64), device=setting.device)
     return kept, from_labels(lower, upper, chosen, classes)
 
 
-def _check_cases(properties: Sequence[OutputCases], outputs: int) -> None:
-    if len(properties) == 0:
-        raise OptionError("properties is empty: give one for all boxes, or one a box")
-    for cases in properties:
-        for a, b, strict in cases:
-            a, b, strict = np.asarray(a), np.asarray(b), np.asarray(strict)
-            if a.ndim != 2 or a.shape[1] != outputs or b.shape != (len(a),) or strict.shape != b.shape:
-                raise OptionError(f"a case must be arrays A (R, {outputs}), b (R,), strict (R,)")
-            if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                raise OptionError("a property row holds NaN or infinite numbers")
+def _dnfs(properties: OutputCases | Sequence[OutputCases], outputs: int) -> list[OutputCases]:
+    """One DNF, or many, as a list of checked arrays."""
+    shape = f"a case must be arrays A (R, {outputs}), b (R,), strict (R,)"
+    try:
+        entries: list[Any] = list(properties)
+        one = bool(entries) and _is_case(entries[0])
+        dnfs = [[tuple(_array(part) for part in case) for case in dnf] for dnf in ([entries] if one else entries)]
+    except (TypeError, ValueError, IndexError):
+        raise OptionError(f"properties must be a list of cases, or such a list for each box; {shape}") from None
+    if not entries:
+        raise OptionError("properties is empty: give one for all boxes, or one a box ([[]] is one without cases)")
+    for case in (case for dnf in dnfs for case in dnf):
+        if [part.ndim for part in case] != [2, 1, 1]:
+            raise OptionError(shape)
+        a, b, strict = case
+        if a.shape != (len(b), outputs) or strict.shape != b.shape:
+            raise OptionError(shape)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise OptionError("a property row holds NaN or infinite numbers")
+    return cast("list[OutputCases]", dnfs)
+
+
+def _is_case(entry: Any) -> bool:
+    """Whether this is a case (A, b, strict) and not a list of cases: its first part is a matrix, not a case."""
+    if len(entry) == 0:
+        return False
+    first = entry[0]
+    if isinstance(first, tuple | list):
+        return len(first) > 0 and np.ndim(_array(first[0])) == 1
+    return np.ndim(_array(first)) == 2
 
 
 def _solve(setting: Setting, problem: Problem, restarts: int) -> tuple[dict[str, Any], str]:

@@ -63,6 +63,11 @@ def within(lower: ArrayLike, upper: ArrayLike) -> Cases:
     return [*below, *above]
 
 
+def never(outputs: int) -> Cases:
+    """A violation that no output commits, 0 <= -1: what is left of a decision are the bounds on it."""
+    return [(np.zeros((1, outputs)), np.array([-1.0]), np.array([False]))]
+
+
 def _check(classes: int, label: int, tau: float | None = None) -> None:
     if classes < 2:
         raise OptionError("a rule of a classifier needs at least two classes")

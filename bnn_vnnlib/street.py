@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib import methods
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Property
@@ -48,6 +49,7 @@ EXCLUDED = "the ranges of the network's last activations exclude every violation
 """Note on a property that says nothing about the posterior."""
 
 
+@plain_state()
 def verify(
     model: Model,
     property: Property,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from onnx import helper
 from scipy import stats
 
-from bnn_vnnlib import BnnVnnlibError, OptionError, Verdict, verify_batch
-from robustness.robustness_builders import model, outputs, random_model, random_samples, rows
+from bnn_vnnlib import BnnVnnlibError, OptionError, Verdict, rules, verify_batch
+from robustness.robustness_builders import from_nodes, model, outputs, random_model, random_samples, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
 
@@ -219,3 +221,84 @@ def test_out_of_time_leaves_valid_bounds(net, query):
     assert (found.lower <= found.upper).all()
     if query != "decision":
         assert ((found.lower >= 0) & (found.upper <= 1)).all()
+
+
+def small(**options):
+    return random_model(5, [4, 3, 3], spread=0.02, **options)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_one_property_for_all_boxes_needs_no_list_around_it(query):
+    """As `rules` documents it; cases of tuples, lists or tensors; three cases, which look like the parts of one."""
+    net = small(likelihood="categorical")
+    low, high, _ = boxes(net, 2)
+    for cases in (
+        rules.most_likely(3, 1),
+        [rows([1, 0, 0], 0.3)],
+        [rows(np.zeros((0, 3)), [])],
+        rules.uncertain(3, 0.6),
+    ):
+        expected = verify_batch(net, low, high, properties=[cases], query=query)
+        plain = [[part.tolist() for part in case] for case in cases if len(case[1])] or cases
+        for given in (cases, tuple(cases), plain, [tuple(torch.tensor(p) for p in case) for case in cases]):
+            found = verify_batch(net, low, high, properties=given, query=query)
+            np.testing.assert_array_equal(found.lower, expected.lower)
+            np.testing.assert_array_equal(found.upper, expected.upper)
+            assert (found.verdicts == expected.verdicts).all()
+
+
+def test_neither_labels_nor_properties_are_bounds_on_the_decision_alone():
+    net = small(likelihood="categorical")
+    low, high, labels = boxes(net, 3)
+    found = verify_batch(net, low, high, query="decision")
+    asked = verify_batch(net, low, high, labels, query="decision")
+    assert (found.lower <= asked.upper + 1e-9).all()
+    assert (found.lower > 0).all()
+    assert (found.upper < 1).all()
+    assert found.row_lower is None
+    assert found.row_upper is None
+    assert (found.verdicts == Verdict.UNKNOWN).all()
+    assert len(verify_batch(net, low[:0], high[:0], query="decision").lower) == 0
+
+
+def test_boxes_may_have_the_shape_of_the_input():
+    """Here (1, 2, 2, 3); an order of axes that is not the model's is refused, because it mixes up the numbers."""
+    weights = np.random.default_rng(0).normal(size=(12, 3))
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("MatMul", ["f", "w"], ["y"])]
+    net = from_nodes(nodes, {"w": weights}, [1, 2, 2, 3], {"w": np.full((12, 3), 1e-4)})
+    low = np.random.default_rng(1).normal(size=(4, 2, 2, 3))
+    flat = verify_batch(net, low.reshape(4, 12), low.reshape(4, 12) + 0.01, [0, 1, 2, 0])
+    for shape in ((4, 2, 2, 3), (4, 1, 2, 2, 3)):
+        found = verify_batch(net, low.reshape(shape), low.reshape(shape) + 0.01, [0, 1, 2, 0])
+        np.testing.assert_array_equal(found.lower, flat.lower)
+    for other in (low.transpose(0, 3, 1, 2), low.reshape(4, 4, 3)):
+        with pytest.raises(OptionError, match="order"):
+            verify_batch(net, other, other + 0.01, [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"labels": [0.5, 1.0]}, "integers"),
+        ({"labels": [np.nan, 1.0]}, "integers"),
+        ({"labels": ["0", "1"]}, "integers"),
+        ({"properties": [([1.0, 0.0, 0.0], [0.0], [False])]}, r"A \(R, 3\)"),
+        ({"properties": [[([[1.0, 0.0, 0.0]], [0.0])]]}, r"A \(R, 3\)"),
+        ({"properties": [0.5]}, "list of cases"),
+        ({"properties": 3}, "list of cases"),
+        ({"query": "probabilistic"}, "either labels or properties"),
+    ],
+)
+def test_what_is_neither_labels_nor_a_property_is_refused_in_one_message(wrong, word):
+    net = small(likelihood="categorical")
+    low, high, _ = boxes(net, 2)
+    with pytest.raises(OptionError, match=word):
+        verify_batch(net, low, high, **wrong)
+
+
+def test_labels_may_be_whole_numbers_of_any_type():
+    net = small()
+    low, high, labels = boxes(net, 3)
+    expected = verify_batch(net, low, high, labels)
+    for given in (labels.astype(np.float32), labels.astype(np.uint8), torch.tensor(labels)):
+        np.testing.assert_array_equal(verify_batch(net, low, high, given).lower, expected.lower)

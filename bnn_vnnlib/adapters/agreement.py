@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import Model, WeightSamples, sample
 from bnn_vnnlib.model.network import Floats
@@ -69,6 +70,7 @@ class Agreement:
         )
 
 
+@plain_state()
 def check_predictive(
     model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", level: float = LEVEL, seed: int = 0
 ) -> Agreement:
@@ -111,6 +113,7 @@ def check_predictive(
     return Agreement(len(theirs), count, worst, allowed, difference)
 
 
+@plain_state()
 def check_samples(
     model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", tolerance: float = 1e-4
 ) -> Agreement:

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from bnn_vnnlib.adapters.adapted import Adapted
 from bnn_vnnlib.adapters.agreement import array
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, placed, successive
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _KNOWN = ("AutoNormal", "AutoDiagonalNormal", "AutoMultivariateNormal", "AutoLowRankMultivariateNormal")
 
 
+@plain_state(device=False)
 def from_pyro_guide(
     guide: Any,
     net: str | Path | ModelProto | nn.Module,
@@ -67,6 +69,7 @@ def from_pyro_guide(
     return placed(net, gaussian, likelihood=likelihood, **options)  # type: ignore[arg-type]
 
 
+@plain_state(device=False)
 def from_numpyro_guide(
     guide: Any,
     params: Mapping[str, Any],

@@ -10,6 +10,7 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, Link, array, check_predictive
 from bnn_vnnlib.adapters.export import evaluating, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior
 from bnn_vnnlib.model.network import GaussianKron, KronLayer
@@ -24,6 +25,7 @@ _LINEARISED = (
 )
 
 
+@plain_state(device=False)
 def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Adapted:
     """The posterior of a fitted Laplace approximation.
 

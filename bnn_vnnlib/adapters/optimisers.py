@@ -10,6 +10,7 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
 from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.network import Floats
 from bnn_vnnlib.posteriors.parts import with_values
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@plain_state(device=False)
 def from_ivon(
     optimizer: Any, module: nn.Module, x: Tensor, *, likelihood: str | None, draws: int = DRAWS, seed: int = 0
 ) -> Adapted:
@@ -66,6 +68,7 @@ def from_ivon(
     return adapted.checked(check_predictive(adapted.model, outputs, x, seed=seed + 1))
 
 
+@plain_state(device=False)
 def from_swag(
     swag: Any,
     module: nn.Module,

@@ -14,6 +14,7 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import array, check_samples
 from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.placing import Shape, places
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.files import read_proto
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 UNCOMPARED = "not compared with the library's own outputs: give x and outputs, or call check_predictive"
 
 
+@plain_state(device=False)
 def from_samples(
     net: str | Path | ModelProto | nn.Module,
     samples: Mapping[str, ArrayLike],
@@ -74,6 +76,7 @@ def from_samples(
     return adapted.checked(check_samples(adapted.model, outputs, x))
 
 
+@plain_state(device=False)
 def from_ensemble(
     modules: Sequence[nn.Module],
     x: Tensor,

@@ -16,6 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
 from bnn_vnnlib.model.network import Floats
@@ -46,6 +47,7 @@ class _Graph:
         self.value = name
 
 
+@plain_state(device=False)
 def from_tfp(model: Any, x: ArrayLike, *, likelihood: str | None, draws: int = DRAWS) -> Adapted:
     """The posterior of a Sequential model with layers of tensorflow_probability.
 

@@ -9,6 +9,7 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, check_predictive, drawn_outputs
 from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_other
 from bnn_vnnlib.adapters.layouts import Drawn, Layout, drawn_layers, mean_layer
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import from_standard_deviations
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@plain_state(device=False)
 def from_torch(
     module: nn.Module,
     x: Tensor,

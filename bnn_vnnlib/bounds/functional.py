@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def softmax_lower(coefficients: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """
     m = coefficients.shape[-1]
     c, order = coefficients.sort(-1)
-    shape = torch.broadcast_shapes(order.shape, lower.shape)
+    shape = np.broadcast_shapes(order.shape, lower.shape)
     order = order.expand(shape)
     low, high = lower.expand(shape).gather(-1, order), upper.expand(shape).gather(-1, order)
     top = high.amax(-1, keepdim=True)  # shift: the largest exponent is 0

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.archive import posterior_from_npz
 from bnn_vnnlib.model.families import PLAIN, entries_of, family_of, marginal_variances, names_of
@@ -24,6 +25,7 @@ from bnn_vnnlib.model.tensors import array_of, holders
 _FIRST_IR_WITH_PLAIN_INITIALIZERS = 4  # before, every initializer had to be a graph input
 
 
+@plain_state()
 def attach(
     model: str | Path | ModelProto, posterior: Posterior, *, likelihood: str | None = None, embed: bool = False
 ) -> ModelProto:
@@ -101,6 +103,7 @@ def uncertain_names(posterior: Posterior) -> list[str]:
     return [name for name, variance in marginal_variances(posterior).items() if (variance > 0).any()]
 
 
+@plain_state()
 def read_posterior_npz(path: str | Path, model: Model | str | Path | ModelProto) -> Posterior:
     """Posterior for a model from a NumPy archive; `posterior_from_npz` says which keys."""
     if isinstance(model, Model):

@@ -7,6 +7,7 @@ None where the result is exact.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
 _UNIT = 2.0**-53  # relative error of one operation
-_TINY = 2.0**-1074  # absolute error of one operation that underflows
+_TINY = math.ulp(0.0)  # 2^-1074: absolute error of one operation that underflows; 2.0**-1074 could be compiled to 0
 
 
 @dataclass(frozen=True, eq=False)

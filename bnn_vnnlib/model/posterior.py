@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, did_you_mean
 from bnn_vnnlib.model.families import FAMILIES, Shapes
 from bnn_vnnlib.model.families import names_of as names_of
@@ -33,6 +34,7 @@ PROBABILITIES = "posterior_probabilities"
 RESERVED_FAMILIES = ("dropout",)
 
 
+@plain_state()
 def from_standard_deviations(deviations: Mapping[str, ArrayLike]) -> GaussianDiagonal:
     """Gaussian posterior from {initializer name: standard deviations}.
 
@@ -49,6 +51,7 @@ def from_standard_deviations(deviations: Mapping[str, ArrayLike]) -> GaussianDia
     return GaussianDiagonal(variances)
 
 
+@plain_state()
 def from_factor(factor: ArrayLike, shapes: Shapes) -> GaussianFull:
     """Gaussian posterior from a square root of the covariance of all entries, tensor after tensor.
 
@@ -64,6 +67,7 @@ def from_factor(factor: ArrayLike, shapes: Shapes) -> GaussianFull:
     return GaussianFull(_factors(factor, shapes))
 
 
+@plain_state()
 def from_low_rank(factor: ArrayLike, variances: ArrayLike, shapes: Shapes) -> GaussianLowRank:
     """Gaussian posterior with the covariance factor factor' + diag(variances), tensor after tensor.
 
@@ -82,6 +86,7 @@ def from_low_rank(factor: ArrayLike, variances: ArrayLike, shapes: Shapes) -> Ga
     return GaussianLowRank(_factors(factor, shapes), parts)
 
 
+@plain_state()
 def from_covariance(covariance: ArrayLike, shapes: Shapes) -> GaussianFull:
     """Gaussian posterior from the covariance (n, n) of all entries, tensor after tensor (see `from_factor`).
 

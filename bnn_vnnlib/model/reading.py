@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, ModelError, PosteriorError
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
@@ -24,6 +25,7 @@ from bnn_vnnlib.signature import Signature
 _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 
 
+@plain_state()
 def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
     """Read an ONNX file and the posterior in it; from a stochastic export, the posterior is recovered, with a note.
 
@@ -49,6 +51,7 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
         raise
 
 
+@plain_state()
 def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None, path: Path | None = None) -> Model:
     """`read_model` for a model in memory (no external data)."""
     recovered: tuple[str, ...] = ()

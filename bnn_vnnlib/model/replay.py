@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import ModelError, PropertyError
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.signature import Hidden, Signature, Variable
@@ -137,6 +138,7 @@ def _feeds(signature: Signature, point: NDArray[np.float64]) -> dict[str, NDArra
     return feeds
 
 
+@plain_state()
 def replay(model: Model, x: ArrayLike) -> NDArray[np.float64]:
     """Outputs (N, m) of onnxruntime at the points x (N, n); see `Replayer`."""
     return Replayer(model)(x)

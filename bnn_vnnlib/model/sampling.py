@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.model.network import (
     Component,
     Floats,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Drawn = dict[str, torch.Tensor]
 
 
+@plain_state()
 def sample(
     network: Network, posterior: Posterior, count: int, generator: torch.Generator | None = None
 ) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from onnx import ModelProto
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Network, attach, model_from_proto
 from bnn_vnnlib.model.files import read_proto
@@ -90,6 +91,7 @@ class Ensemble:
         return attach(proto, posterior, likelihood=likelihood), (note,)
 
 
+@plain_state()
 def convert(source: Path, recipe: Recipe, likelihood: Likelihood) -> Converted:
     """A plain network file as a BNN, checked by reading it again.
 

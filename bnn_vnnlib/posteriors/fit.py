@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model import Network
 from bnn_vnnlib.model.network import Floats, Likelihood
@@ -71,6 +72,7 @@ class Fitted:
     notes: tuple[str, ...]
 
 
+@plain_state()
 def fit(
     method: Method,
     network: Network,
@@ -99,12 +101,13 @@ def fit(
 
     if likelihood not in ("categorical", "gaussian"):
         raise UnsupportedError(f"a posterior is fitted for the likelihoods categorical and gaussian, not {likelihood}")
-    torch.manual_seed(seed)
-    module = as_module(network, names)
-    noise = _residual(module, data) if likelihood == "gaussian" else 1.0
-    if method == "laplace":
-        return _laplace(module, names, data, likelihood, noise)
-    return _ivon(module, names, data, likelihood, noise, epochs, rate, progress)
+    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+        torch.manual_seed(seed)
+        module = as_module(network, names)
+        noise = _residual(module, data) if likelihood == "gaussian" else 1.0
+        if method == "laplace":
+            return _laplace(module, names, data, likelihood, noise)
+        return _ivon(module, names, data, likelihood, noise, epochs, rate, progress)
 
 
 def as_module(network: Network, names: Sequence[str]) -> torch.nn.Module:

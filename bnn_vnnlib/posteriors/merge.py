@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError, SoundnessError
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, model_from_proto, replay, sample
 from bnn_vnnlib.model.families import family_of
@@ -22,6 +23,7 @@ Average = Literal["auto", "outputs", "probabilities"]
 _POINTS, _TOLERANCE = 8, 1e-3
 
 
+@plain_state()
 def merge(
     parts: Parts, *, average: Average = "auto", form: Form = "auto", draws: int | None = None, seed: int = 0
 ) -> tuple[ModelProto, tuple[str, ...]]:

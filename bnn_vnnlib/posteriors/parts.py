@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
 from bnn_vnnlib.model.attributes import label
@@ -52,6 +53,7 @@ class Parts(Source):
         return self.model.notes
 
 
+@plain_state()
 def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
     """Read a file and take it apart; a stochastic export is recovered first.
 

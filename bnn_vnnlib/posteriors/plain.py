@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples, sample
 from bnn_vnnlib.model.families import family_of
@@ -19,6 +20,7 @@ from bnn_vnnlib.vnncomp import write_text
 INDEX = "networks.csv"
 
 
+@plain_state()
 def write_mean(parts: Parts, target: str | Path) -> Path:
     """Write the network of the posterior means."""
     return write_readable(parts.plain, target)
@@ -57,6 +59,7 @@ def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[Mode
         yield with_values(parts.plain, {name: values[0].numpy() for name, values in weights.items()}), 1 / count
 
 
+@plain_state()
 def write_drawn(parts: Parts, folder: str | Path, count: int | None, seed: int = 0) -> list[Path]:
     """Write networks of the posterior into a folder, and networks.csv with their probabilities."""
     folder = Path(folder)

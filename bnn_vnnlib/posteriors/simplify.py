@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior, attach, model_from_proto
 from bnn_vnnlib.model.files import serialised
@@ -21,6 +22,7 @@ _POINTS, _TOLERANCE = 8, 1e-4
 _TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}
 
 
+@plain_state()
 def simplified(source: Source, tool: Tool = "onnxruntime") -> tuple[ModelProto, tuple[str, ...]]:
     """The model after a clean-up by another tool, its posterior attached again.
 

@@ -136,8 +136,9 @@ def _worth_combining(problem: Problem) -> bool:
     """Some case has several rows, or there are constraints on the inputs."""
     if problem.constraints is not None:
         return True
-    counts = torch.zeros(len(problem.rows.case), problem.cases + 1, device=problem.lower.device)
-    counts = counts.scatter_add(-1, problem.rows.case, torch.ones_like(problem.rows.case, dtype=counts.dtype))
+    case = problem.rows.case
+    counts = case.new_zeros(len(case), problem.cases + 1)
+    counts = counts.scatter_add(-1, case, torch.ones_like(case))
     return bool((counts[:, :-1] > 1).any())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.options import Question, settle
 from bnn_vnnlib.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
@@ -58,6 +59,7 @@ class Check:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+@plain_state()
 def check_witness(
     model: Model,
     property: Property,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.durable import replacing
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.readers import kinds, parse_json, read_npz, read_start
 from bnn_vnnlib.readers.packed import RATIO, SMALL
 
@@ -42,9 +42,7 @@ def read_arrays(path: str | Path, known: Sequence[str]) -> Arrays:
     if start != _PARQUET and not start.startswith(b"PK"):
         raise InputError("neither an npz nor a Parquet file", path=path)
     found = _read_parquet(path)[0] if start == _PARQUET else read_npz(path)
-    unknown = sorted(set(found) - set(known))
-    if unknown:
-        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(known)}", path=path)
+    refuse_unknown(found, known, path)
     return found
 
 
@@ -150,6 +148,13 @@ def read_columns(path: Path) -> tuple[Arrays, dict[str, Any]]:
     return found, stored
 
 
+def refuse_unknown(arrays: Collection[str], known: Sequence[str], path: Path | None) -> None:
+    """Raise InputError for the first array that has none of the known names."""
+    for name in sorted(set(arrays) - set(known)):
+        hint = did_you_mean(name, known)
+        raise InputError(f"unknown array {name!r}; known are {', '.join(known)}{hint}", path=path)
+
+
 def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: bool = True) -> NDArray[np.float64]:
     """An array of numbers with `dims` axes as float64, exactly.
 
@@ -164,7 +169,8 @@ def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: b
     if values.dtype.kind not in "fiub":
         raise InputError(f"array {name!r} must hold numbers, found {values.dtype}", path=path)
     if values.ndim != dims:
-        raise InputError(f"array {name!r} must have {dims} axes, found shape {values.shape}", path=path)
+        hint = "; flatten each row in the network's order" if values.ndim > dims == 2 else ""
+        raise InputError(f"array {name!r} must have {dims} axes, found shape {values.shape}{hint}", path=path)
     with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused with all others
         converted = values.astype(np.float64)
     if values.dtype.kind in "iu" and ((values > 2**53) | (values < -(2**53))).any():
@@ -177,9 +183,10 @@ def number(arrays: Arrays, name: str, path: Path | None, *, dims: int, finite: b
 
 
 def integers(arrays: Arrays, name: str, path: Path | None, length: int) -> NDArray[np.int64]:
-    """An array (N,) of integers."""
+    """An array (N,) of whole numbers."""
     values = arrays[name]
-    if values.dtype.kind not in "iu" or values.shape != (length,):
+    whole = values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values == np.round(values)).all()))
+    if not whole or values.shape != (length,):
         message = f"array {name!r} must hold {length} integers, found {values.dtype} of shape {values.shape}"
         raise InputError(message, path=path)
     return values.astype(np.int64)

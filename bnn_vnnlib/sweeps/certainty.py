@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
@@ -32,7 +33,7 @@ from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, joined, usual_chunk
-from bnn_vnnlib.sweeps.questions import Bounding, never
+from bnn_vnnlib.sweeps.questions import Bounding
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
@@ -125,7 +126,7 @@ class UncertaintyTask:
     def _violation(self, model: Model, classes: bool) -> rules.Cases:
         outputs = model.network.signature.output_size
         if not classes or self.reading.quick:
-            return never(outputs)
+            return rules.never(outputs)
         tau = self.reading.tau if self.reading.tau is not None else TAU
         return uncertain_within(outputs, tau) if outputs == 1 else rules.uncertain(outputs, tau)
 
@@ -223,6 +224,7 @@ class UncertaintyJob:
         return UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
 
 
+@plain_state()
 def uncertainty(
     source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,
     delta: ArrayLike | None = None, own: bool = False, bounding: Bounding | None = None,

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError, did_you_mean
+from bnn_vnnlib.environment import plain_state
+from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.sweeps.arrays import integers, number, read_arrays
+from bnn_vnnlib.sweeps.arrays import integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.sweeps.balls import Balls, make_balls
 from bnn_vnnlib.sweeps.digests import digest
 
@@ -73,15 +74,13 @@ def read_inputs(path: str | Path, clip: tuple[float, float] | None = None) -> In
     return make_inputs(read_arrays(path, NAMES), clip, path)
 
 
+@plain_state()
 def make_inputs(
     arrays: Mapping[str, ArrayLike], clip: tuple[float, float] | None = None, path: Path | None = None
 ) -> Inputs:
     """Inputs from arrays in memory, named as in a file."""
     named = {name: np.asarray(values) for name, values in arrays.items()}
-    unknown = sorted(set(named) - set(NAMES))
-    if unknown:
-        hint = did_you_mean(unknown[0], NAMES)
-        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}{hint}", path=path)
+    refuse_unknown(named, NAMES, path)
     x = number(named, "x", path, dims=2)
     if len(x) == 0:
         raise InputError("the file holds no inputs", path=path)

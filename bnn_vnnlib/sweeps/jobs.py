@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.heap import keep_freed_memory
 from bnn_vnnlib.isolation import isolated
@@ -209,12 +211,12 @@ def _parts(
 ) -> Iterator[tuple[int, Part | Step]]:
     """The chunks and their steps, as they are done."""
     if workers.number == 1 or len(todo) <= 1:
-        _set_threads(workers.threads)
-        for chunk in todo:
-            found: Part | Step | None = begun.get(chunk)
-            while not isinstance(found, Part):
-                found = _run(job.task(chunk), found)
-                yield chunk, found
+        with _threads(workers.threads):
+            for chunk in todo:
+                found: Part | Step | None = begun.get(chunk)
+                while not isinstance(found, Part):
+                    found = _run(job.task(chunk), found)
+                    yield chunk, found
         return
     context = multiprocessing.get_context("spawn")
     number = min(workers.number, len(todo))
@@ -254,6 +256,7 @@ def _from_pool(
             yield chunk, found
 
 
+@plain_state()
 def _run(task: Task, earlier: Step | None) -> Part | Step:
     begun = time.monotonic()
     found = task.run(earlier)
@@ -274,11 +277,20 @@ def peak_megabytes() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Torch with so many threads, and then with as many as before."""
+    if number is None:
+        yield
+        return
+    import torch
 
-        torch.set_num_threads(threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _start(threads: int | None, life: Connection) -> None:
@@ -286,7 +298,10 @@ def _start(threads: int | None, life: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
     keep_freed_memory()
-    _set_threads(threads)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def _end_with(life: Connection) -> None:

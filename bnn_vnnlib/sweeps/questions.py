@@ -102,7 +102,7 @@ class Asked:
         return Asked(**picked, case=self.case)
 
     def arguments(self, outputs: int) -> Mapping[str, Any]:
-        """`labels` or `properties` of `verify_batch`."""
+        """`labels` or `properties` of `verify_batch`; neither where nothing is asked."""
         if self.labels is not None:
             return {"labels": self.labels}
         if self.lower is not None and self.upper is not None:
@@ -115,7 +115,7 @@ class Asked:
                     for a, b in zip(self.a, self.b, strict=True)
                 ]
             }
-        return {"properties": [never(outputs)]}
+        return {}
 
     def refuse_vacuous(self, path: Any = None) -> None:
         """Raise InputError where nothing can violate a row, whatever the network; labels and ranges always can be."""
@@ -154,8 +154,3 @@ class Asked:
         for name, values in (("output_lower", self.lower), ("a", self.a)):
             if values is not None and values.shape[-1] != outputs:
                 raise InputError(f"{name!r} is over {values.shape[-1]} outputs, the network has {outputs}", path=path)
-
-
-def never(outputs: int) -> rules.Cases:
-    """A violation that no output commits, 0 <= -1: what is left of `decision` are bounds on D."""
-    return [(np.zeros((1, outputs)), np.array([-1.0]), np.array([False]))]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
@@ -162,6 +163,7 @@ class RadiusJob:
         return RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)
 
 
+@plain_state()
 def radii(
     source: Source, inputs: Inputs, search: Radii, *, threshold: float | None = None, delta: ArrayLike | None = None,
     own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int | None = None,

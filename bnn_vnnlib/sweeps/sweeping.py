@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
@@ -221,6 +222,7 @@ def _blocks(number: int, pair: Pair) -> list[_Block]:
     return blocks
 
 
+@plain_state()
 def sweep(
     pairs: Sequence[Pair], bounding: Bounding | None = None, *, out: str | Path | None = None, chunk: int | None = None,
     points: bool = False, workers: int = 1, threads: int | None = None, watch: Watch | None = None,

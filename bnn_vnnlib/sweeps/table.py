@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError, did_you_mean
-from bnn_vnnlib.sweeps.arrays import Arrays, integers, number, read_arrays
+from bnn_vnnlib.environment import plain_state
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.sweeps.arrays import Arrays, integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.sweeps.digests import digest
 from bnn_vnnlib.sweeps.questions import Asked
 
@@ -70,13 +71,11 @@ def read_table(path: str | Path) -> Table:
     return make_table(read_arrays(path, NAMES), path)
 
 
+@plain_state()
 def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) -> Table:
     """A table of arrays in memory, named as in a file."""
     named = {name: np.asarray(values) for name, values in arrays.items()}
-    unknown = sorted(set(named) - set(NAMES))
-    if unknown:
-        hint = did_you_mean(unknown[0], NAMES)
-        raise InputError(f"unknown array {unknown[0]!r}; known are {', '.join(NAMES)}{hint}", path=path)
+    refuse_unknown(named, NAMES, path)
     lower, upper = (number(named, side, path, dims=2) for side in ("lower", "upper"))
     if lower.shape != upper.shape:
         raise InputError(f"lower has shape {lower.shape} and upper {upper.shape}", path=path)

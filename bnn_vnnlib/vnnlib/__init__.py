@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.match import match
@@ -40,6 +41,7 @@ def read_property(path: str | Path, signature: Signature | None = None) -> Prope
     return parse_property(text, found, signature)
 
 
+@plain_state()
 def parse_property(text: str, path: str | Path | None = None, signature: Signature | None = None) -> Property:
     """Read a property from its text.
 

@@ -62,7 +62,9 @@ def nan_at(row, column):
         (wrong(upper=np.full((6, 3), np.inf)), r"array 'upper' holds inf at \[0, 0\]"),
         (wrong(lower=GOOD["upper"] + 1), "row 0 is empty: lower exceeds upper in input 0"),
         (wrong(lower=GOOD["lower"].astype(str)), "array 'lower' must hold numbers"),
-        (wrong(label=GOOD["label"].astype(float)), "array 'label' must hold 6 integers, found float64"),
+        (wrong(label=GOOD["label"] + 0.5), "array 'label' must hold 6 integers, found float64"),
+        (wrong(labels=GOOD["label"]), "unknown array 'labels'.*did you mean 'label'"),
+        (wrong(lower=GOOD["lower"][None]), "must have 2 axes, .*flatten each row in the network's order"),
         (wrong(label=GOOD["label"][:5]), r"array 'label' must hold 6 integers, found int64 of shape \(5,\)"),
         (wrong(a=np.ones((6, 1, 4)), b=np.ones((6, 1))), "'label' and 'a' both say what is asked"),
         (wrong(case=np.zeros(2, int)), "'case' goes with 'a' and 'b'"),
@@ -162,3 +164,8 @@ def test_parquet_files_that_lie(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "SMALL", 2**16)
     with pytest.raises(InputError, match="looks like a bomb"):
         read_table(path)
+
+
+def test_labels_may_be_whole_numbers_of_a_floating_type() -> None:
+    labels = make_table({**GOOD, "label": GOOD["label"].astype(np.float32)}).asked.labels
+    np.testing.assert_array_equal(labels, GOOD["label"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
+from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.attributes import raw_attribute
@@ -77,6 +78,7 @@ def recover_file(
     return recovery
 
 
+@plain_state()
 def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: bool = False) -> Recovery:
     """Read the posterior out of a graph that draws its weights.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +82,7 @@ Surface = Callable[[Tensor, Tensor], Tensor]
 
 def relu_planes(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
     """Planes for coefficients alpha and beta >= 0 of one shape; the constant is inf where there is none."""
-    shape = torch.broadcast_shapes(alpha.shape, rectangle.low.shape)
+    shape = torch.Size(np.broadcast_shapes(alpha.shape, rectangle.low.shape))  # torch's own function loads sympy
     alpha, beta, rectangle = alpha.expand(shape), beta.expand(shape), rectangle.expand(shape)
     out = [alpha.new_zeros(shape) for _ in range(3)]
     for where, planes in ((alpha >= 0, _rising), (~(alpha >= 0), _falling)):
