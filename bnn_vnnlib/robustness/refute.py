@@ -78,7 +78,8 @@ def _touches(weights: WeightBoxes, spare: Tensor, open_: Tensor, outputs: Tensor
     if weights.spreads:
         return False
     size = outputs.abs().sum(-1) * magnitude.amax(-1, keepdim=True) + 1.0
-    return bool((open_ & (spare >= -TOUCH * size)).any())
+    known = torch.isfinite(spare)  # not where time did not suffice for a bound
+    return bool((open_ & known & (spare >= -TOUCH * size)).any())
 
 
 def settled(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, random: Collection[str] = ()) -> Problem:

@@ -72,7 +72,8 @@ class Balls:
         distance = np.maximum(upper - x, x - lower)
         distance = np.where(distance > 0, np.nextafter(distance, np.inf), 0.0)
         scale = np.where(self.scale > 0, self.scale, np.inf)  # these inputs are not moved
-        share = np.where(distance > 0, np.nextafter(distance / scale, np.inf), 0.0)
+        with np.errstate(over="ignore"):  # a scale that is next to nothing: an infinite radius holds any box
+            share = np.where(distance > 0, np.nextafter(distance / scale, np.inf), 0.0)
         return share.max(1, initial=0.0)
 
 

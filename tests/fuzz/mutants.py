@@ -102,10 +102,10 @@ MUTANTS: dict[str, Mutant] = {
     "wrong side": Mutant(SAFETY + "_violations", "rows.bound, total", "-rows.bound, total"),
     "wrong side at a point": Mutant(SAFETY + "_all_rows", "-rows.inner_bound", "rows.inner_bound"),
     "strictness of a refuted row": Mutant(
-        "robustness.refute:refuted_cases", "found.lower > rows.bound", "found.lower >= rows.bound"
+        "robustness.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"
     ),
     "strictness of a violated row": Mutant(
-        "robustness.refute:violated_cases", "above < rows.inner_bound", "above <= rows.inner_bound"
+        "robustness.problem:Rows.implied", "upper < self.inner_bound", "upper <= self.inner_bound"
     ),
     # low rank, full
     "low rank: no factor": Mutant(CORRELATION + "_by_first_use", "for index in sorted(", "for index in 0 * sorted("),

@@ -15,7 +15,8 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.errors import ModelError, UnsupportedError
 from bnn_vnnlib.model.network import Model
 from bnn_vnnlib.property import Property
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.setting import gives_probabilities
 from bnn_vnnlib.street import verify
 from fuzz.questions import Array, Question
 from fuzz.specs import Spec
@@ -49,7 +50,10 @@ class Outcome:
 
 def call_verify(spec: Spec, model: Model, property: Property, name: str, **options: Any) -> Outcome | None:
     """`verify`; None where the method does not serve the case."""
-    settings: dict[str, Any] = {"query": spec.query, "outputs": "probabilities", "seed": spec.seed % 1000} | options
+    settings: dict[str, Any] = {"query": spec.query, "seed": spec.seed % 1000} | options
+    query = Query(settings["query"])
+    if query is Query.DECISION and gives_probabilities(model.network, query, model.likelihood):
+        settings["outputs"] = "probabilities"
     try:
         with processor_time():
             found = verify(model, property, **settings)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bnn_vnnlib.model.nodes import Constant
-from fuzz.families import CORRELATED, FAMILIES
+from fuzz.posterior_families import CORRELATED, FAMILIES
 from fuzz.onnx_graph import writable
 from support import zoo
 

@@ -22,7 +22,7 @@ from bnn_vnnlib.robustness import refute, weight_sets
 from bnn_vnnlib.robustness.branch import Branching
 from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
 from bnn_vnnlib.robustness.pairs import Pairs
-from fuzz.families import CORRELATED, drawn
+from fuzz.posterior_families import CORRELATED, drawn
 from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
 from support.networks import Builder
 

@@ -17,7 +17,7 @@ from fuzz import campaign as campaigns
 from fuzz import outcomes
 from fuzz.campaign import Campaign, judged, read_spec
 from fuzz.checks import Violation, judged_deterministic, run_case
-from fuzz.families import FAMILIES
+from fuzz.posterior_families import FAMILIES
 from fuzz.judge import Court
 from fuzz.known import judge_known, random_known
 from fuzz.ladder import LARGER, TINY, chance, seen

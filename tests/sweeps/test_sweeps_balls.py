@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bnn_vnnlib import InputError
@@ -16,6 +16,7 @@ numbers = st.floats(-1e6, 1e6, allow_subnormal=True)
 sizes = st.floats(0, 1e6, allow_subnormal=True)
 
 
+@example(4.0, 5e-324, 1.0)  # the quotient overflows
 @given(numbers, sizes, sizes)
 def test_the_box_holds_the_ball_and_the_reach_holds_the_box(x, scale, radius):
     balls = make_balls(np.array([[x]]), np.array([scale]))
