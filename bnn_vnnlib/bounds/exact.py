@@ -138,7 +138,8 @@ def _mapped(node: Linear | Conv | Scale, weights: WeightBoxes, z: Interval) -> I
         if box.slack is None:
             return low
         size = torch.maximum(z.lower.abs(), z.upper.abs())
-        return low - maps.apply(node, box.slack, size) * (1 + gamma(2 * maps.fan(node) + 8)) - TINY
+        moved = maps.apply(node, box.slack, size) * (1 + gamma(2 * maps.fan(node) + 8)) + TINY
+        return down(low - moved)  # also where it is so little that the difference is rounded to `low`
 
     return Interval(below(z), -below(_negated(z)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from typing import Any
 
@@ -114,6 +115,19 @@ def test_a_sum_is_sharp_only_if_it_is_exact(terms: list[float], z: list[float], 
     value = sum(Fraction(a) * Fraction(b) for a, b in zip(terms, z, strict=True))
     held(found, [value])
     assert (found.lower.item() == found.upper.item() == value) == sharp
+
+
+def test_a_constant_that_had_to_be_rounded() -> None:
+    """The value is off by less than half a unit of its last place, which the bounds still pay for."""
+    for numerator, denominator in itertools.product(range(1, 8), range(2, 60)):
+        true = Fraction(numerator, denominator)
+        stored = float(true)
+        error = abs(Fraction(stored) - true)
+        slack = float(error) if Fraction(float(error)) >= error else np.nextafter(float(error), np.inf)
+        builder = Builder()
+        weight = builder.param(np.array([[stored, 0.0]]), slack=[[slack, 0.0]])
+        builder.linear(builder.input(2), weight, axis=0)
+        held(ranges(builder.network(), [1.0, 0.0], [1.0, 0.0]), [true])
 
 
 @settings(max_examples=200, deadline=None)
