@@ -81,6 +81,7 @@ class OutputBounds:
                 value = exact.least(rows, y)
             if inputs is not None:
                 value = exact.add_down(value, exact.least(some(inputs, some_), box))
+            value = value.nan_to_num(-torch.inf, neginf=-torch.inf)  # what overflows is at least the largest number
             return value.expand(-1, box.lower.shape[1], -1)
 
         return torch.cat([part(start) for start in range(0, max(1, lower.shape[1]), step)], 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bnn_vnnlib import read_model, read_property, verify, verify_batch
 from bnn_vnnlib.batch import BatchResult
@@ -20,6 +21,7 @@ from bnn_vnnlib.model.network import (
     Posterior,
     WeightSamples,
 )
+from bnn_vnnlib.robustness.problem import from_property
 from bnn_vnnlib.robustness.refute import settled
 from bnn_vnnlib.robustness.weight_sets import mean_weights, random_names
 from robustness.robustness_builders import bounds_of, model, problem, properties, rows
@@ -87,6 +89,30 @@ def test_a_relu_is_never_negative(shared: Path, name: str, query: str, family: s
         assert found.p_safe.lower == 1.0
     said = "the ranges of the network's last activations exclude every violation, whatever the weights"
     assert (said in found.notes) == (query != "deterministic")
+
+
+@pytest.mark.parametrize(("query", "family"), ASKED)
+def test_ranges_take_no_time(query: str, family: str) -> None:
+    """What they exclude is excluded even if time is up from the start; what they leave is not."""
+    net = ending("Relu")
+    net = replace(net, posterior=posterior_of(net, family))
+    impossible, open_ = rows([[1.0, 0.0]], [0.0], [True]), rows([[1.0, 0.0]], [0.4], [True])
+    found = verify_batch(
+        net, [[-1, -1]] * 2, [[1, 1]] * 2, properties=[[impossible], [open_]], query=query, timeout=0.0
+    )
+    assert found.verdicts[0] == "unsat" != found.verdicts[1]
+    asked = properties(net, [(-1.0, 1.0)], [(0, [([1.0, 0.0], None, 0.0, True)])])
+    assert verify(net, asked, query=query, timeout=0.0).verdict == "unsat"
+
+
+def test_bounds_beyond_all_numbers_say_nothing() -> None:
+    """1e200 Y + 1e200 X with Y = 1e200 <= X is more than float64 holds."""
+    net = model([(np.zeros((1, 1)), [1e200])])
+    asked = properties(net, [(1e200, 1e201)], [(0, [([1e200], [1e200], 0.0, False), ([-1e200], [-1e200], 0.0, False)])])
+    question, weights = from_property(asked), mean_weights(net.network)
+    rows_ = question.rows
+    found = bounds_of(net).closed(weights, question.lower, question.upper, rows_.outputs, rows_.inputs)[0, 0]
+    assert (found <= torch.tensor([np.finfo(float).max, -np.inf])).all()
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -72,7 +72,8 @@ class _Run:
             weight_sets.random_names(network, expect.posterior),
         )[0].clone()  # fmt: skip
         self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
-        self.refuted, self.violated = (torch.zeros(n, dtype=torch.bool, device=device) for _ in range(2))
+        self.refuted = ~problem.exists.any(-1).expand(n)  # without a case there is nothing to prove, nor time to lose
+        self.violated = torch.zeros_like(self.refuted)
         self.point = attack.inner_box(problem)[0]
         self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
         self._names: list[str] = []
