@@ -63,11 +63,11 @@ def least(rows: Tensor, z: Interval) -> Tensor:
 
 
 def add_down(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, and the next smaller number where the sum was rounded up."""
+    """x + y, and the next smaller number where the sum was rounded up, or where its error is not known for overflow."""
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)
-    return torch.where(error < 0, down(total), total)
+    return torch.where(error >= 0, total, down(total))
 
 
 def _range(

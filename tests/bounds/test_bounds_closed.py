@@ -22,6 +22,8 @@ from support import exact
 from support.networks import Builder, dense_network, point_weights
 from support.zoo import GRAPHS
 
+LARGEST = float(np.finfo(np.float64).max)
+
 
 def ranges(network: Network, lower: Any, upper: Any, random: Any = ()) -> Interval:
     """(m,) each, over one box."""
@@ -138,6 +140,16 @@ def test_one_addition(x: float, y: float) -> None:
     assert Fraction(total) <= exact_sum
     assert total == x + y or total == np.nextafter(x + y, -np.inf)
     assert (Fraction(x + y) <= exact_sum) == (total == x + y)
+
+
+@pytest.mark.parametrize("other", [-1.1893e307, -4.8769e306, -(2.0**1000 + 2.0**950), 2.0**970, 1e308, -LARGEST, 0.1])
+def test_an_addition_near_the_largest_number(other: float) -> None:
+    """The error of a sum is not known where its own computation overflows."""
+    for signs in itertools.product((1, -1), (1, -1)):
+        x, y = signs[0] * LARGEST, signs[1] * other
+        for first, second in ((x, y), (y, x)):
+            total = closed.add_down(tensor([first]), tensor([second])).item()
+            assert total == -np.inf or Fraction(total) <= Fraction(first) + Fraction(second)
 
 
 def test_unbounded_numbers_times_nothing() -> None:
