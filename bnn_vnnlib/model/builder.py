@@ -53,8 +53,9 @@ class Builder:
             values = array.astype(np.float64)
         if not np.isfinite(values).all():
             raise ModelError("holds NaN or infinite entries", node=name)
-        while name in self.sources:  # the branches of two Ifs may give their own tensors the same name
-            name += "'"
+        if name in self.sources:  # the branches of two Ifs may give their own tensors the same name
+            while name in self.sources or name in self.reserved:
+                name += "'"
         return self._source(name, Ball(values), array.dtype)
 
     def derived(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:

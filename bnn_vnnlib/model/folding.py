@@ -63,7 +63,7 @@ ELEMENTWISE = frozenset((
     "Add", "Sub", "Mul", "Div", "Equal", "Where", "Min", "Max", "Mod", "Pow", "Less", "LessOrEqual", "Greater",
     "GreaterOrEqual", "And", "Or", "Xor",
 ))  # fmt: skip
-OVERFLOWS = ("Add", "Sub", "Mul", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
+OVERFLOWS = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
 _GROWN = 2**24
 FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "DequantizeLinear", "Dropout", "Identity"))
 """Operators that can be folded whether or not the table has them for computed tensors."""
@@ -110,7 +110,9 @@ def fold(
 
 
 def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """A node of integers and booleans; refused where an integer overflows, after which runtimes differ."""
+    """A node of integers and booleans; refused where it overflows or divides by 0, where runtimes differ (or stop)."""
+    if node.op_type in ("Div", "Mod") and not arrays[-1].all():
+        raise inconsistent(node, "divides integers by 0")
     result = evaluate_node(node, opset, arrays)
     if node.op_type in OVERFLOWS and result.dtype.kind in "iu":
         summands = len(arrays) if node.op_type in ELEMENTWISE else 1  # behind them come axes
@@ -188,7 +190,7 @@ def _float(
     if uncertain:
         message = f"changes the weight {uncertain[0].weight.source!r}, which has a posterior, before it is used"
         raise unsupported(node, f"{message}; attach the posterior to the tensor that is used")
-    exact = all(value.param is None or value.weight.slack is None for value in given)
+    exact = all(value.known for value in given)
     if node.op_type in COMPARISONS:
         if not exact or any((value.values.astype(value.element) != value.values).any() for value in given):
             raise unsupported(node, f"{node.op_type} of constants that are not exact numbers depends on rounding")
@@ -278,13 +280,14 @@ def _dequantized(
         if array.size == 1:
             return np.broadcast_to(array.reshape(()), steps.shape)
         place = normal_axis(node, axis, steps.ndim)
+        before, size, behind = steps.shape[:place], steps.shape[place], steps.shape[place + 1 :]
+        expected = (*before, -(-size // block), *behind) if block > 0 else (size,)
+        if block < 0 or array.shape != expected:
+            message = f"scale or zero point of shape {array.shape}, expected {expected} or one number"
+            raise inconsistent(node, f"{message} for a tensor of shape {steps.shape} and axis {axis}")
         if block:
-            array = np.repeat(array, block, place)[(slice(None),) * place + (slice(steps.shape[place]),)]
-        elif array.shape == steps.shape[place : place + 1]:
-            array = array.reshape(-1, *(1,) * (steps.ndim - place - 1))
-        if block < 0 or np.broadcast_shapes(array.shape, steps.shape) != steps.shape or (not block and array.ndim == 0):
-            raise inconsistent(node, f"scale or zero point of shape {array.shape} for a tensor of {steps.shape}")
-        return np.broadcast_to(array, steps.shape)
+            return np.repeat(array, block, place)[(slice(None),) * place + (slice(size),)]
+        return np.broadcast_to(array.reshape(-1, *(1,) * len(behind)), steps.shape)
 
     if zero is not None:
         if zero.values.dtype != quantized.values.dtype or zero.shape != scale.shape:

@@ -214,8 +214,10 @@ def _taken_branch(graph: Builder, node: NodeProto, values: _FileValues, proto: M
     body = raw_attribute(node, "then_branch" if condition.values.reshape(()) else "else_branch")
     if not isinstance(body, GraphProto) or len(body.output) != len(node.output) or body.input:
         raise inconsistent(node, f"needs two branches without inputs and with {len(node.output)} outputs")
-    own = [tensor.name for tensor in body.initializer] + [name for inner in body.node for name in inner.output]
-    hidden = [name for name in own if name and values.defines(name)]
+    own = [*(tensor.name for tensor in body.initializer), *(tensor.values.name for tensor in body.sparse_initializer)]
+    own += [name for inner in body.node for name in inner.output]
+    # a posterior goes by the name of its tensor, which a node behind this one may compute
+    hidden = [name for name in own if name and (values.defines(name) or name in graph.uncertain)]
     if hidden:
         raise inconsistent(node, f"a branch defines {hidden[0]!r}, which is defined around it already")
     inside = _FileValues(graph, body, values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, defs
 
 from bnn_vnnlib.errors import ModelError, UnsupportedError
 from bnn_vnnlib.model.attributes import label
@@ -42,7 +42,8 @@ def inlined(proto: ModelProto) -> ModelProto:
 
     Raises
     ------
-    UnsupportedError : a function that calls itself, or functions that stand for too many nodes
+    UnsupportedError : a function that calls itself or has the name of an operator, or functions that stand for too
+        many nodes
     ModelError : the functions cannot be inlined
     """
     if not proto.functions:
@@ -58,17 +59,19 @@ def inlined(proto: ModelProto) -> ModelProto:
 
 def _refuse_growth(proto: ModelProto) -> None:
     """Count the nodes that the functions stand for, before anything of that size is made."""
-    bodies = {(function.domain, function.name): function.node for function in proto.functions}
-    sizes: dict[tuple[str, str], int] = {}
+    bodies = {(function.domain, function.name, function.overload): function.node for function in proto.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
 
-    def size(nodes: list[NodeProto], callers: tuple[tuple[str, str], ...]) -> int:
+    def size(nodes: list[NodeProto], callers: tuple[tuple[str, str, str], ...]) -> int:
         total = 0
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key = (node.domain, node.op_type, node.overload)
             total += sum(size(list(graph.node), callers) for graph in subgraphs(node))
             if key not in bodies:
                 total += 1
                 continue
+            if defs.has(node.op_type, node.domain):  # ONNX leaves it to the runtime which of the two is meant
+                raise UnsupportedError("a local function has the name of this operator", node=label(node))
             if key in callers or len(callers) == MAX_DEPTH:
                 what = "calls itself" if key in callers else f"is nested deeper than {MAX_DEPTH}"
                 raise UnsupportedError(f"the local function {node.op_type!r} {what}", node=label(node))

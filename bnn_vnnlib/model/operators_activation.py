@@ -69,12 +69,7 @@ def clip(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _number(node: NodeProto, operand: Value, name: str) -> float:
-    if (
-        not isinstance(operand, Constant)
-        or operand.uncertain
-        or operand.values.size != 1
-        or operand.weight.slack is not None
-    ):
+    if not isinstance(operand, Constant) or not operand.known or operand.values.size != 1:
         raise unsupported(node, f"{name} must be one constant number without a posterior")
     return float(operand.values.reshape(()))
 

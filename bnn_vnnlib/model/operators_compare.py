@@ -49,6 +49,8 @@ def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     if a is None or b is None:
         raise inconsistent(node, "needs three operands")
     if isinstance(mask, Compared):
+        # probabilities are nodes of their own from here on: else they would be taken for what they are the Softmax of
+        a, b = (graph.branch(name, x) if isinstance(x, Variable) else x for x in (a, b))
         y = _chosen_by_comparison(graph, node, mask, a, b)
         if y is None:
             message = "its condition depends on the input, and it is no maximum, minimum, LeakyRelu or Clip of what is "
@@ -83,7 +85,7 @@ def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Va
             above, below = b, a
         case _:
             return None
-    if limit.uncertain or limit.weight.slack is not None or (limit.values != limit.values.flat[0]).any():
+    if not limit.known or (limit.values != limit.values.flat[0]).any():
         return None
     c, name = float(limit.values.flat[0]), label(node)
     if c == 0:
@@ -102,9 +104,7 @@ def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Va
 def _same(a: Value, b: Value) -> bool:
     """The same computed tensor, or equal numbers without a posterior."""
     if isinstance(a, Constant) and isinstance(b, Constant):
-        if a.uncertain or b.uncertain or a.weight.slack is not None or b.weight.slack is not None:
-            return False
-        return bool((a.values == b.values).all())
+        return a.known and b.known and bool((a.values == b.values).all())
     return isinstance(a, Variable) and isinstance(b, Variable) and a.position == b.position
 
 

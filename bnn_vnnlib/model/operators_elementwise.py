@@ -102,8 +102,8 @@ def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """x^p for one constant p: an integer, 1/2 or -1/2."""
     x, name = variable(graph, node, inputs), label(node)
     exponent = inputs[1] if len(inputs) > 1 else None
-    if not isinstance(exponent, Constant) or exponent.values.size != 1 or exponent.uncertain:
-        raise unsupported(node, "the exponent must be one constant number")
+    if not isinstance(exponent, Constant) or exponent.values.size != 1 or not exponent.known:
+        raise unsupported(node, "the exponent must be one constant number, exactly")
     p = float(np.asarray(exponent.values, np.float64).reshape(()))
     x = graph.broadcast(name, x, np.broadcast_shapes(x.shape, exponent.shape))
     if p == 0:

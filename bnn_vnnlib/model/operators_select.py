@@ -155,9 +155,9 @@ def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], 
     else:
         pads, constant = integers(node, given[1], "the pads"), given[2]
         if isinstance(constant, Variable) or (
-            constant is not None and (constant.uncertain or constant.values.size != 1)
+            constant is not None and (not constant.known or constant.values.size != 1)
         ):
-            raise unsupported(node, "the value that is put in must be one constant number")
+            raise unsupported(node, "the value that is put in must be one constant number, exactly")
         fill = 0.0 if constant is None else float(constant.values.reshape(()))
     axes = list(range(rank))
     if given[3] is not None:
@@ -267,8 +267,8 @@ def _rounding(graph: Builder, node: NodeProto, scale: float) -> Callable[[NDArra
 
 
 def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
-    if not isinstance(value, Constant):
-        raise unsupported(node, f"{what} must be constant")
+    if not isinstance(value, Constant) or not value.known:
+        raise unsupported(node, f"{what} must be constant numbers, exactly and without a posterior")
     return [float(item) for item in value.values.reshape(-1)]
 
 

@@ -65,6 +65,11 @@ class Constant:
         return self.values.shape
 
     @property
+    def known(self) -> bool:
+        """The values are exactly these numbers: no posterior, no rounding error."""
+        return not self.uncertain and (self.param is None or self.param.slack is None)
+
+    @property
     def ball(self) -> Ball:
         """Value and rounding error of a float constant."""
         return Ball(self.values, self.weight.slack)

@@ -17,11 +17,11 @@ from bnn_vnnlib.model.attributes import label
 from bnn_vnnlib.model.families import names_of, tensor_names
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
-from bnn_vnnlib.model.inlining import reads
+from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.manifest import KEY, read_manifest
 from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood
 from bnn_vnnlib.model.recovery import is_stochastic, recover
-from bnn_vnnlib.model.recovery.graph import Flow
+from bnn_vnnlib.model.recovery.graph import Flow, alone
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
 
@@ -90,7 +90,7 @@ def read_source(path: str | Path, *, likelihood: str | None = None) -> tuple[Sou
         try:
             proto = recover(proto).proto if is_stochastic(proto) else proto
             posterior, declared, remarks = stored_posterior(proto)
-            _refuse_changed(Flow(proto), names_of(posterior))
+            _refuse_changed(Flow(inlined(proto)), names_of(posterior))
         except InputError as error:
             error.path = error.path or found
             raise
@@ -104,6 +104,9 @@ def _refuse_changed(flow: Flow, names: Collection[str]) -> None:
     """Raise if a node without input changes a weight that carries a posterior."""
     random = set(names)
     for node in flow.nodes:
+        if not alone(node) and not random.isdisjoint(reads(node)):
+            message = "takes a weight that carries a posterior into a graph of its own, where nothing follows it"
+            raise PosteriorError(message, node=label(node))
         if flow.data.isdisjoint(reads(node)) and not random.isdisjoint(reads(node)):
             if node.op_type not in (*MOVES, "Identity"):
                 message = "changes a weight that carries a posterior, before the weight meets the input"
@@ -123,7 +126,7 @@ def with_posterior(source: Source, posterior: Posterior) -> Source:
     proto = attach(source.plain, posterior, likelihood=source.likelihood)
     if not isinstance(source, Parts):
         stored = stored_posterior(proto)[0]
-        _refuse_changed(Flow(proto), names_of(stored))
+        _refuse_changed(Flow(inlined(proto)), names_of(stored))
         return Source(without_posterior(proto, stored), stored, source.likelihood)
     model = model_from_proto(proto, path=source.model.path)
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)

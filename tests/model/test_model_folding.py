@@ -167,6 +167,43 @@ def test_what_overflows_in_the_type_of_the_file_is_refused() -> None:
         build_network(proto_of("exp_of_quotient", np.float32))
 
 
+ROUNDED = {
+    "exponent": [node("Log", "two", "l"), node("Exp", "l", "p"), node("Pow", "x p")],
+    "border": [node("Exp", "two", "p"), node("Pad", "x pads p")],
+    "scales": [node("Exp", "logs", "p"), node("Resize", "x - p", mode="nearest")],
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_number_that_was_rounded_is_not_taken_for_exact(name: str) -> None:
+    """exp(log 2) in float64 is not 2: x^2 is another function, and the border would lose its error."""
+    tensors = {"two": np.array(2.0), "pads": ints(0, 1, 0, 1), "logs": np.log([1.0, 2.0])}
+    used = {one for step in ROUNDED[name] for one in step.input}
+    proto = make_model(ROUNDED[name], {key: array for key, array in tensors.items() if key in used})
+    with pytest.raises(UnsupportedError, match="exactly"):
+        build_network(proto)
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_integers_are_not_divided_by_zero(operator: str) -> None:
+    """numpy says 0; onnxruntime stops."""
+    nodes = [node(operator, "a b", "q"), node("Cast", "q", "V", to=11)]
+    with pytest.raises(ModelError, match="by 0"):
+        build_network(folded(*nodes, a=ints(5, 3, 1, 0), b=ints(1, 2, 0, 1)))
+
+
+def test_a_quotient_that_overflows_is_refused() -> None:
+    nodes = [node("Div", "a b", "q"), node("Cast", "q", "V", to=11)]
+    with pytest.raises(ModelError, match="overflows int64"):
+        build_network(folded(*nodes, a=np.full(4, np.iinfo(np.int64).min), b=ints(-1)))
+
+
+def test_a_posterior_of_scales_is_not_lost() -> None:
+    proto = make_model([node("Resize", "x - p", mode="nearest")], {"p": np.array([1.0, 2.0])})
+    with pytest.raises(UnsupportedError, match="without a posterior"):
+        build_network(proto, ["p"])
+
+
 def test_integers_are_not_taken_for_floats() -> None:
     with pytest.raises(UnsupportedError, match="constant integers"):
         build_network(folded(node("Softmax", "n", "V"), n=np.ones((3, 4), np.int64)))

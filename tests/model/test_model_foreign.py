@@ -151,6 +151,15 @@ REFUSED = {
     "comparison_alone": ([node("Greater", "x c", "m"), node("Cast", "m", to=1)], {"c": np.array(0.5)}, "comparison"),
     "comparison_and": ([node("Greater", "x c", "m"), node("Less", "x d", "n"), node("And", "m n", "o"),
                         node("Where", "o x c")], {"c": np.array(0.5), "d": np.array(1.0)}, "And"),
+    # the probabilities are no branch of what is compared: neither x itself, nor s x, nor a Clip of x
+    "probabilities_or_c": ([node("Softmax", "x", "p"), node("Greater", "x c", "m"), node("Where", "m p c")],
+                           {"c": np.array(0.5)}, "no maximum, minimum"),
+    "probabilities_or_slope": ([node("Softmax", "x", "p"), node("Greater", "x zero", "m"), node("Mul", "x c", "s"),
+                                node("Where", "m p s")], {"c": np.array(0.5), "zero": np.array(0.0)}, "no maximum"),
+    "probabilities_of_slope": ([node("Mul", "x c", "s"), node("Softmax", "s", "p"), node("Greater", "x zero", "m"),
+                                node("Where", "m x p")], {"c": np.array(0.5), "zero": np.array(0.0)}, "no maximum"),
+    "probabilities_of_relu": ([node("Relu", "x", "r"), node("Softmax", "r", "p"), node("Greater", "x c", "m"),
+                               node("Where", "m p c")], {"c": np.array(0.5)}, "no maximum, minimum"),
     "scaler_lengths": ([node("Scaler", "x", domain="ai.onnx.ml", offset=[1.0, 2.0], scale=[1.0])], {}, "offset and"),
     "ml_operator": ([node("Normalizer", "x", domain="ai.onnx.ml")], {}, "ai.onnx.ml::Normalizer of opset 1 is not"),
     "custom": ([helper.make_node("Mine", ["x"], ["y"], domain="org.me")], {}, "org.me::Mine of a domain that the file"),
@@ -238,6 +247,24 @@ def test_a_zero_point_of_another_shape_is_refused() -> None:
         build_network(quantized("", (4, 3), np.array(0.1), zero=[1, 2, 3]))
 
 
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        ((3,), {"axis": 0}),
+        ((4,), {"axis": 1}),
+        ((1, 3), {"axis": 0}),
+        ((4, 3), {}),
+        ((3, 3), {"axis": 0, "block_size": 2}),
+        ((1, 3), {"axis": 1, "block_size": 2}),
+        ((2, 1), {"axis": 0, "block_size": 2}),
+    ],
+)
+def test_a_scale_of_another_shape_is_refused(shape: tuple[int, ...], more: dict[str, int]) -> None:
+    """Also where numpy would broadcast it, along another axis than is meant; onnxruntime does not run these."""
+    with pytest.raises(ModelError, match="expected"):
+        build_network(quantized("", (4, 3), normal(*shape) ** 2, **more))
+
+
 # If --------------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +331,42 @@ def test_a_branch_must_not_hide_a_weight() -> None:
         build_network(chooses(True, then_branch=shadow, else_branch=BRANCHES["else_branch"]), ["W"])
 
 
+def shadowed(where: str) -> ModelProto:
+    """An If with a tensor "w" of its own, beside a weight "w"."""
+    own = branch("t", node("Add", "x w", "t"), output="t", w=np.ones(4))
+    if where == "sparse in the branch":
+        del own.initializer[:]
+        entries = numpy_helper.from_array(np.ones(1, f32), "w")
+        places = numpy_helper.from_array(np.ones(1, np.int64), "places")
+        own.sparse_initializer.append(helper.make_sparse_tensor(entries, places, [4]))
+    nodes = [node("If", "b", "c", then_branch=own, else_branch=branch("e", output="x")), node("Add", "c w")]
+    weights, weight = {"b": np.array(True)}, np.full(4, 7.0)
+    if where == "computed later":
+        nodes.insert(1, node("Constant", "", "w", value=numpy_helper.from_array(weight.astype(f32))))
+    else:
+        weights["w"] = weight
+    return make_model(nodes, weights, element=f32)
+
+
+@pytest.mark.parametrize("where", ["sparse in the branch", "computed later"])
+def test_a_branch_must_not_hide_a_posterior(where: str) -> None:
+    with pytest.raises(ModelError, match="defined around it already"):
+        build_network(shadowed(where), ["w"])
+
+
+def test_a_tensor_of_a_branch_never_takes_the_name_of_a_weight() -> None:
+    """The second "w" gets another name, but none that is in the file."""
+    nodes, x = [], "x"
+    for i in range(2):
+        own = branch("t", node("Add", f"{x} w", f"t{i}"), output=f"t{i}", w=np.full(4, 1.0 + i))
+        nodes.append(node("If", "b", f"c{i}", then_branch=own, else_branch=branch("e", output=x)))
+        x = f"c{i}"
+    proto = make_model([*nodes, node("Add", "c1 w'")], {"b": np.array(True), "w'": np.full(4, 7.0)}, element=f32)
+    network = build_network(proto, ["w'"])
+    np.testing.assert_array_equal(network.tensors["w'"], np.full(4, 7.0))
+    assert sorted(tensor[0] for tensor in network.tensors.values()) == [1, 2, 7]
+
+
 def test_a_draw_in_a_branch_is_refused() -> None:
     noisy = branch("t", node("RandomNormalLike", "h", "t"), output="t")
     with pytest.raises(UnsupportedError, match="draws random numbers"):
@@ -368,6 +431,25 @@ def test_functions_that_call_themselves_or_explode_are_refused() -> None:
     chain += [function(f"F{i}", my(f"F{i - 1}", "a w", "o")) for i in range(1, 3000)]
     with pytest.raises(UnsupportedError, match="nested deeper"):
         build_network(with_functions([my("F2999", "x W")], *chain))
+
+
+def test_a_function_with_the_name_of_an_operator_is_refused() -> None:
+    """onnxruntime takes the operator, onnx's inliner the function; ONNX leaves it open."""
+    relu = helper.make_function("", "Relu", ["a"], ["o"], [node("Neg", "a", "o")], [helper.make_opsetid("", 17)])
+    with pytest.raises(UnsupportedError, match="has the name of this operator"):
+        build_network(with_functions([node("Relu", "x")], relu))
+    build_network(with_functions([node("Abs", "x")], relu))
+
+
+def test_overloads_of_a_function_are_told_apart() -> None:
+    """One calls the other, which is no recursion."""
+    one, other = function("f", my("f", "a w", "o")), function("f", node("Neg", "a", "o"))
+    one.overload, one.node[0].overload, other.overload = "one", "two", "two"
+    call = my("f", "x W")
+    call.overload = "one"
+    x = np.ones((1, 4))
+    network = build_network(with_functions([call], other, one))
+    np.testing.assert_array_equal(evaluate(network, torch.tensor(x)).numpy(), -x)
 
 
 def test_a_function_of_another_opset_is_named() -> None:

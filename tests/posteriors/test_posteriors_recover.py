@@ -280,6 +280,20 @@ def test_a_file_with_a_posterior_has_nothing_to_recover(tmp_path: Path) -> None:
         recover(recovery.proto)
 
 
+@pytest.mark.parametrize("what", ["V_variance", "V_samples"])
+def test_a_posterior_beside_the_draws_is_not_lost(what: str) -> None:
+    """W is drawn, V has a variance or samples by name: reading W alone would take V for certain."""
+    tensors = {"V": np.ones(4), what: np.ones(4) if what == "V_variance" else np.ones((1, 4))}
+    tensors |= {} if what == "V_variance" else {"posterior_probabilities": np.ones(1)}
+    proto = drawn(NOISE, op("Mul", "e sd", "d"), op("Add", "mu d", "W"), **tensors)
+    proto.graph.node[-1].input[0] = "h"
+    proto.graph.node.insert(0, op("Mul", "x V", "h"))
+    with pytest.raises(PosteriorError, match="would be lost"):
+        model_from_proto(proto)
+    proto.graph.initializer.pop(next(i for i, t in enumerate(proto.graph.initializer) if t.name == what))
+    assert list(model_from_proto(proto).posterior.variances) == ["W"]
+
+
 def test_verify_recovers_by_itself_and_says_so(tmp_path: Path) -> None:
     exported(DrawnNet("softplus"), tmp_path)
     names = "".join(f"(declare-const X_{i} Real)\n(assert (<= X_{i} 0.01))\n(assert (>= X_{i} 0))\n" for i in range(4))

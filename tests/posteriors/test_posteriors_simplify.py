@@ -251,3 +251,29 @@ def test_a_weight_that_is_changed_keeps_no_posterior(before: list[onnx.NodeProto
         command = ["simplify", tmp_path / arguments[0], tmp_path / "out.onnx", *arguments[1:], "--tool", tool]
         assert "posterior" in call(*command, code=2).stderr
         assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("where", ["function", "branch"])
+def test_a_weight_that_is_changed_out_of_sight_keeps_no_posterior(where: str, tmp_path: Path) -> None:
+    """The Max with -100, which all marks pass, lies in a local function or in a branch of an If."""
+    inner, layer = op("Max", "w low", "r"), op("MatMul", "x r", "o")
+    proto = rounded()
+    del proto.graph.node[0]
+    if where == "function":
+        imports = [onnx.helper.make_opsetid("", 17)]
+        proto.functions.append(onnx.helper.make_function("my", "f", ["x", "w", "low"], ["o"], [inner, layer], imports))
+        proto.opset_import.append(onnx.helper.make_opsetid("my", 1))
+        proto.graph.node.insert(0, onnx.helper.make_node("f", ["x", "W", "low"], ["h"], domain="my"))
+    else:
+        inner.input[0] = "W"
+        ends = [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in ("o", "p")]
+        then = onnx.helper.make_graph([inner, layer], "t", [], ends[:1])
+        other = onnx.helper.make_graph([op("MatMul", "x W", "p")], "e", [], ends[1:])
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "b"))
+        proto.graph.node.insert(0, op("If", "b", "h", then_branch=then, else_branch=other))
+    proto.graph.node[-1].output[0] = "z"
+    proto.graph.node.append(op("Sum", "z s", "y"))
+    proto.graph.node.insert(0, op("Round", "c", "s"))
+    saved(proto, tmp_path / "b.onnx", gaussian(proto, ("W",)), None)
+    assert "carries a posterior" in call("simplify", tmp_path / "b.onnx", tmp_path / "out.onnx", code=2).stderr
+    assert not (tmp_path / "out.onnx").exists()

@@ -29,6 +29,7 @@ from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.elementwise import correlated, marginals
 from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, local_noises, some_input
+from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
 
 _FOLLOWED = (*MOVES, "Identity", "Cast")
@@ -98,6 +99,9 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
     """
     if any(entry.key == KEY for entry in proto.metadata_props):
         raise PosteriorError("the model carries a posterior already; there is nothing to recover")
+    if stored_posterior(proto)[0] is not None:
+        message = "the graph draws weights, and beside it lie variances or samples of others (by name)"
+        raise PosteriorError(f"{message}: one of the two would be lost; rename or remove those tensors")
     copy = ModelProto()
     copy.CopyFrom(inlined(proto))
     proto, notes = copy, _without_random_outputs(copy)  # changed in place below
