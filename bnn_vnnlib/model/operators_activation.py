@@ -70,7 +70,9 @@ def clip(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 def _number(node: NodeProto, operand: Value, name: str) -> float:
     if not isinstance(operand, Constant) or not operand.known or operand.values.size != 1:
-        raise unsupported(node, f"{name} must be one constant number without a posterior")
+        raise unsupported(node, f"{name} must be one constant number, exactly and without a posterior")
+    if operand.param is None:
+        raise inconsistent(node, f"{name} is of type {operand.element}, expected floats")
     return float(operand.values.reshape(()))
 
 

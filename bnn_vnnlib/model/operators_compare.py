@@ -85,7 +85,7 @@ def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Va
             above, below = b, a
         case _:
             return None
-    if not limit.known or (limit.values != limit.values.flat[0]).any():
+    if limit.param is None or not limit.known or (limit.values != limit.values.flat[0]).any():
         return None
     c, name = float(limit.values.flat[0]), label(node)
     if c == 0:
