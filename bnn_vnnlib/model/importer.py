@@ -57,6 +57,8 @@ def import_graph(
     ModelError : the file contradicts itself
     PosteriorError : a posterior on a tensor in a place that cannot carry one
     """
+    for function in proto.functions:  # behind the inliner, values inside have other names
+        _refuse_frozen(function.node)
     proto = inlined(proto)
     opset = default_opset(proto)
     notes: list[str] = []
@@ -241,6 +243,11 @@ def _refuse_stochastic(alive: Iterable[NodeProto]) -> None:
                 "(`bnn-vnnlib recover`, or read_model)"
             )
             raise unsupported(node, message)
+    _refuse_frozen(alive)
+
+
+def _refuse_frozen(alive: Iterable[NodeProto]) -> None:
+    for node in alive:
         frozen = [name for name in node.input if name.endswith(FROZEN_NOISE)]
         if frozen:
             message = (

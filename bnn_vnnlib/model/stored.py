@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.families import MIXTURE, PLAIN, STORED, Entry, gaussian_of
-from bnn_vnnlib.model.inlining import reads
+from bnn_vnnlib.model.inlining import reads, subgraphs
 from bnn_vnnlib.model.manifest import Manifest, extracted, read_manifest, sha256
 from bnn_vnnlib.model.network import (
     Component,
@@ -43,6 +43,7 @@ def stored_posterior(proto: ModelProto) -> tuple[Posterior | None, Likelihood | 
     tensors = holders(proto)
     manifest = read_manifest(proto)
     unused = _unused(proto)
+    _refuse_homeless(proto, tensors)
     if manifest is None:
         posterior, notes = _by_name(tensors, unused)
         likelihood = None
@@ -53,6 +54,28 @@ def stored_posterior(proto: ModelProto) -> tuple[Posterior | None, Likelihood | 
     if posterior is not None:
         check_posterior(posterior, float_shapes(tensors))
     return posterior, likelihood, (*notes, *_spare(unused, tensors, manifest))
+
+
+def _refuse_homeless(proto: ModelProto, tensors: dict[str, TensorProto]) -> None:
+    """A variance beside a value that can carry none (computed, sparse, of a branch) would be ignored."""
+    names, stored, read = set[str](), set[str](), set[str]()
+    pending = [proto.graph]
+    while pending:
+        graph = pending.pop()
+        stored.update(tensor.name for tensor in graph.initializer)
+        names.update(tensor.values.name for tensor in graph.sparse_initializer)
+        names.update(name for node in graph.node for name in node.output)
+        read.update(info.name for info in graph.output)
+        read.update(name for node in graph.node for name in node.input)
+        pending += (inner for node in graph.node for inner in subgraphs(node))
+    for name in sorted(stored - read):
+        for suffix in (VARIANCE, SAMPLES):
+            weight = name.removesuffix(suffix)
+            if name.endswith(suffix) and weight in names | stored and weight not in tensors:
+                message = f"looks like the posterior of {weight!r}, which is no dense tensor of the main graph"
+                raise PosteriorError(
+                    f"{message}: rename or remove it, or store {weight!r} as an initializer", node=name
+                )
 
 
 def float_shapes(tensors: dict[str, TensorProto]) -> dict[str, tuple[int, ...]]:

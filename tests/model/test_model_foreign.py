@@ -420,6 +420,14 @@ def test_local_functions_are_inlined() -> None:
     assert sum(isinstance(one, Linear) for one in network.nodes) == 3
 
 
+def test_frozen_noise_in_a_function_is_refused() -> None:
+    """The inliner changes the name by which it is known."""
+    noise = node("Constant", "", "l.weight_sampler.eps_w", value=numpy_helper.from_array(np.ones(4, f32)))
+    noisy = function("f", noise, node("Mul", "a l.weight_sampler.eps_w", "o"))
+    with pytest.raises(UnsupportedError, match="one sample of the weights"):
+        build_network(with_functions([my("f", "x W")], noisy))
+
+
 def test_functions_that_call_themselves_or_explode_are_refused() -> None:
     loop = function("Loop", my("Loop", "a w", "o"))
     with pytest.raises(UnsupportedError, match="calls itself"):

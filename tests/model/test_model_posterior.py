@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_helpers import make_model, node, run_onnx, small_net, with_weights
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TypeProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import (
@@ -412,3 +412,27 @@ def test_round_trip_of_any_variance(values: list[float], embed: bool) -> None:
     posterior = model_from_proto(again).posterior
     assert isinstance(posterior, GaussianDiagonal)
     np.testing.assert_array_equal(posterior.variances["b1"], variance.astype(np.float32))
+
+
+@pytest.mark.parametrize("where", ["computed", "sparse", "list", "branch"])
+@pytest.mark.parametrize("what", ["W_variance", "W_samples"])
+def test_a_variance_beside_what_is_no_tensor_is_not_ignored(where: str, what: str) -> None:
+    """W_variance by name, but W is computed, sparse, a list in a Constant node or lies in a branch."""
+    nodes, weights, beside = [node("Add", "x W")], {}, {what: np.ones(4)}
+    if where == "computed":
+        nodes.insert(0, node("Exp", "L", "W"))
+        weights["L"] = np.ones(4)
+    elif where == "list":
+        nodes.insert(0, node("Constant", "", "W", value_floats=[1.0, 2.0, 3.0, 4.0]))
+    elif where == "branch":
+        own = [numpy_helper.from_array(array, name) for name, array in {"W": np.ones(4), **beside}.items()]
+        ends = [helper.make_value_info(name, TypeProto()) for name in ("t", "e")]
+        nodes = [node("If", "b", then_branch=helper.make_graph([node("Add", "x W", "t")], "t", [], ends[:1], own),
+                      else_branch=helper.make_graph([node("Identity", "x", "e")], "e", [], ends[1:]))]  # fmt: skip
+        weights["b"], beside = np.array(True), {}
+    proto = make_model(nodes, weights | beside)
+    if where == "sparse":
+        entries, places = numpy_helper.from_array(np.ones(1), "W"), numpy_helper.from_array(np.ones(1, np.int64))
+        proto.graph.sparse_initializer.append(helper.make_sparse_tensor(entries, places, [4]))
+    with pytest.raises(PosteriorError, match="looks like the posterior of 'W'"):
+        model_from_proto(proto)
