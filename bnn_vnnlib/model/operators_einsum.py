@@ -86,6 +86,8 @@ def _axes(node: NodeProto, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Axes
     dots = max(([axis for axis in axes if "." in axis] for axes in given), key=len)
     letters = [axis for axes in given for axis in axes if "." not in axis]
     term = found[3]
+    if dots and term is not None and "..." not in term:
+        raise inconsistent(node, f"equation {equation!r}: the axes of the ellipsis are missing in the result")
     if term is None:
         result = (*dots, *sorted(axis for axis in set(letters) if letters.count(axis) == 1))
     else:

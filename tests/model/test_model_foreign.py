@@ -125,6 +125,7 @@ REFUSED = {
                        "two operands"),
     "diagonal": ([node("Einsum", "x W", equation="ab,bb->ab")], {"W": normal(4, 4)}, "diagonal"),
     "sum_of_one": ([node("Einsum", "x W", equation="ab,cd->ac")], {"W": normal(3, 2)}, "only one operand has"),
+    "ellipsis_lost": ([node("Einsum", "x W", equation="...a,...ab->b")], {"W": normal(1, 4, 3)}, "of the ellipsis"),
     "unknown_axis": ([node("Einsum", "x W", equation="ab,bc->ad")], {"W": normal(4, 2)}, "in no operand"),
     "stack": ([node("Einsum", "x W", equation="bi,bij->bj")], {"W": normal(1, 4, 3)}, "stack of matrices"),
     "sizes": ([node("Einsum", "x W", equation="ab,bc->ac")], {"W": normal(3, 4)}, "sizes 4 and 3"),
