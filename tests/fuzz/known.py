@@ -32,9 +32,9 @@ from bnn_vnnlib.model.network import Gaussian, Model, Network, Posterior, Weight
 from bnn_vnnlib.model.nodes import Activation, Linear
 from bnn_vnnlib.model.sampling import sample
 from bnn_vnnlib.result import Verdict
-from fuzz.posterior_families import CORRELATED, FAMILIES, drawn, latents, parts_of
 from fuzz.ladder import LAST, TINY
 from fuzz.outcomes import asked, processor_time
+from fuzz.posterior_families import CORRELATED, FAMILIES, drawn, latents, parts_of
 from fuzz.tally import Tally, kind, of_probability
 from support import exact
 from support.networks import Builder

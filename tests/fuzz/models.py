@@ -16,8 +16,8 @@ from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.network import Model, Network, Posterior
 from bnn_vnnlib.model.nodes import Activation, Constant, Node, Param
-from fuzz.posterior_families import drawn, mapped
 from fuzz.onnx_graph import has_conv, to_onnx
+from fuzz.posterior_families import drawn, mapped
 from fuzz.specs import Spec
 from support import zoo
 from support.networks import Builder

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bnn_vnnlib.model.nodes import Constant
-from fuzz.posterior_families import CORRELATED, FAMILIES
 from fuzz.onnx_graph import writable
+from fuzz.posterior_families import CORRELATED, FAMILIES
 from support import zoo
 
 

@@ -17,13 +17,13 @@ from fuzz import campaign as campaigns
 from fuzz import outcomes
 from fuzz.campaign import Campaign, judged, read_spec
 from fuzz.checks import Violation, judged_deterministic, run_case
-from fuzz.posterior_families import FAMILIES
 from fuzz.judge import Court
 from fuzz.known import judge_known, random_known
 from fuzz.ladder import LARGER, TINY, chance, seen
 from fuzz.models import make_model
 from fuzz.mutants import MUTANTS
 from fuzz.outcomes import Outcome
+from fuzz.posterior_families import FAMILIES
 from fuzz.proofs import proof_evidence
 from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler

@@ -22,8 +22,8 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.network import Correlated, GaussianDiagonal, Model, Network, Posterior, WeightSamples
 from bnn_vnnlib.robustness.mass import scattered_union
-from fuzz.posterior_families import GAUSSIAN, gaussian, latents
 from fuzz.outcomes import processor_time
+from fuzz.posterior_families import GAUSSIAN, gaussian, latents
 from support import exact
 from support.networks import Builder
 

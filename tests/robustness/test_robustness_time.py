@@ -94,7 +94,7 @@ class Single:
         """(1, what grows)."""
         y = outputs(self.net, np.zeros((1, 2)))[0]
         away = [([1.0, 0.0], None, y[0] - 1.5, False), ([0.0, -1.0], None, 0.6 - y[1], True)]
-        near = [([1.0, -1.0], None, y[0] - y[1] - 0.7, False)]
+        near = [([1.0, -1.0], None, y[0] - y[1] - 0.15, False)]
         boxes = [(-0.4, 0.0), (0.0, 0.4), (-0.2, 0.3)]
         limits = [(0, [1.0, 1.0], -0.1, False), (2, [1.0, -1.0], 0.2, True)]
         asked = properties(self.net, boxes, [(0, away), (1, near), (2, away), (2, near)], limits)
@@ -175,7 +175,7 @@ SETUPS: dict[str, Callable[[], Setup | Single]] = {
        for query in ("probabilistic", "decision", "deterministic")},
 }  # fmt: skip
 
-EVERY, MOST, STRIDE = 24, 260, 43
+EVERY, MOST, STRIDE = 24, 520, 71
 """Time is up at every look up to here, and then at some."""
 
 
