@@ -92,15 +92,15 @@ class SoundnessError(BnnVnnlibError, RuntimeError):
     """An internal check on a bound failed: a bug here, never the user's fault."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to add to a message about a word that is nearly one of those known.
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """What to add to a message about a word that is nearly one of those known; whatever a file holds in its place.
 
     >>> did_you_mean("desicion", ["probabilistic", "decision"]), did_you_mean("none", ["decision"])
     ("; did you mean 'decision'?", '')
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(word.lower(), list(known), n=1)
+    close = get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

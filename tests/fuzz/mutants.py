@@ -101,9 +101,7 @@ MUTANTS: dict[str, Mutant] = {
     "cases taken for disjoint": Mutant("robustness.disjoint:apart", "<= 0)", "<= 1e9)"),
     "wrong side": Mutant(SAFETY + "_violations", "rows.bound, total", "-rows.bound, total"),
     "wrong side at a point": Mutant(SAFETY + "_all_rows", "-rows.inner_bound", "rows.inner_bound"),
-    "strictness of a refuted row": Mutant(
-        "robustness.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"
-    ),
+    "strictness of a refuted row": Mutant("robustness.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"),
     "strictness of a violated row": Mutant(
         "robustness.problem:Rows.implied", "upper < self.inner_bound", "upper <= self.inner_bound"
     ),
