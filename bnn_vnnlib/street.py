@@ -116,7 +116,7 @@ def verify(
     said = _said(setting, property)
     if strict and said.vacuous:
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
-    result = _answered(setting, property)
+    result = _answered(setting, property, vacuous=said.vacuous is not None)
     notes = (*property.notes, *model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 
@@ -139,10 +139,10 @@ def _question(
     return settle(property.options, query, tau_safe, tau_unsafe, rule=rule)
 
 
-def _answered(setting: Setting, property: Property) -> Result:
+def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
     """The result, with the values of hidden nodes in its witness if the property declares any."""
     hidden = _hidden_nodes(setting.model, property)
-    result = _empty(setting) if property.num_cases == 0 else _solve(setting, property)
+    result = _by_the_property(setting) if vacuous else _solve(setting, property)
     if result.witness is None or hidden is None:
         return result
     return replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
@@ -194,8 +194,8 @@ def _result(setting: Setting, verdict: Verdict, method: str, **fields: Any) -> R
     )  # fmt: skip
 
 
-def _empty(setting: Setting) -> Result:
-    """No input satisfies the property's input part: safe for every network."""
+def _by_the_property(setting: Setting) -> Result:
+    """Proved that nothing can violate the property: safe for every network."""
     certain = Bounds(1.0, 1.0) if setting.query is Query.PROBABILISTIC else None
     return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 

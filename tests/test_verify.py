@@ -442,6 +442,18 @@ def test_properties_without_cases_rows_or_outputs(query):
 
 
 @pytest.mark.parametrize("query", QUERIES)
+def test_what_is_proved_vacuous_is_unsat(query):
+    """y_0 < y_1 and y_0 >= y_1: bounds, which close strict rows, do not see that."""
+    net = random_model(0, [2, 3, 2], spread=0.1, likelihood="gaussian")
+    either = properties(net, [(-1, 1)], [(0, [([1, -1], None, 0.0, True), ([-1, 1], None, 0.0, False)])])
+    found = verify(net, either, query=query, timeout=20)
+    assert found.asked.vacuous == "its rows contradict each other"
+    assert found.verdict == "unsat"
+    if query == "probabilistic":
+        assert (found.p_safe.lower, found.p_safe.upper) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("query", QUERIES)
 def test_rows_over_inputs_alone_and_over_both(query):
     """y = x: y - x <= -.5 never holds; x <= .5 does at half of the box; y + x <= 1 at the lower end."""
     net = model([(np.eye(1), [0.0])], [([[1e-6]], None)], likelihood="gaussian")
