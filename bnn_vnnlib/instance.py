@@ -55,6 +55,9 @@ def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
         case 2, 0:
             return Files(*_in_order(files[0], files[1]))
         case 1, 0:
+            kind = kinds.kind_of(kinds.start_of(_existing(files[0])) or b"")
+            if kind is not None and kinds.MODEL in kind.suits:
+                raise OptionError("the property is missing: give it beside this model", path=files[0])
             raise OptionError("the model is missing: add --network MODEL, or give two files", path=files[0])
         case _:
             raise OptionError("expected PROPERTY --network MODEL, or MODEL PROPERTY")
@@ -101,7 +104,7 @@ def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
     ordered = sorted((first, second), key=lambda path: ".vnnlib" not in path.name)
     if ".vnnlib" in ordered[0].name:
         return ordered[0], ordered[1]
-    said = " and ".join(f"{path.name}: {_kind(path)}" for path in (first, second))
+    said = "; ".join(f"{path.name}: {_kind(path)}" for path in (first, second))
     raise OptionError(f"neither file is VNN-LIB text ({said})", path=first)
 
 

@@ -72,9 +72,10 @@ def settle(
     asked = query if query is not None else comment.get("query")
     safe = tau_safe if tau_safe is not None else _number(comment, "tau_safe", path)
     unsafe = tau_unsafe if tau_unsafe is not None else _number(comment, "tau_unsafe", path)
-    for name, value in (("tau_safe", safe), ("tau_unsafe", unsafe)):
+    for name, value, option in (("tau_safe", safe, tau_safe), ("tau_unsafe", unsafe, tau_unsafe)):
         if value is not None and not 0.0 <= value <= 1.0:
-            raise OptionError(f"{name} is a probability, between 0 and 1; found {value}", path=path)
+            place = path if option is None else None  # the file is to blame only for what it says
+            raise OptionError(f"{name} is a probability, between 0 and 1; found {value}", path=place)
     if safe is None:
         safe = DEFAULT_TAU if unsafe is None else unsafe
     if unsafe is None:

@@ -174,6 +174,7 @@ def test_undecided_is_a_verdict_too(old, new, identity_model, engine, verdict):
     ("args", "message"),
     [
         (["old.vnnlib"], "the model is missing"),
+        (["model"], "the property is missing"),
         (["old.vnnlib", "old.vnnlib"], "both files are VNN-LIB text"),
         (["old.vnnlib", "model", "model"], "expected PROPERTY --network MODEL"),
         (["model", "model"], "neither file is VNN-LIB text"),
@@ -412,6 +413,24 @@ def two_layers(tmp_path):
     path = tmp_path / "two.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
+
+
+def test_attach_counts_a_weight_that_a_product_scales(tmp_path):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = {"W": np.ones((2, 2), np.float32), "b": np.ones(2, np.float32)}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in ("x", "y")]
+    scaled = helper.make_node("Gemm", ["x", "W", "b"], ["y"], alpha=2.0, beta=0.5)
+    stored = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph([scaled], "scaled", ends[:1], ends[1:], stored)
+    path = tmp_path / "scaled.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    np.savez(tmp_path / "p.npz", W_std=np.full((2, 2), 0.1))
+    assert "1 of 2 tensors are uncertain" in call("attach", path, tmp_path / "p.npz", tmp_path / "w.onnx").stderr
+    np.savez(tmp_path / "p.npz", W_std=np.full((2, 2), 0.1), b_std=np.full(2, 0.1))
+    told = call("attach", path, tmp_path / "p.npz", tmp_path / "wb.onnx", "--require-all").stderr
+    assert "2 of 2 tensors are uncertain" in told
 
 
 def test_attach_says_how_many_tensors_are_uncertain(tmp_path, two_layers):

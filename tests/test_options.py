@@ -43,7 +43,7 @@ def test_precedence(comment, options, expected):
         ({"query": "robust"}, {}, "f.vnnlib: unknown query 'robust'; known are probabilistic, decision"),
         ({"tau_safe": "high"}, {}, "f.vnnlib: tau_safe=high in a comment is not a number"),
         ({"tau_safe": "nan"}, {}, "tau_safe=nan in a comment is not a number"),
-        ({}, {"tau_safe": 1.5}, "tau_safe is a probability"),
+        ({}, {"tau_safe": 1.5}, "^tau_safe is a probability"),  # the property's file is not to blame
         ({}, {"tau_unsafe": -0.1}, "tau_unsafe is a probability"),
         ({}, {"tau_safe": float("nan")}, "tau_safe is a probability"),
         ({"tau_unsafe": "0.5"}, {"tau_safe": 0.4}, r"tau_unsafe \(0.5\) must not exceed tau_safe \(0.4\)"),

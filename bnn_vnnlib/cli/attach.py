@@ -34,14 +34,17 @@ def attach(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
-        from bnn_vnnlib.model import attach_file, read_model, read_posterior_npz
+        from bnn_vnnlib.model import attach_file, read_posterior_npz
+        from bnn_vnnlib.model.attachment import attach as with_posterior
         from bnn_vnnlib.model.attachment import uncertain_names
         from bnn_vnnlib.model.families import names_of
         from bnn_vnnlib.model.files import keep_inputs
+        from bnn_vnnlib.model.reading import model_from_proto
 
         keep_inputs(target, model, posterior)
         found = read_posterior_npz(posterior, model)
-        tensors = list(read_model(model).network.tensors)
+        # Read as it will be written: without a posterior, the reader folds a weight into its products.
+        tensors = list(model_from_proto(with_posterior(model, found), path=model).network.tensors)
         unsaid = [name for name in tensors if name not in names_of(found)]
         if require_all and unsaid:
             raise PosteriorError(f"says nothing about {_listed(unsaid)}, and --require-all was given", path=posterior)

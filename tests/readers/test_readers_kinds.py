@@ -98,7 +98,7 @@ def test_what_a_file_is_instead(name, reader, packed, files, tmp_path):
         ),
         (
             ["verify", "p.npz", "id.onnx"],
-            "neither file is VNN-LIB text (p.npz: it is a NumPy archive (.npz) and id.onnx",
+            "neither file is VNN-LIB text (p.npz: it is a NumPy archive (.npz); id.onnx",
         ),
         (
             ["verify", "p.vnnlib", "p.npz"],
