@@ -119,7 +119,7 @@ def shown(console: Console, what: str) -> Iterator[Watch]:
 
         def watch(progress: Progress) -> None:
             if progress.again and not progress.steps and progress.done == progress.kept:
-                bar.console.print(f"{progress.again} finished parts are damaged or not of this job, and are done again")
+                bar.console.print(f"damaged, or of another job, so done again: {progress.again}")
             rate = (progress.done - progress.kept) / max(time.monotonic() - begun, 1e-9)
             steps = f", step {progress.steps}" if progress.steps else ""
             bar.update(task, completed=progress.done, total=progress.rows, rate=f"{rate:.4g}/s{steps}")
@@ -145,7 +145,7 @@ class _Lines:
             if start:
                 self._said = time.monotonic()
                 if progress.again:
-                    self._say(f"{progress.again} finished parts are damaged or not of this job, and are done again")
+                    self._say(f"damaged, or of another job, so done again: {progress.again}")
                 self._say(f"{progress.kept} of {progress.rows} {self._what} are finished; "
                           f"{progress.rows - progress.kept} to go")  # fmt: skip
             elif not self._moved or self._due() or progress.done == progress.rows:

@@ -104,7 +104,7 @@ class Store:
         remarks: tuple[str, ...] = ()
         now = {"format": FORMAT, **settings}
         if path.exists():
-            earlier = read_object(path, "delete it to run everything again")
+            earlier = read_object(path, "delete it; instances that are finished still count")
             if earlier.get("format") != FORMAT:
                 remarks = self._set_aside(instances)
             elif again == "never":
@@ -128,7 +128,11 @@ class Store:
     def _compare(self, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         differing = sorted(key for key in {*now, *earlier} if now.get(key) != earlier.get(key))
         if differing:
-            pairs = ", ".join(f"{key}: {earlier.get(key)} there, {now.get(key)} now" for key in differing)
+            there, here = _as_options(earlier), _as_options(now)
+            pairs = ", ".join(
+                f"{name}: {there.get(name, 'not given')} there, {here.get(name, 'not given')} now"
+                for name in dict.fromkeys((*there, *here)) if there.get(name) != here.get(name)
+            )  # fmt: skip
             message = (f"the folder holds a run with other settings ({pairs}); take another folder, or add --rerun all "
                        "to run everything again")  # fmt: skip
             if all(key in _LIMITS for key in differing):
@@ -266,6 +270,21 @@ def _weights_of(path: Path, _state: tuple[int, ...]) -> tuple[Path, ...]:
         return tuple(data_files(path))
     except InputError:
         return ()
+
+
+def _as_options(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of a run as they are given on the command line, without those that are not given."""
+    found = {"version": settings.get("version"), "--timeout": settings.get("timeout")}
+    memory = settings.get("memory")
+    found["--memory"] = None if memory is None else memory / 2**30
+    found["--query"] = " ".join(query for query in settings.get("queries", ()) if query is not None) or None
+    for argument in settings.get("arguments", ()):
+        name, _, value = argument.partition("=")
+        found[name] = value or "given"
+    return {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in found.items() if value is not None
+    }  # fmt: skip
 
 
 def _digest(record: Mapping[str, Any], results: bytes) -> str:

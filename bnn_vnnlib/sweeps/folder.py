@@ -114,6 +114,9 @@ class Folder:
         if earlier is None:
             return True
         differing = [key for key in {**earlier, **now} if earlier.get(key) != now.get(key)]
+        if "job" in differing and earlier.get("job") is not None:
+            message = f"the folder holds a job of another kind ({earlier['job']}, not {now['job']}); take another one"
+            raise OptionError(message, path=self.path)
         if differing:
             pairs = ", ".join(_difference(key, earlier.get(key), now.get(key)) for key in differing)
             raise OptionError(f"the folder holds a job with other settings ({pairs}); take another one", path=self.path)

@@ -216,7 +216,7 @@ def _with_thresholds(how: Bounding, threshold: float | None, model: Model) -> Bo
     """One threshold for both sides, unless there are two; none where P_safe is not asked for."""
     given = [value for value in (how.tau_safe, how.tau_unsafe) if value is not None]
     if threshold is not None and given:
-        raise OptionError("threshold stands for tau_safe and tau_unsafe: give it, or these")
+        raise OptionError("--threshold sets both --tau-safe and --tau-unsafe: give either it or those two")
     if threshold is not None and not 0 <= threshold <= 1:
         raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
     query = how.settled(model).query  # refuses `given` where they do not apply

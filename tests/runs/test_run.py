@@ -191,7 +191,7 @@ def test_a_folder_with_other_settings_is_refused(stand_in, benchmark, tmp_path):
     run(folder, "--out", out)
     said = run(folder, "--out", out, "--method", "interval", "--timeout", 5, code=2).stderr
     assert "other settings" in said
-    assert "timeout: None there, 5.0 now" in said
+    assert "(--method: auto there, interval now, --timeout: not given there, 5 now)" in said
     run(folder, "--out", out, "--timeout", 5, "--rerun", "unknown")
     assert record(out, "unknown")["timeout"] == 5.0
     run(folder, "--out", out, "--timeout", 5, "--workers", 2)  # where it runs is no setting
@@ -619,5 +619,5 @@ def test_a_process_that_starts_while_the_run_ends_is_not_left_behind(tmp_path, m
 )
 def test_a_damaged_settings_file_is_one_message(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(InputError, match="delete it to run everything again"):
+    with pytest.raises(InputError, match="delete it; instances that are finished still count"):
         Store(tmp_path).open({}, "never")

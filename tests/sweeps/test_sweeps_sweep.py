@@ -20,7 +20,7 @@ import bit_flips
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.cli import long_jobs
 from bnn_vnnlib.durable import LOCK, locked
-from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
+from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Source, make_inputs, make_table, radii, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.folder import Folder
 from bnn_vnnlib.sweeps.jobs import Progress, growing, usual_chunk
@@ -152,6 +152,8 @@ def test_another_sweep_in_the_same_folder_is_refused_by_name(nets, tmp_path):
     ):
         with pytest.raises(OptionError, match=words):
             sweep([Pair(source, make_table(arrays))], bounding, out=tmp_path / "out")
+    with pytest.raises(OptionError, match=r"holds a job of another kind \(sweep, not radius\); take another one"):
+        radii(one, make_inputs({"x": np.zeros((2, 3))}), Radii(largest=0.1, tolerance=0.01), out=tmp_path / "out")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.tex").write_text("mine")
     with pytest.raises(OptionError, match="not empty, and holds no job"):
@@ -285,7 +287,7 @@ def test_somebody_who_looks_at_no_terminal_hears_of_it(monkeypatch):
     with long_jobs.shown(Console(file=text, width=200), "boxes") as watch:
         watch(Progress(4, 20, 4, again=1))
         assert text.getvalue().splitlines() == [
-            "1 finished parts are damaged or not of this job, and are done again",
+            "damaged, or of another job, so done again: 1",
             "4 of 20 boxes are finished; 16 to go",
         ]
         watch(Progress(4, 20, 4, 1))
