@@ -96,7 +96,7 @@ def _inputs(property: Property, box: int, name: Names) -> str:
         vary = int((boxes.inner_lower[box] < boxes.inner_upper[box]).sum())
         each = f"each in an interval of width at most {_rounded_up(float(width.max()))}"
         some = "" if vary == size else f", {vary} of which vary"
-        text = f"{size} inputs{some}, {each}" if vary else f"{size} inputs, all of them fixed"
+        text = f"values of the {size} inputs{f'{some}, {each}' if vary else ', all of them fixed'}"
     further = _conjunction(property.constraints, box, name)
     return f"{text} with {further}" if further else text
 

@@ -78,7 +78,7 @@ def run(
 ) -> None:
     """Decide all instances of VNN-COMP benchmarks.
 
-    OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there)
+    OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there),
     and under instances/ a results file and a JSON record of each instance. An instance that crashes or runs out of
     memory is an error; the others go on. Exit code: 0, or 1 if every instance ended in an error.
     """

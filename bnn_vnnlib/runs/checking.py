@@ -203,7 +203,7 @@ def _deterministic(model: Model, property: Property, x: Floats, result: ResultsF
         case = violated_case(property, rounded, y, tolerance=tolerance)
         if case is not None:
             how = f"with input tolerance {tolerance:g}" if tolerance else "to the letter"
-            said = f"(X, Y) satisfies case {case} of the property {how}"
+            said = f"(X, Y) satisfies case {case + 1} of {property.num_cases} of the property {how}"
             return Check(judgement, Query.DETERMINISTIC, (said, *reasons), {**facts, "case": case})
     inside = any(
         input_feasible(property, rounded, box, tolerance=INPUT_TOLERANCE) for box in range(len(property.boxes))

@@ -171,7 +171,8 @@ class _Tensors(Scope):
         if len(indices) != len(tensor.shape):
             few = "NotEnoughIndices" if len(indices) < len(tensor.shape) else "TooManyIndices"
             shape = list(tensor.shape)
-            message = f"{few}: {atom} has {len(indices)} indices, {name} {shape} needs {len(shape)}"
+            count = f"{len(indices)} {'index' if len(indices) == 1 else 'indices'}"
+            message = f"{few}: {atom} has {count}, {name} {shape} needs {len(shape)}"
             raise self._error(PropertyError, message, atom, at)
         flat = 0
         for text, size in zip(indices, tensor.shape, strict=True):

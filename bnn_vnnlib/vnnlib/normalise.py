@@ -59,5 +59,6 @@ def _notes_on_numbers(literals: Iterable[str], scope: Scope) -> list[str]:
     if _NUMBERS_2X.fullmatch(" ".join(texts)):  # one match is many times cheaper than one for each
         return []
     foreign = {text: None for text in texts if not _NUMBER_2X.fullmatch(text)}
-    first = next(iter(foreign))
-    return [f"{first} is not how VNN-LIB 2.x writes a number; it is read as in 1.0 ({len(foreign)} such numbers)"]
+    first, others = next(iter(foreign)), len(foreign) - 1
+    more = f" ({others} more like it)" if others else ""
+    return [f"{first} is not how VNN-LIB 2.x writes a number; it is read as in 1.0{more}"]

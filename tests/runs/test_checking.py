@@ -224,3 +224,11 @@ def test_only_cases_that_hold_the_point_are_left():
         whole = violated_case(prop, x, np.array(y))
         assert (whole is None) == (violated_case(part, x, np.array(y)) is None)
     assert at_point(prop, np.array([5.0, 0.0])).num_cases == 0
+
+
+def test_cases_count_from_one(identity_model, write):
+    cases = "(assert (or (and (>= Y_0 2.0)) (and (<= Y_1 0.5))))"
+    result = write("r.txt", "sat\n((X_0 0.5)\n(X_1 0.0))\n")
+    said, remarks = check(identity_model, write("p.vnnlib", DECLARED + BOX + cases), result)
+    assert said == "valid"
+    assert "case 2 of 2" in remarks
