@@ -365,9 +365,11 @@ def test_a_verdict_is_not_lost_to_a_fault_in_its_record(tmp_path, old, identity_
 def test_standard_output_that_cannot_be_written_leaves_the_files(tmp_path, old, identity_model):
     results = tmp_path / "r.txt"
     command = [sys.executable, "-m", "bnn_vnnlib", "verify", str(old), str(identity_model), f"--results-file={results}"]
+    command.append(f"--serialise-assignments={tmp_path / 'tensors'}")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert (done.returncode, results.read_text().split()[0]) == (2, "sat")
+    assert sorted(path.name for path in (tmp_path / "tensors").iterdir()) == ["X.pb", "Y.pb"]
     assert "standard output cannot be written" in done.stderr
     assert "Exception ignored" not in done.stderr
 

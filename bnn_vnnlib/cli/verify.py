@@ -98,13 +98,16 @@ def verify(
         result, prop, signature = _result(files, network or [], options, mixed, outlet)
         disarm()
         failures = outlet.finish(result, prop)
+        if serialise_assignments is not None and result.witness is not None:
+            try:
+                write_assignments(serialise_assignments, result.witness, prop, signature)
+            except InputError as error:
+                failures.append(error)
         from bnn_vnnlib.display import show_result
 
         show_result(console, result)
         if failures:
             raise InputError("; ".join(map(str, failures)))
-        if serialise_assignments is not None and result.witness is not None:
-            write_assignments(serialise_assignments, result.witness, prop, signature)
 
 
 def _result(
