@@ -75,11 +75,13 @@ def uncertainty(
 
 def _summary(console: Console, lines: tuple[RadiusReading, ...]) -> None:
     """What is known for all lines; the file has the rest."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     values = [asdict(line) for line in lines]
     names = [name for name in values[0] if not all(math.isnan(line[name]) for line in values)]
-    table = Table(*(SHORT.get(name, name) for name in names))
+    # Narrow, so that the names of all columns can be read on a terminal of 80 columns.
+    table = Table(*(SHORT.get(name, name) for name in names), box=SIMPLE_HEAD, padding=0)
     for line in values:
         table.add_row(*(f"{line[name]:.3g}" for name in names))
     console.print(table)
