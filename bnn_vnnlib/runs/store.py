@@ -128,7 +128,11 @@ class Store:
     def _compare(self, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         differing = sorted(key for key in {*now, *earlier} if now.get(key) != earlier.get(key))
         if differing:
-            there, here = _as_options(earlier), _as_options(now)
+            try:
+                there, here = _as_options(earlier), _as_options(now)
+            except (AttributeError, TypeError):
+                damaged = "damaged settings; delete the file: instances that are finished still count"
+                raise InputError(damaged, path=self.folder / "run.json") from None
             pairs = ", ".join(
                 f"{name}: {there.get(name, 'not given')} there, {here.get(name, 'not given')} now"
                 for name in dict.fromkeys((*there, *here)) if there.get(name) != here.get(name)

@@ -621,3 +621,10 @@ def test_a_damaged_settings_file_is_one_message(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match="delete it; instances that are finished still count"):
         Store(tmp_path).open({}, "never")
+
+
+@pytest.mark.parametrize("settings", ['"memory": "much"', '"arguments": 3', '"arguments": [3]', '"queries": [[]]'])
+def test_settings_of_other_types_are_one_message(tmp_path, settings):
+    (tmp_path / "run.json").write_text(f'{{"format": 2, {settings}}}')
+    with pytest.raises(InputError, match="damaged settings; delete the file"):
+        Store(tmp_path).open({"arguments": []}, "never")
