@@ -43,12 +43,14 @@ def test_our_scripts_under_the_loop(tmp_path, identity_model):
     for name, bound in {"holds": 1.5, "fails": 0.5}.items():
         (tmp_path / f"{name}.vnnlib").write_text(PROPERTY.format(bound=bound))
     (tmp_path / "broken.vnnlib").write_text("(declare-const X_0 Real")
+    # What the ranges of X_0 and Y_0 alone do not settle: that needs no time.
+    (tmp_path / "slow.vnnlib").write_text(PROPERTY.format(bound="(+ X_0 0.5)"))
     # Stored packed, named unpacked; VNN-LIB 2.0.
     (tmp_path / "packed.onnx.gz").write_bytes(gzip.compress(identity_model.read_bytes()))
     (tmp_path / "new.vnnlib.gz").write_bytes(gzip.compress(NEW.encode()))
     lines = ["net.onnx,holds.vnnlib,100.0", "\"[('f', 'net.onnx')]\",fails.vnnlib,100", "net.onnx,broken.vnnlib,100",
              "net.onnx,nowhere.vnnlib,100", "nowhere.onnx,holds.vnnlib,100", "packed.onnx,new.vnnlib,100",
-             "net.onnx,holds.vnnlib,0.1", "\"[('f', 'net.onnx'), ('g', 'net.onnx')]\",holds.vnnlib,100"]  # fmt: skip
+             "net.onnx,slow.vnnlib,0.1", "\"[('f', 'net.onnx'), ('g', 'net.onnx')]\",holds.vnnlib,100"]  # fmt: skip
     (tmp_path / "instances.csv").write_text("\n".join(lines))  # the last line without its end
     out = tmp_path / "out"
     rows = loop(tmp_path / "instances.csv", out, BNN_VNNLIB=str(tool))
