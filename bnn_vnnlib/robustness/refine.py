@@ -21,6 +21,9 @@ from bnn_vnnlib.robustness.safety import SafetyBounds
 CLOSED = 1e-9
 """Bounds that are this close to each other are not refined."""
 
+GAIN = 0.01
+"""What a turn has to gain on a side that leads to no verdict, for the next one to ask for it again."""
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -36,8 +39,8 @@ class Goal:
     def open(self, found: SafetyBounds) -> Tensor:
         """(I,): neither decided nor between, so that better bounds can still tell.
 
-        Both sides then count: the one leads to a verdict, or the other shows that there is none. Where sat is out of
-        reach (lower >= `unsafe`), a better upper bound may end the search for unsat, and the other way round.
+        Where sat is out of reach (lower >= `unsafe`), the lower bound may still lead to unsat, and the upper one show
+        that nothing does; the other way round where unsat is out of reach.
         """
         decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
         between = (found.lower >= self.unsafe) & (found.upper < self.safe)
@@ -66,18 +69,24 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
     stages : in the order of their turns
     """
     left = list(stages)
+    hopeful = torch.ones_like(found.lower, dtype=torch.bool)  # that the side without a verdict ends the work
     for turn in itertools.count():
+        before = found
         for stage in [stage for stage in left if stage.due(turn)] or left:
             open_ = goal.open(found)
             if deadline.passed or not bool(open_.any()):
                 return found
-            news = stage.step(open_, open_)
+            below, above = (found.upper >= goal.safe) | hopeful, (found.lower < goal.unsafe) | hopeful
+            news = stage.step(open_ & below, open_ & above)
             if news is None:
                 left = [other for other in left if other is not stage]
             else:
                 found = found.better(news)
         if not left:
             break
+        no_sat, no_unsat = before.lower >= goal.unsafe, before.upper < goal.safe
+        gained = torch.where(no_sat, before.upper - found.upper, found.lower - before.lower) > GAIN
+        hopeful = hopeful & (gained | ~(no_sat | no_unsat))
     return found
 
 

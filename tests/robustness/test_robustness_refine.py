@@ -89,18 +89,29 @@ def test_what_is_still_worth_looking_for(lower: float, upper: float, worth: bool
     assert Goal(0.9, 0.3).open(safety([lower], [upper])).item() is worth
 
 
-def test_the_side_that_shows_that_there_is_no_verdict_is_looked_for() -> None:
-    """P_safe >= tau_unsafe is proved: a better upper bound ends the search for unsat, though sat is out of reach."""
-    asked = []
+@pytest.mark.parametrize(
+    ("pieces", "asked", "reached"),
+    [
+        ((([0.2], [1.0]), ([0.2], [0.8]), ([0.5], [0.6])), [(True, True)] * 2, (0.2, 0.8)),
+        ((([0.2], [1.0]), ([0.3], [1.0]), ([0.4], [1.0])), [(True, True)] * 2 + [(True, False)] * 2, (0.4, 1.0)),
+    ],
+    ids=["gains", "in vain"],
+)
+def test_the_side_that_shows_that_there_is_no_verdict_is_looked_for(pieces: Any, asked: Any, reached: Any) -> None:
+    """P_safe >= tau_unsafe is proved: a better upper bound ends the search for unsat, though sat is out of reach.
+
+    It is not asked for any more after a turn that gained nothing there: no verdict depends on it.
+    """
+    seen = []
 
     class Wanted(Scripted):
         def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
-            asked.append((below.item(), above.item()))
+            seen.append((below.item(), above.item()))
             return super().step(below, above)
 
-    found = refined(Wanted(([0.2], [1.0]), ([0.2], [0.8]), ([0.5], [0.6])))
-    assert (found.lower.item(), found.upper.item()) == (0.2, 0.8)
-    assert asked == [(True, True), (True, True)]
+    found = refined(Wanted(*pieces))
+    assert (found.lower.item(), found.upper.item()) == reached
+    assert seen == asked
 
 
 class Scripted:
