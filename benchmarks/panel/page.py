@@ -231,7 +231,7 @@ def page(cells: list[Cell], revision: str) -> str:
         "",
         "## Estimates against bounds",
         "",
-        f"Cells whose estimate is on the wrong side of a bound by more than {ERRORS} standard errors: {len(suspicious)}.",
+        f"Cells whose estimate is on the wrong side of a bound by over {ERRORS} standard errors: {len(suspicious)}.",
         *(f"- {cell.name} ({cell.query}): [{cell.lower}, {cell.upper}], {cell.estimate}" for cell in suspicious),
     ]
     return "\n".join(lines).rstrip() + "\n"
