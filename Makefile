@@ -12,8 +12,9 @@ DRAWS ?= 300
 ONLY ?=
 # Where the studies write; DATA=folder says where they read.
 OUT ?= study-results
+PANEL ?= panel-results
 
-.PHONY: help demo test test-libraries fuzz fuzz-inputs fuzz-operators lint reference data-named wheel clean
+.PHONY: help demo test test-libraries fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
@@ -25,6 +26,7 @@ help:
 	@echo "make lint   ruff and mypy"
 	@echo "make reference  docs/reference from the code"
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
+	@echo "make panel   how useful answers are on ordinary networks; DATA=folder adds MNIST and concrete; benchmarks/panel"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
 
@@ -64,6 +66,12 @@ study-%: data-named $(STAMP)
 # Before anything is installed.
 data-named:
 	$(if $(DATA),,$(error say where the data are: make study-NAME DATA=folder, see docs/studies/README.md))
+
+panel: $(STAMP) $(VENV)-libraries/.installed
+	$(VENV)-libraries/bin/python benchmarks/panel/train.py --out $(PANEL) $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks/panel/estimate.py --out $(PANEL) $(if $(DATA),--data $(DATA))
+	$(BIN)/bnn-vnnlib run $(PANEL) --out $(PANEL)/run --query probabilistic --query decision --threads 1 --memory 8
+	$(BIN)/python benchmarks/panel/page.py --out $(PANEL) --docs docs
 
 wheel: $(STAMP)
 	rm -rf dist
