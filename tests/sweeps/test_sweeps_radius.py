@@ -96,7 +96,7 @@ def test_a_search_goes_on_after_its_last_step(tmp_path, workers):
 
     with pytest.raises(Killed):
         looked_for("killed", kill, workers=workers, chunk=3)
-    assert len(list((tmp_path / "killed" / "steps").iterdir())) == (1 if workers == 1 else 2)
+    assert 1 <= len(list((tmp_path / "killed" / "steps").iterdir())) <= workers  # one of two may be late
     seen.clear()
     again = looked_for("killed", seen.append)
     assert seen[-1].steps <= steps - 2 - 4
