@@ -65,6 +65,7 @@ def what_unsat_means(query: Query, question: Question, has_posterior: bool, prob
 
 def _named(property: Property, variables: tuple[Variable, ...]) -> Callable[[int], str]:
     def name(index: int) -> str:
+        """The variable and the place in it of a flat index over all of them."""
         for variable in variables:
             if index < variable.size:
                 place = np.unravel_index(index, variable.shape) if variable.shape else ()

@@ -63,6 +63,7 @@ def _refuse_growth(proto: ModelProto) -> None:
     sizes: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: list[NodeProto], callers: tuple[tuple[str, str, str], ...]) -> int:
+        """How many nodes these stand for, inside so many functions that call each other."""
         total = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)

@@ -119,32 +119,21 @@ def compare(
     for tool in plan.tools:
         tool.check()
     with locked(folder):
-        return _compared(instances, plan, folder, where, again, told, said)
-
-
-def _compared(
-    instances: Sequence[Instance],
-    plan: Plan,
-    folder: Path,
-    where: Places,
-    again: Again,
-    told: Told,
-    said: Callable[[str], None],
-) -> list[Line]:
-    clear(folder)
-    variants = _variants(instances, plan, folder)
-    asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
-    lines = [Line(one.category, one.onnx, one.vnnlib, variant.kind, variant.label, {}) for one, variant in asked]
-    files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
-    answers: list[dict[str, Answer]] = [{} for _ in lines]
-    for name, entries in _runs(asked, plan, folder, where, again, told, said):
-        for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
-            if entry is not None:
-                answer[name] = _answer(entry, model, prop)
-    lines = [Line(line.category, line.onnx, line.vnnlib, line.kind, line.label, answer)
-             for line, answer in zip(lines, answers, strict=True)]  # fmt: skip
-    write_comparison(folder, lines)
-    return lines
+        clear(folder)
+        variants = _variants(instances, plan, folder)
+        asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
+        files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
+        answers: list[dict[str, Answer]] = [{} for _ in asked]
+        for name, entries in _runs(asked, plan, folder, where, again, told, said):
+            for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
+                if entry is not None:
+                    answer[name] = _answer(entry, model, prop)
+        lines = [
+            Line(one.category, one.onnx, one.vnnlib, variant.kind, variant.label, answer)
+            for (one, variant), answer in zip(asked, answers, strict=True)
+        ]
+        write_comparison(folder, lines)
+        return lines
 
 
 def _model(instance: Instance) -> Path:
@@ -194,6 +183,7 @@ def _runs(
     def through(
         name: str, tasks: Sequence[Task | ToolTask], settings: Mapping[str, object], call: Callable
     ) -> list[Entry | None]:
+        """The entries of one tool's own run, in the order of its tasks."""
         with Run.opened(tasks, Store(folder / "runs" / name), settings, again) as run:
             for remark in run.remarks:
                 said(f"{name}: {remark}")

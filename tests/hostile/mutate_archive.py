@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hostile.mutate_bytes import bytes_changed
+
 Members = list[tuple[str, bytes]]
 
 SHAPES = ("()", "(2,)", "(-1,)", "(2, 3, 4)", "(0,)", "(4611686018427387904,)", "(1000000, 1000000)",
@@ -71,7 +73,7 @@ def mangled_archive(rng: Random, seeds: list[bytes]) -> bytes:
     if rng.random() < 0.5:
         data = rng.choice(_FIELDS)(rng, data)
     if rng.random() < 0.3:
-        data = _bytes_changed(rng, data)
+        data = bytes_changed(rng, data)
     return data
 
 
@@ -104,7 +106,7 @@ def parquets() -> list[bytes]:
 def mangled_parquet(rng: Random, seeds: list[bytes]) -> bytes:
     """A Parquet file that is more or less broken."""
     data = rng.choice(seeds)
-    return data if rng.random() < 0.1 else _bytes_changed(rng, data)
+    return data if rng.random() < 0.1 else bytes_changed(rng, data)
 
 
 def npy(header: bytes, body: bytes = b"", version: int = 1, claimed: int | None = None) -> bytes:
@@ -154,7 +156,7 @@ def _content(rng: Random, members: Members) -> None:
     for place in range(len(members)):
         name, content = members[place]
         if rng.random() < 0.7:
-            members[place] = name, _bytes_changed(rng, content)
+            members[place] = name, bytes_changed(rng, content)
 
 
 def _array(rng: Random, members: Members) -> None:
@@ -253,20 +255,6 @@ def _end(rng: Random, data: bytes) -> bytes:
 
 def _surrounded(rng: Random, data: bytes) -> bytes:
     return rng.choice([b"junk" * 100 + data, data + b"junk", data + data, b"\x1f\x8b" + data, data[: len(data) // 2]])
-
-
-def _bytes_changed(rng: Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 2, 5, 40])):
-        place = rng.randrange(len(changed) + 1)
-        match rng.randrange(6):
-            case 0:
-                del changed[place : place + rng.randrange(1, 9)]
-            case 1:
-                changed[place:place] = rng.randbytes(rng.randrange(1, 9))
-            case _ if place < len(changed):
-                changed[place] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-    return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.1 else changed)
 
 
 _MEMBERS = (_header, _header, _header, _content, _array, _name, _list, _bomb)

@@ -12,6 +12,8 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from hostile.mutate_bytes import bytes_changed
+
 SIZES = (0, 1, 2, 3, 5, -1, -7, 2**16, 2**31 - 1, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
 FLOATS = (0.0, -1.0, 1e38, 1e-38, float("nan"), float("inf"), float("-inf"), 0.5)
 TEXTS = ("", "x", "y", "W", "\u00e9", "../x", "/etc/passwd", "Relu", "Gemm", "Conv", "Reshape", "Slice", "Loop", "If",
@@ -29,25 +31,11 @@ def mangled_model(rng: Random, seeds: list[bytes]) -> bytes:
                 rng.choice(_CHANGES)(rng, proto)
         data = proto.SerializeToString()
     if rng.random() < 0.3:
-        data = _bytes_changed(rng, data)
+        data = bytes_changed(rng, data)
     if rng.random() < 0.03:
         data = gzip.compress(data, 1, mtime=0)
-        data = _bytes_changed(rng, data) if rng.random() < 0.5 else data
+        data = bytes_changed(rng, data) if rng.random() < 0.5 else data
     return data
-
-
-def _bytes_changed(rng: Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 2, 5, 40])):
-        place = rng.randrange(len(changed) + 1)
-        match rng.randrange(4):
-            case 0:
-                del changed[place : place + rng.randrange(1, 9)]
-            case 1:
-                changed[place:place] = rng.randbytes(rng.randrange(1, 9))
-            case _ if place < len(changed):
-                changed[place] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-    return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.1 else changed)
 
 
 def _messages(message: Message) -> list[Message]:

@@ -6,6 +6,8 @@ import gzip
 import re
 from random import Random
 
+from hostile.mutate_bytes import few_bytes_changed
+
 _WORDS = (
     "( ) (( )) [ ] [0] [-1] , ; ;x and or not assert (assert declare-const declare-fun () Real Int real float32 "
     "<2.0> <3.7> (vnnlib-version declare-network declare-input declare-output declare-hidden equal-to isomorphic-to "
@@ -29,19 +31,11 @@ def mangled_text(rng: Random, seeds: list[str]) -> bytes:
         text = rng.choice(_CHANGES)(rng, text, seeds)[:600_000]
     data = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.05:
-        data = _bytes_changed(rng, data)
+        data = few_bytes_changed(rng, data)
     if rng.random() < 0.05:
         data = gzip.compress(data, 1, mtime=0)
-        data = _bytes_changed(rng, data) if rng.random() < 0.5 else data
+        data = few_bytes_changed(rng, data) if rng.random() < 0.5 else data
     return data
-
-
-def _bytes_changed(rng: Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.randrange(1, 4)):
-        if changed:
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.3 else changed)
 
 
 def _span(rng: Random, length: int) -> tuple[int, int]:

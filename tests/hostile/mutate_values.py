@@ -7,6 +7,7 @@ import json
 from random import Random
 from typing import Any
 
+from hostile.mutate_bytes import few_bytes_changed
 from hostile.mutate_text import NUMBERS
 
 INSTANCES = (
@@ -100,22 +101,14 @@ def mangled_results(rng: Random, seeds: list[str]) -> bytes:
 def _packed(rng: Random, data: bytes, gzipped: float = 0.15) -> bytes:
     """The bytes changed now and then, and packed now and then."""
     if rng.random() < 0.1:
-        data = _bytes_changed(rng, data)
+        data = few_bytes_changed(rng, data)
     if rng.random() < gzipped:
         if rng.random() < 0.2:
             data += rng.choice([b"\n", b",", b"a", b" "]) * 100_000_000
         data = gzip.compress(data, 1, mtime=0)
         match rng.randrange(4):
             case 0:
-                data = _bytes_changed(rng, data)
+                data = few_bytes_changed(rng, data)
             case 1:
                 data += rng.choice([b"junk", bytes(10), data[:1000]])
     return data
-
-
-def _bytes_changed(rng: Random, data: bytes) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.randrange(1, 4)):
-        if changed:
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.3 else changed)

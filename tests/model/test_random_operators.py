@@ -16,7 +16,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from drawn_operators import FOLDED, GENERATORS, Draw
+from drawn_constants import FOLDED
+from drawn_operators import GENERATORS, Draw
 from model_helpers import make_model, node
 from onnx import ModelProto, helper, numpy_helper, printer
 from onnx.defs import SchemaError, get_schema, onnx_opset_version
