@@ -11,7 +11,9 @@ there would stay open for ever. Here every end is a number that float64 made no 
     to at most 2^(53 + g): then so are all partial sums, in any order, and float64 holds each of them.
   - Of a sum of two numbers the rounding error is a number that float64 computes without error (Knuth's TwoSum).
 
-These are intervals: how outputs depend on each other is not known. Ends may be infinite.
+These are intervals: how outputs depend on each other is not known. Ends may be infinite. Where a function may be
+undefined (the logarithm of a number that may be negative), nothing is claimed of any output: what comes behind it would
+have a closed range of numbers that are not there.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model.network import Network
 from bnn_vnnlib.model.nodes import Activation, Constant, Conv, Input, Linear, Node, Scale, Shift, Sum
 
+PARTIAL = {
+    kind: shape for kind, shape in ACTIVATIONS.items() if isinstance(shape, Curve) and shape.defined is not torch.le
+}
+"""Activations that are not defined for every number: log, sqrt, reciprocal."""
+
 
 def outputs(network: Network, weights: WeightBoxes, box: Interval, random: Collection[str] = ()) -> Interval:
     """(K or 1, M or 1, m): closed ranges of the outputs, flattened and joined.
@@ -40,19 +47,44 @@ def outputs(network: Network, weights: WeightBoxes, box: Interval, random: Colle
     box : (K or 1, M, n)
     random : tensors the entries of which may be any real numbers instead
     """
-    found: list[Interval] = []
-    for node in network.nodes:
-        value = _range(node, weights, box, [found[source] for source in node.inputs], random)
-        lower = value.lower.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-        found.append(Interval(lower, value.upper.nan_to_num(torch.inf, torch.inf, torch.inf)))
+    found, known = _ranges(network, weights, box, random)
     ends = [found[position] for position in network.outputs]
     k, items = (max(end.lower.shape[axis] for end in ends) for axis in (0, 1))
-    return Interval(
-        *(
-            torch.cat([side.reshape(*side.shape[:2], -1).expand(k, items, -1) for side in sides], -1)
-            for sides in ([end.lower for end in ends], [end.upper for end in ends])
-        )
+    lower, upper = (
+        torch.cat([side.reshape(*side.shape[:2], -1).expand(k, items, -1) for side in sides], -1)
+        for sides in ([end.lower for end in ends], [end.upper for end in ends])
     )
+    open_ = ~known[..., None]
+    return Interval(lower.masked_fill(open_, -torch.inf), upper.masked_fill(open_, torch.inf))
+
+
+def defined(network: Network, weights: WeightBoxes, box: Interval, random: Collection[str] = ()) -> Tensor:
+    """(K or 1, M or 1): every function of the network is defined, for all x of the box and all random weights.
+
+    Parameters
+    ----------
+    weights, box, random : see `outputs`
+    """
+    if not any(isinstance(node, Activation) and node.kind in PARTIAL for node in network.nodes):
+        return torch.ones(1, 1, dtype=torch.bool, device=box.lower.device)
+    return _ranges(network, weights, box, random)[1]
+
+
+def _ranges(
+    network: Network, weights: WeightBoxes, box: Interval, random: Collection[str]
+) -> tuple[list[Interval], Tensor]:
+    """Of every node, and whether all functions are surely defined."""
+    found: list[Interval] = []
+    known = torch.ones(1, 1, dtype=torch.bool, device=box.lower.device)
+    for node in network.nodes:
+        sources = [found[source] for source in node.inputs]
+        if isinstance(node, Activation) and node.kind in PARTIAL:
+            inside = PARTIAL[node.kind].defined(sources[0].lower, sources[0].upper)
+            known = known & inside.reshape(*inside.shape[:2], -1).all(-1)
+        value = _range(node, weights, box, sources, random)
+        lower = value.lower.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+        found.append(Interval(lower, value.upper.nan_to_num(torch.inf, torch.inf, torch.inf)))
+    return found, known
 
 
 def least(rows: Tensor, z: Interval) -> Tensor:
@@ -109,7 +141,7 @@ def _sum(x: Interval, y: Interval) -> Interval:
 
 
 def _activated(node: Activation, z: Interval) -> Interval:
-    """The function's own range is met where it is defined on all of z."""
+    """Met with the function's own range. Where it may be undefined, `outputs` claims nothing."""
     lower, upper, shape = z.lower, z.upper, ACTIVATIONS[node.kind]
     match node.kind:
         case "abs":
@@ -122,10 +154,7 @@ def _activated(node: Activation, z: Interval) -> Interval:
         return Interval(low, high)
     low, high = low.nan_to_num(-torch.inf, -torch.inf, -torch.inf), high.nan_to_num(torch.inf, torch.inf, torch.inf)
     bottom = -float(node.alpha) if node.kind == "elu" and float(node.alpha) >= 0 else shape.least  # type: ignore[arg-type]
-    known = shape.defined(lower, upper)
-    return Interval(
-        torch.where(known, low.clamp(min=bottom), low), torch.where(known, high.clamp(max=shape.greatest), high)
-    )
+    return Interval(low.clamp(min=bottom), high.clamp(max=shape.greatest))
 
 
 def _mapped(node: Linear | Conv | Scale, weights: WeightBoxes, z: Interval) -> Interval:

@@ -51,6 +51,19 @@ class OutputBounds:
             value = down(value + over_box(inputs, lower, upper))
         return RowBounds(value, None, value.new_ones(*value.shape[:2], outputs.shape[-1]))
 
+    def defined(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, random: Collection[str] = ()) -> Tensor:
+        """(K or 1, N or 1): the network is surely defined on the boxes (N, n) or (K, N, n); see `exact.defined`.
+
+        An output that is not violates nothing, so that whoever claims a violation has to ask for this.
+
+        Parameters
+        ----------
+        weights : K settings or boxes; what has a spread, and `random`, may be any real numbers
+        """
+        lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
+        names = [*weights.spreads, *random]
+        return exact.defined(self.engine.network, weights, Interval(lower, upper), names)
+
     def closed(
         self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
         random: Collection[str] = (),

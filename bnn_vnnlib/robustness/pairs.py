@@ -94,6 +94,16 @@ class Pairs:
             raise ValueError("no pairs")
         return PairBounds(low, None if slope is None or least is None else PairForms(slope, least))
 
+    def defined(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(P,): the network is surely defined on the boxes (P, n); see `OutputBounds.defined`."""
+        known = None
+        for settings, index in self.grids:
+            found = self.bounds.defined(self.weights.boxes(settings), lower[index], upper[index])
+            known = scatter(known, found, index, len(lower))
+        if known is None:
+            raise ValueError("no pairs")
+        return known
+
     def outputs(self, x: Tensor) -> Tensor:
         """What the rows are over, at points (P, n), in plain floating point: (P, m)."""
         y = None
@@ -158,7 +168,8 @@ class Pairs:
         rows = self.problem.rows
         low, high = point_box(self.problem, x)
         above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
-        return (self.problem.all_rows(rows.implied(above)) & self.problem.exists).any(-1)
+        held = (self.problem.all_rows(rows.implied(above)) & self.problem.exists).any(-1)
+        return held & self.defined(low, high)
 
 
 def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:

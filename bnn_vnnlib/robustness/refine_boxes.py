@@ -25,8 +25,9 @@ from bnn_vnnlib.robustness.safety import SafetyBounds, from_masses, last_of_each
 FIRST = 2**6
 """Boxes of inputs spent on an item in the first piece of work; four times as many in each further one."""
 
-PIECES = 2
-"""Pieces where no time limit is given."""
+PIECES, MOST_PIECES = 2, 20
+"""Pieces where no time limit is given, and where one is: the last of them is longer than anybody waits, unless there is
+nothing to split."""
 
 INPUTS = 20
 """Inputs that vary, at most, where only what is likely is tried: parts of more of them stay large."""
@@ -60,8 +61,8 @@ class BoxSplitting:
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """Branch and bound over the items of each instance, from the start, with more boxes each time."""
-        limited = self._boxes.deadline.at is None
-        if not np.isfinite(self._margin) or (limited and self._pieces >= PIECES):
+        most_pieces = PIECES if self._boxes.deadline.at is None else MOST_PIECES
+        if not np.isfinite(self._margin) or self._pieces >= most_pieces:
             return None
         if self._only_likely and self._pieces == 0 and bool(below.any()):
             self._chosen = self._likely(below)

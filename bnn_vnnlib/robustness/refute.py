@@ -67,7 +67,7 @@ def violated_cases(
         true = true | rows.implied(-bounds.closed(weights, lower, upper, -rows.outputs, inputs))
     if bounds.transform == "softmax":
         true = true | _false_before_softmax(bounds, weights, problem, lower, upper, -1.0)
-    return problem.all_rows(true) & problem.exists
+    return problem.all_rows(true) & problem.exists & bounds.defined(weights, lower, upper)[..., None]
 
 
 def _touches(weights: WeightBoxes, spare: Tensor, open_: Tensor, outputs: Tensor, magnitude: Tensor) -> bool:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds import exact
+from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.clock import Deadline
@@ -82,6 +84,7 @@ class TailBounds:
         self._engine = TailEngine(network, deadline, search, correlation(network, posterior, device))
         noise = weight_sets.centred(network, independent(posterior), device)
         self._weights = weight_sets.mean_weights(network, device), noise
+        self._random = weight_sets.random_names(network, posterior)
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""
@@ -102,8 +105,13 @@ class TailBounds:
         return self._tuned(_violations(problem), failures, steps, goal)
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
-        """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
-        return _remaining(self._bounded(_all_rows(problem, lower, upper)), problem.rows.outputs.shape[1])
+        """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero.
+
+        0 where the network may be undefined: then no case holds, whatever the ranges of what comes behind say.
+        """
+        mass = _remaining(self._bounded(_all_rows(problem, lower, upper)), problem.rows.outputs.shape[1])
+        box = Interval(lower[None], upper[None])
+        return torch.where(exact.defined(self._engine.network, self._weights[0], box, self._random)[0], mass, 0.0)
 
     def _bounded(self, question: _Question) -> Tensor:
         """(N,): one plain pass, then two thorough ones over what it leaves open."""

@@ -185,3 +185,25 @@ def test_several_settings_of_the_weights_at_once(k: int) -> None:
     expected = torch.cat([evaluate(network, x[i], {name: v[i : i + 1] for name, v in drawn.items()}) for i in range(k)])
     assert torch.equal(found.lower, expected)
     assert torch.equal(found.upper, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [("log", [1.0, 2.0], [0.0, 2.0]), ("sqrt", [0.0, 2.0], [-1.0, 2.0]), ("reciprocal", [1.0, 2.0], [-1.0, 2.0])],
+)
+def test_nothing_is_claimed_where_a_function_may_be_undefined(
+    kind: str, inside: list[float], outside: list[float]
+) -> None:
+    """Relu(log(x)) is no number for x < 0, so that it is not at least 0 either; nor is it for random weights."""
+    builder = Builder()
+    x = builder.linear(builder.input(1), np.array([[1.0]]), axis=0)
+    builder.activation(builder.activation(x, kind), "relu")
+    network = builder.network()
+    assert ranges(network, inside[:1], inside[1:]).lower.tolist()[0] >= 0
+    for found in (ranges(network, outside[:1], outside[1:]), ranges(network, inside[:1], inside[1:], ["w0"])):
+        assert (found.lower.tolist(), found.upper.tolist()) == ([-np.inf], [np.inf])
+
+
+def test_functions_that_are_undefined_for_some_numbers() -> None:
+    """Whoever adds one decides here whether violations have to ask for it (`exact.defined`)."""
+    assert set(closed.PARTIAL) == {"log", "sqrt", "reciprocal"}

@@ -229,14 +229,16 @@ def _smaller(settings: Attack) -> Attack:
 
 def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
     """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
-    rows = problem.rows
+    rows, bounds = problem.rows, expect.bounds
     lower, upper = point_box(problem, x)
+    mean = weight_sets.mean_weights(bounds.engine.network, x.device)
+    known = bounds.defined(mean, lower, upper, weight_sets.random_names(bounds.engine.network, expect.posterior))[0]
     held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
     for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
         held = (problem.all_rows(rows.implied(above)) & problem.exists).any(-1)
         if bool(held.all()):
             break
-    return held & feasible(problem, x)
+    return held & known & feasible(problem, x)
 
 
 def _above(expect: Decision, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
