@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import time
 from pathlib import Path
@@ -89,23 +90,25 @@ def main() -> None:
     out, kept = options.out, options.out / "estimates.json"
     found: dict[str, dict[str, object]] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     (out / "vnnlib").mkdir(exist_ok=True)
-    table = []
-    for member in members():
-        net = trained(member, options.data, out)
-        if net is None:
-            continue
-        questions, begun = cells(net), time.monotonic()
-        for question in questions:
-            path = out / "vnnlib" / f"{question.name}.vnnlib"
-            path.write_text(question.text(net.model.network.signature.output_size), encoding="utf-8")
-            table.append((f"onnx/{member.name}.onnx", f"vnnlib/{path.name}", TIMEOUT))
+    nets = [net for member in members() if (net := trained(member, options.data, out))]
+    asked = {net.member.name: cells(net) for net in nets}
+    for net in nets:
+        for question in asked[net.member.name]:
+            text = question.text(net.model.network.signature.output_size)
+            (out / "vnnlib" / f"{question.name}.vnnlib").write_text(text, encoding="utf-8")
+    # The first input of every network, the second of every network, ...: a run that is ended early has seen them all.
+    rounds = [[question for question in column if question] for column in itertools.zip_longest(*asked.values())]
+    with (out / "instances.csv").open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        for question in itertools.chain(*rounds):
+            table.writerow((f"onnx/{question.network}.onnx", f"vnnlib/{question.name}.vnnlib", TIMEOUT))
+    for net in nets:
+        questions, begun = asked[net.member.name], time.monotonic()
         if not all(question.name in found for question in questions):
             named = zip(questions, estimates(net, questions), strict=True)
             found |= {question.name: estimate for question, estimate in named}
             kept.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
-        print(f"{member.name}: {time.monotonic() - begun:.0f} s", flush=True)
-    with (out / "instances.csv").open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(table)
+        print(f"{net.member.name}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -86,12 +86,14 @@ class Cell:
     Attributes
     ----------
     name : of its property file
+    network : of its model file
     lower, upper : (d,) the box
     label : the class to keep, or None
     low, high : what a regression has to stay within
     """
 
     name: str
+    network: str
     radius: float
     lower: NDArray
     upper: NDArray
@@ -120,15 +122,17 @@ def cells(trained: Trained) -> list[Cell]:
     x = data.test_x[:INPUTS].astype(np.float64).round(6)
     predicted = trained.predictive(x)
     found = []
-    for k, radius in enumerate(data.radii):
-        for i in range(len(x)):
+    for i in range(len(x)):
+        for k, radius in enumerate(data.radii):
             lower, upper = (x[i] - radius).round(6), (x[i] + radius).round(6)
             if data.clip is not None and radius:
                 lower, upper = lower.clip(*data.clip), upper.clip(*data.clip)
             name = f"{member.name}_{i}_{k}"
             if data.classes is None:
                 mean, room = float(predicted[i, 0]), SHARE * data.span
-                found.append(Cell(name, radius, lower, upper, None, round(mean - room, 6), round(mean + room, 6)))
+                found.append(
+                    Cell(name, member.name, radius, lower, upper, None, round(mean - room, 6), round(mean + room, 6))
+                )
             else:
-                found.append(Cell(name, radius, lower, upper, int(predicted[i].argmax())))
+                found.append(Cell(name, member.name, radius, lower, upper, int(predicted[i].argmax())))
     return found
