@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bnn_vnnlib.api import verify as verify
     from bnn_vnnlib.batch import BatchResult as BatchResult
     from bnn_vnnlib.batch import verify_batch as verify_batch
     from bnn_vnnlib.errors import BnnVnnlibError as BnnVnnlibError
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model import Model as Model
     from bnn_vnnlib.model import attach as attach
     from bnn_vnnlib.model import read_model as read_model
-    from bnn_vnnlib.property import Property as Property
+    from bnn_vnnlib.question.property import Property as Property
     from bnn_vnnlib.result import Bounds as Bounds
     from bnn_vnnlib.result import DecisionBounds as DecisionBounds
     from bnn_vnnlib.result import Query as Query
     from bnn_vnnlib.result import Result as Result
     from bnn_vnnlib.result import Verdict as Verdict
     from bnn_vnnlib.result import Witness as Witness
-    from bnn_vnnlib.street import verify as verify
     from bnn_vnnlib.vnnlib import read_property as read_property
 
 __version__ = "0.1.0"
@@ -48,10 +48,10 @@ _HOMES = {
         "VnnlibSyntaxError",
     ),
     "bnn_vnnlib.model": ("Model", "attach", "read_model"),
-    "bnn_vnnlib.property": ("Property",),
+    "bnn_vnnlib.question.property": ("Property",),
     "bnn_vnnlib.result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
     "bnn_vnnlib.batch": ("BatchResult", "verify_batch"),
-    "bnn_vnnlib.street": ("verify",),
+    "bnn_vnnlib.api": ("verify",),
     "bnn_vnnlib.vnnlib": ("read_property",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -4,7 +4,7 @@ From a folder that somebody else filled, `bnn-vnnlib` or `python -P -m bnn_vnnli
 the current folder before this is reached.
 """
 
-from bnn_vnnlib.isolation import forget_current_folder
+from bnn_vnnlib.system.isolation import forget_current_folder
 
 if __name__ == "__main__":
     forget_current_folder()

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib import methods
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.methods import names as methods
+from bnn_vnnlib.question.options import settle
 from bnn_vnnlib.result import Query, Rule, Verdict
 from bnn_vnnlib.rules import never
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Likelihood, Model
-    from bnn_vnnlib.robustness.problem import OutputCases, Problem
+    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.problem.problem import OutputCases, Problem
 
 Floats = NDArray[np.float64]
 
@@ -145,7 +145,7 @@ def _problem(
     """The boxes that are not skipped, and the question about them."""
     import torch
 
-    from bnn_vnnlib.robustness.problem import from_cases, from_labels
+    from bnn_vnnlib.problem.problem import from_cases, from_labels
 
     classes = setting.model.network.signature.output_size
     everything = np.arange(len(low))
@@ -209,7 +209,7 @@ def _is_case(entry: Any) -> bool:
 
 def _solve(setting: Setting, problem: Problem, restarts: int) -> tuple[dict[str, Any], str]:
     """The arrays, and the methods that gave them."""
-    from bnn_vnnlib.robustness.attack import Attack
+    from bnn_vnnlib.attack import Attack
 
     seed, deadline, precision = setting.choices.seed, setting.deadline, setting.precision
     attack = Attack(steps=20, restarts=restarts, seed=seed, deadline=deadline, precision=precision)
@@ -246,7 +246,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> tuple[dic
 
 
 def _decision(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
-    from bnn_vnnlib.robustness import decision
+    from bnn_vnnlib.methods import decision
 
     expect = setting.decision()
     found = decision.decide(expect, problem, attack)
@@ -259,9 +259,9 @@ def _decision(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str
 
 
 def _deterministic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
-    from bnn_vnnlib.robustness import attack as attacks
-    from bnn_vnnlib.robustness import weight_sets
-    from bnn_vnnlib.robustness.deterministic import decide
+    from bnn_vnnlib import attack as attacks
+    from bnn_vnnlib.methods.deterministic import decide
+    from bnn_vnnlib.problem import weight_sets
 
     network = setting.bounds.engine.network
     points = attacks.run(network, problem, {}, attack, setting.transform)[0]

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.devices import find_device
 from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean
-from bnn_vnnlib.options import Question
+from bnn_vnnlib.question.options import Question
+from bnn_vnnlib.question.served import refuse_idle, refuse_unserved
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.served import refuse_idle, refuse_unserved
+from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.devices import find_device
 
 if TYPE_CHECKING:
     import torch
 
-    from bnn_vnnlib.model.network import Likelihood, Model, Network, Posterior
-    from bnn_vnnlib.robustness.attack import Attack
-    from bnn_vnnlib.robustness.decision import Decision
-    from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
-    from bnn_vnnlib.robustness.probabilistic import Means
-    from bnn_vnnlib.robustness.problem import Problem
-    from bnn_vnnlib.robustness.safety import SafetyBounds
+    from bnn_vnnlib.attack import Attack
+    from bnn_vnnlib.methods.decision import Decision
+    from bnn_vnnlib.methods.safety.portfolio import Means
+    from bnn_vnnlib.methods.safety.safety import SafetyBounds
+    from bnn_vnnlib.network.network import Likelihood, Model, Network, Posterior
+    from bnn_vnnlib.problem.outputs import OutputBounds, Transform
+    from bnn_vnnlib.problem.problem import Problem
 
 Method = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
@@ -116,8 +116,8 @@ class Setting:
 
     def settled(self, problem: Problem) -> Problem:
         """The problem without what the ranges of the last activations settle, whatever the random weights are."""
-        from bnn_vnnlib.robustness import weight_sets
-        from bnn_vnnlib.robustness.refute import settled
+        from bnn_vnnlib.problem import weight_sets
+        from bnn_vnnlib.problem.refute import settled
 
         network = self.bounds.engine.network
         weights = weight_sets.mean_weights(network, self.device)
@@ -125,8 +125,8 @@ class Setting:
 
     def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
         """Bounds on P_safe of every instance, as far as time suffices."""
-        from bnn_vnnlib.robustness.probabilistic import safety_bounds
-        from bnn_vnnlib.robustness.refine import Goal
+        from bnn_vnnlib.methods.safety.portfolio import safety_bounds
+        from bnn_vnnlib.methods.safety.refine import Goal
 
         return safety_bounds(
             self.bounds, self.posterior, problem, attack, self.deadline,
@@ -136,8 +136,8 @@ class Setting:
 
     def decision(self) -> Decision:
         """What bounds the decision."""
-        from bnn_vnnlib.model.network import Correlated, Mixture
-        from bnn_vnnlib.robustness import decision
+        from bnn_vnnlib.methods import decision
+        from bnn_vnnlib.network.network import Correlated, Mixture
 
         if isinstance(self.posterior, Correlated | Mixture):
             return decision.PartsExpectation(
@@ -169,8 +169,8 @@ def settle_run(
     """
 
     from bnn_vnnlib.bounds.engine import Engine
-    from bnn_vnnlib.model.network import Model
-    from bnn_vnnlib.robustness.outputs import OutputBounds
+    from bnn_vnnlib.network.network import Model
+    from bnn_vnnlib.problem.outputs import OutputBounds
 
     if not isinstance(model, Model):
         raise OptionError(f"a Model is wanted, as read_model(PATH) or attach gives it, not {model!r}")
@@ -235,7 +235,7 @@ def gives_probabilities(network: Network, query: Query, likelihood: Likelihood |
 
 def ends_in_sigmoid(network: Network) -> bool:
     """The graph itself turns its logits into probabilities, which it may still move about."""
-    from bnn_vnnlib.model.nodes import Activation, Broadcast, Concat, Reshape, Select, Transpose
+    from bnn_vnnlib.network.nodes import Activation, Broadcast, Concat, Reshape, Select, Transpose
 
     def is_probability(position: int) -> bool:
         node = network.nodes[position]

@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.errors import SoundnessError
-from bnn_vnnlib.model.network import GaussianDiagonal, Mixture, Model, WeightSamples
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.methods.components import components_of, violation_mass
+from bnn_vnnlib.methods.decision import Decision, DecisionOutcome, violates
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds, wide_stack
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, feasible, point_box
+from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model.replay import Replayer
-from bnn_vnnlib.property import Property, input_feasible, violated_case
+from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.refute import violated_cases
+from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
-from bnn_vnnlib.robustness import attack as attacks
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.components import components_of, violation_mass
-from bnn_vnnlib.robustness.decision import Decision, DecisionOutcome, violates
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.problem import Problem
-from bnn_vnnlib.robustness.refute import violated_cases
-from bnn_vnnlib.robustness.safety import SafetyBounds, feasible, point_box
-from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_stack
 from bnn_vnnlib.setting import Setting
+from bnn_vnnlib.system.clock import Deadline
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,8 +3,8 @@
     python scripts/reference.py            # write
     python scripts/reference.py --check    # exit code 1 if a page is stale, write nothing
 
-The commands' texts stand in bnn_vnnlib/cli, the columns' in bnn_vnnlib/sidecar.py (RECORD), runs/tables.py (RESULTS,
-COLUMNS) and runs/compare.py (TABLES).
+The commands' texts stand in bnn_vnnlib/cli, the columns' in bnn_vnnlib/files/sidecar.py (RECORD),
+bnn_vnnlib/runs/tables.py (RESULTS, COLUMNS) and bnn_vnnlib/runs/compare.py (TABLES).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def command_line() -> str:
 
 def files() -> str:
     """The JSON record and the tables."""
+    from bnn_vnnlib.files.sidecar import FORMAT, RECORD
     from bnn_vnnlib.runs.compare import TABLES
     from bnn_vnnlib.runs.tables import COLUMNS, RESULTS
-    from bnn_vnnlib.sidecar import FORMAT, RECORD
 
     first = ("results_file", "text", "the results file, relative to the run's folder")
     lines = [

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from bnn_vnnlib.cli.guard import guard
-from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.system.heap import keep_freed_memory
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False, no_args_is_help=True)
 Data = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of public data and posteriors.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.system.heap import keep_freed_memory
 
 keep_freed_memory()  # as the commands do
 

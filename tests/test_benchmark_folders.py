@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
-from bnn_vnnlib.benchmarks import existing, read_benchmarks
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.benchmarks import existing, read_benchmarks
 from bnn_vnnlib.runs.run import selected
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
-from bnn_vnnlib.vnncomp import read_result
+from bnn_vnnlib.files.vnncomp import read_result
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bnn_vnnlib import OptionError, Result, read_model, read_property, verify
-from bnn_vnnlib.devices import EMULATION, find_device, plain_convolution
+from bnn_vnnlib.system.devices import EMULATION, find_device, plain_convolution
 from support.pretended_device import pretended_device
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bnn_vnnlib.capabilities import CAPABILITIES
 from bnn_vnnlib.cli.commands import COMMANDS
+from bnn_vnnlib.question.capabilities import CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

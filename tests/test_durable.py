@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bnn_vnnlib.durable import LOCK, clear, locked, make_folder, replacing
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.vnncomp import write_text
+from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.system.durable import LOCK, clear, locked, make_folder, replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,7 +62,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from bnn_vnnlib.durable import locked
+from bnn_vnnlib.system.durable import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

@@ -20,8 +20,9 @@ import states
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bnn_vnnlib import OptionError, environment, read_model, verify, verify_batch
-from bnn_vnnlib.environment import check_arithmetic, plain_state
+from bnn_vnnlib import OptionError, read_model, verify, verify_batch
+from bnn_vnnlib.system import environment
+from bnn_vnnlib.system.environment import check_arithmetic, plain_state
 from robustness.robustness_builders import model, random_model, rows
 
 ROOT = Path(__file__).resolve().parents[1]

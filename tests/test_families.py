@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnn_vnnlib import read_model, read_property
-from bnn_vnnlib.benchmarks import existing
+from bnn_vnnlib.files.benchmarks import existing
 from bnn_vnnlib.vnnlib import match
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from bnn_vnnlib.heap import ASKED
+from bnn_vnnlib.system.heap import ASKED
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 PROGRAM = """
 import resource
 import numpy as np
-from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.system.heap import keep_freed_memory
 print(keep_freed_memory())
 for turn in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnn_vnnlib import isolation
+from bnn_vnnlib.system import isolation
 from sweeps.sweep_models import boxes, write_net
 
 ROOT = Path(__file__).resolve().parents[1]

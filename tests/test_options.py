@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.options import Question, settle
+from bnn_vnnlib.question.options import Question, settle
 from bnn_vnnlib.result import Query
 
 

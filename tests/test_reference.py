@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
+from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.agreement import Answer, Line
 from bnn_vnnlib.runs.compare import TABLES, write_comparison
 from bnn_vnnlib.runs.store import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables
-from bnn_vnnlib.sidecar import RECORD, record, unfinished
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES: dict[str, str] = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()

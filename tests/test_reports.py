@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bnn_vnnlib import read_model, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.model import WeightSamples, replay
-from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.network.evaluate import evaluate
 from support.command import call
 
 CONFIDENCE = "Answers with a stated confidence, for every posterior that can be drawn"

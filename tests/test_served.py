@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bnn_vnnlib import OptionError, UnsupportedError, verify, verify_batch
-from bnn_vnnlib.model.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model
+from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.served import DEFAULTS, idle_options
 from bnn_vnnlib.result import Query
-from bnn_vnnlib.served import DEFAULTS, idle_options
 from bnn_vnnlib.setting import Choices, settle_run
 from robustness.robustness_builders import properties, random_model, random_samples
 

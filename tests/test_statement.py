@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.statement import violation, what_unsat_means
 from bnn_vnnlib.result import Query
-from bnn_vnnlib.statement import violation, what_unsat_means
 from bnn_vnnlib.vnnlib import parse_property
 
 

@@ -104,7 +104,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: None) -> None:
     """The families of benchmarks/ belong to other data; and what takes long is done coarsely."""
-    from bnn_vnnlib.robustness.attack import Attack
+    from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.sweeps import Radii
     from studies import mnist, places, radius_validation, regression, validation
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.terminal import Terminal
+from bnn_vnnlib.system.terminal import Terminal
 from support.records import safe, write_run
 
 EVIL = "a\x1b[2J\x1b]0;title\x07\x9b31m\u202eb\r\x08"

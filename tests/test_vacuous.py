@@ -7,10 +7,10 @@ import pytest
 from test_statement import old
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.question.vacuous import vacuous, vacuous_row
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.sweeps import read_table
-from bnn_vnnlib.vacuous import vacuous, vacuous_row
 from bnn_vnnlib.vnnlib import parse_property
 from support.command import call
 

@@ -15,9 +15,9 @@ from scipy import special, stats
 from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError, PropertyError
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.property import Boxes, Property, input_feasible, violated_case
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.question.property import Boxes, Property, input_feasible, violated_case
 from robustness.robustness_builders import model, outputs, properties, random_model, random_samples
 from support.clock import Clock
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.errors import InputError, SoundnessError
-from bnn_vnnlib.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.files.sidecar import plain, record, sidecar_path, to_text, unfinished
+from bnn_vnnlib.files.vnncomp import read_result, results_text, standard_output, write_text
+from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
-from bnn_vnnlib.sidecar import plain, record, sidecar_path, to_text, unfinished
 from bnn_vnnlib.signature import Signature, Variable
-from bnn_vnnlib.vnncomp import read_result, results_text, standard_output, write_text
 
 
 def a_property(version=(1, 0), inputs=((2,),), outputs=((2,),)) -> Property:

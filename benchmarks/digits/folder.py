@@ -22,7 +22,7 @@ from torch import Tensor
 from training import Gaussians
 
 from bnn_vnnlib import read_model
-from bnn_vnnlib.model.network import WeightSamples
+from bnn_vnnlib.network.network import WeightSamples
 
 Outputs = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # (N, d) -> (N, m)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from training import Settings, fit_ensemble, fit_variational
 
 from bnn_vnnlib import attach
-from bnn_vnnlib.model.network import GaussianDiagonal, Posterior, WeightSamples
+from bnn_vnnlib.network.network import GaussianDiagonal, Posterior, WeightSamples
 
 HERE = Folder(Path(__file__).resolve().parent)
 SETTINGS = Settings()

@@ -22,7 +22,7 @@ from splits import Split
 from training import Gaussians, Settings, fit_variational
 
 from bnn_vnnlib import attach
-from bnn_vnnlib.model.network import GaussianDiagonal, Posterior, WeightSamples
+from bnn_vnnlib.network.network import GaussianDiagonal, Posterior, WeightSamples
 from families.chains import Chain, draw_samples
 from families.natural import Natural, fit_natural
 

@@ -23,9 +23,9 @@ import torch
 from posteriors import members
 from questions import DRAWS, TIMEOUT, Cell, Trained, cells, trained
 
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import OutputCases, Problem, from_cases, from_labels
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.problem.problem import OutputCases, Problem, from_cases, from_labels
 
 EACH = Attack(steps=20, restarts=2)
 MEAN = Attack(steps=30, restarts=2)

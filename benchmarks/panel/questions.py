@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from posteriors import Member
 
 from bnn_vnnlib.model import Model, read_model, sample
-from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.network.evaluate import evaluate
 
 INPUTS, DRAWS = 10, 2000
 SHARE = 0.25

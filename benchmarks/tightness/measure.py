@@ -39,14 +39,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "measur
 
 from npz_to_onnx import convert
 
-from bnn_vnnlib import Model, read_model, verify_batch
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.tails import TailBounds, lower_of
+from bnn_vnnlib import Model, attack, read_model, verify_batch
+from bnn_vnnlib.methods.safety.tails import TailBounds, lower_of
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 from dense import dense_network
 
 HERE = Path(__file__).resolve().parent

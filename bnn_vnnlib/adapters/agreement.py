@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import Model, WeightSamples, sample
-from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ def check_samples(
     """
     import torch
 
-    from bnn_vnnlib.model.evaluate import evaluate
+    from bnn_vnnlib.network.evaluate import evaluate
 
     if not isinstance(model.posterior, WeightSamples):
         raise PosteriorError("outputs of weight samples belong to a posterior of weight samples")
@@ -190,7 +190,7 @@ def _drawn(model: Model, inputs: Floats, count: int, seed: int) -> Iterator[Tens
     """Outputs (K, N, m) of `count` sets of weights, in batches."""
     import torch
 
-    from bnn_vnnlib.model.evaluate import evaluate
+    from bnn_vnnlib.network.evaluate import evaluate
 
     if model.posterior is None:
         raise PosteriorError("the model carries no posterior, so there is nothing to draw from")

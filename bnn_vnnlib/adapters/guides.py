@@ -14,8 +14,8 @@ from onnx import ModelProto
 from bnn_vnnlib.adapters.adapted import Adapted
 from bnn_vnnlib.adapters.agreement import array
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, placed, successive
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from torch import nn

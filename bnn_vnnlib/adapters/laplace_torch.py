@@ -10,11 +10,11 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, Link, array, check_predictive
 from bnn_vnnlib.adapters.export import evaluating, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior
-from bnn_vnnlib.model.network import GaussianKron, KronLayer
+from bnn_vnnlib.network.network import GaussianKron, KronLayer
 from bnn_vnnlib.posteriors.parts import with_values
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

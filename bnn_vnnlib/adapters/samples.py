@@ -14,13 +14,13 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import array, check_samples
 from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.placing import Shape, places
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.files import read_proto
-from bnn_vnnlib.model.network import Floats
 from bnn_vnnlib.model.stored import float_shapes
 from bnn_vnnlib.model.tensors import holders
+from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,10 +16,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
-from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.system.environment import plain_state
 
 _ACTIVATIONS = {
     "relu": "Relu",

@@ -9,9 +9,9 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, check_predictive, drawn_outputs
 from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_other
 from bnn_vnnlib.adapters.layouts import Drawn, Layout, drawn_layers, mean_layer
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import from_standard_deviations
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,8 +16,8 @@ from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
 from bnn_vnnlib.bounds.rounding import TINY
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Input, Linear, Shift
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Input, Linear, Shift
 
 
 def walk_back(

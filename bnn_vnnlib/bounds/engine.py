@@ -19,9 +19,9 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import Rules
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Conv, Input, Linear, Max, Product, Scale, Sum
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Max, Product, Scale, Sum
+from bnn_vnnlib.system.clock import Deadline
 
 Method = Literal["interval", "linear"]
 

@@ -21,7 +21,7 @@ from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, gamma, up
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
-from bnn_vnnlib.model.nodes import (
+from bnn_vnnlib.network.nodes import (
     Activation,
     Broadcast,
     Concat,

@@ -38,7 +38,7 @@ from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import SMALL, TINY
 from bnn_vnnlib.bounds.walk import Walk, common, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import ParamBox
-from bnn_vnnlib.model.nodes import (
+from bnn_vnnlib.network.nodes import (
     Activation,
     Broadcast,
     Concat,

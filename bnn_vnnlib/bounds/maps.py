@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bnn_vnnlib.devices import plain_convolution
-from bnn_vnnlib.model.nodes import Conv, Linear, Scale, Select
+from bnn_vnnlib.network.nodes import Conv, Linear, Scale, Select
+from bnn_vnnlib.system.devices import plain_convolution
 
 WeightedMap = Linear | Conv | Scale
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, finest, squared, squared_down, up
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.nodes import Param
 
 
 @dataclass(frozen=True, eq=False)

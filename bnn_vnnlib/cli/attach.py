@@ -37,9 +37,9 @@ def attach(
         from bnn_vnnlib.model import attach_file, read_posterior_npz
         from bnn_vnnlib.model.attachment import attach as with_posterior
         from bnn_vnnlib.model.attachment import uncertain_names
-        from bnn_vnnlib.model.families import names_of
         from bnn_vnnlib.model.files import keep_inputs
         from bnn_vnnlib.model.reading import model_from_proto
+        from bnn_vnnlib.network.families import names_of
 
         keep_inputs(target, model, posterior)
         found = read_posterior_npz(posterior, model)

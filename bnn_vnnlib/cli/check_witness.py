@@ -10,7 +10,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Likelihood, Outputs, QueryName, Seed, TauSafe, TauUnsafe
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.system.printable import printable
 
 FAILED = 3
 
@@ -39,10 +39,10 @@ def check_witness(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib import read_model, read_property
-        from bnn_vnnlib.instance import Files
+        from bnn_vnnlib.files.instance import Files
+        from bnn_vnnlib.files.vnncomp import read_result
+        from bnn_vnnlib.question.served import refuse_idle
         from bnn_vnnlib.runs.checking import Judgement, check_witness, other_files, question_of
-        from bnn_vnnlib.served import refuse_idle
-        from bnn_vnnlib.vnncomp import read_result
 
         check_positive("--timeout", timeout)
         files = Files(prop, model)

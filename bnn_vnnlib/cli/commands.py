@@ -28,8 +28,8 @@ from bnn_vnnlib.cli.supports import supports
 from bnn_vnnlib.cli.sweep import sweep
 from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify
-from bnn_vnnlib.heap import keep_freed_memory
-from bnn_vnnlib.isolation import forget_current_folder
+from bnn_vnnlib.system.heap import keep_freed_memory
+from bnn_vnnlib.system.isolation import forget_current_folder
 
 
 class Commands(TyperGroup):

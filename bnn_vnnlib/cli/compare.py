@@ -10,7 +10,7 @@ import typer
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError, did_you_mean
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.system.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def compare(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.benchmarks import read_benchmarks
+        from bnn_vnnlib.files.benchmarks import read_benchmarks
         from bnn_vnnlib.runs.compare import Plan
         from bnn_vnnlib.runs.compare import compare as compared
         from bnn_vnnlib.runs.pools import Places

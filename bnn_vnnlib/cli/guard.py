@@ -18,7 +18,7 @@ from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bnn_vnnlib.outlet import Outlet
+    from bnn_vnnlib.files.outlet import Outlet
 
 NAME = "bnn-vnnlib"
 FAULT, REFUSED, INTERRUPTED = 1, 2, 130
@@ -33,7 +33,7 @@ def in_time(console: Console, outlet: Outlet) -> Iterator[Callable[[], None]]:
     if outlet.timeout is None:
         yield lambda: None
         return
-    from bnn_vnnlib.backstop import Backstop
+    from bnn_vnnlib.system.backstop import Backstop
 
     def last_words() -> None:
         for error in outlet.expire():
@@ -108,6 +108,6 @@ def check_positive(option: str, value: float | None) -> None:
 
 
 def stderr_console() -> Console:
-    from bnn_vnnlib.terminal import Terminal
+    from bnn_vnnlib.system.terminal import Terminal
 
     return Terminal(sys.stderr)

@@ -25,7 +25,7 @@ def inspect(
         from bnn_vnnlib.model import describe, read_model
         from bnn_vnnlib.model.files import read_proto
         from bnn_vnnlib.posteriors.origin import missing, origin
-        from bnn_vnnlib.terminal import Terminal
+        from bnn_vnnlib.system.terminal import Terminal
 
         proto, _ = read_proto(model)
         try:

@@ -13,7 +13,7 @@ import typer
 
 from bnn_vnnlib.cli.options import QueryName
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.isolation import cores, usual_threads
+from bnn_vnnlib.system.isolation import cores, usual_threads
 
 if TYPE_CHECKING:
     from rich.console import Console

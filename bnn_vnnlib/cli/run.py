@@ -31,7 +31,7 @@ from bnn_vnnlib.cli.options import (
     Workers,
 )
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.system.printable import printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -109,9 +109,9 @@ def _queries(
     asked: list[str] | None, tau_safe: float | None, tau_unsafe: float | None, options: dict[str, Any]
 ) -> tuple[str | None, ...]:
     """Those asked for; refuses what no instance could be run with, and options that belong to none of the queries."""
-    from bnn_vnnlib.options import settle
+    from bnn_vnnlib.question.options import settle
+    from bnn_vnnlib.question.served import idle_options, refuse_idle
     from bnn_vnnlib.result import Query
-    from bnn_vnnlib.served import idle_options, refuse_idle
 
     queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
     settled = [settle({}, query, tau_safe, tau_unsafe).query for query in queries]
@@ -126,7 +126,7 @@ def _opened(
     benchmarks: list[Path], only: list[str], how: How, where: Places, out: Path, rerun: Rerun
 ) -> AbstractContextManager[Run]:
     """The run over the instances that are left."""
-    from bnn_vnnlib.benchmarks import read_benchmarks
+    from bnn_vnnlib.files.benchmarks import read_benchmarks
     from bnn_vnnlib.runs.run import Run, selected
     from bnn_vnnlib.runs.store import Store
 

@@ -33,10 +33,10 @@ from bnn_vnnlib.cli.options import (
 from bnn_vnnlib.errors import InputError, PropertyError
 
 if TYPE_CHECKING:
+    from bnn_vnnlib.files.outlet import Outlet
     from bnn_vnnlib.model import Model
-    from bnn_vnnlib.options import Question
-    from bnn_vnnlib.outlet import Outlet
-    from bnn_vnnlib.property import Property
+    from bnn_vnnlib.question.options import Question
+    from bnn_vnnlib.question.property import Property
     from bnn_vnnlib.result import Result
     from bnn_vnnlib.signature import Signature
 
@@ -81,8 +81,8 @@ def verify(
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.assignments import make_folder, write_assignments
-        from bnn_vnnlib.outlet import Outlet
+        from bnn_vnnlib.files.assignments import make_folder, write_assignments
+        from bnn_vnnlib.files.outlet import Outlet
 
         check_positive("--timeout", timeout)
         check_positive("--margin", margin)
@@ -120,9 +120,9 @@ def _result(
     options : arguments of `bnn_vnnlib.verify`
     mixed : leave out those that do not apply
     """
-    from bnn_vnnlib.instance import find_files
-    from bnn_vnnlib.options import settle
-    from bnn_vnnlib.served import DEFAULTS
+    from bnn_vnnlib.files.instance import find_files
+    from bnn_vnnlib.question.options import settle
+    from bnn_vnnlib.question.served import DEFAULTS
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
@@ -156,12 +156,12 @@ def _result(
 def _load() -> None:
     """What solving needs and would load by itself: seconds that say nothing about the instance."""
     for name in ("safety", "decision", "deterministic"):
-        import_module(f"bnn_vnnlib.robustness.{name}")
+        import_module(f"bnn_vnnlib.methods.{name}")
 
 
 def _idle(model: Model, question: Question, options: dict[str, Any]) -> dict[str, str]:
     """Options that do not apply to the instance, and why."""
-    from bnn_vnnlib.served import idle_options
+    from bnn_vnnlib.question.served import idle_options
     from bnn_vnnlib.setting import gives_probabilities
 
     query = question.query_of(model.posterior is not None)

@@ -8,25 +8,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bnn_vnnlib.model.network import Component as Component
-from bnn_vnnlib.model.network import GaussianDiagonal as GaussianDiagonal
-from bnn_vnnlib.model.network import GaussianFull as GaussianFull
-from bnn_vnnlib.model.network import GaussianKron as GaussianKron
-from bnn_vnnlib.model.network import GaussianLowRank as GaussianLowRank
-from bnn_vnnlib.model.network import KronLayer as KronLayer
-from bnn_vnnlib.model.network import Likelihood as Likelihood
-from bnn_vnnlib.model.network import Mixture as Mixture
-from bnn_vnnlib.model.network import Model as Model
-from bnn_vnnlib.model.network import Network as Network
-from bnn_vnnlib.model.network import Posterior as Posterior
-from bnn_vnnlib.model.network import WeightSamples as WeightSamples
-from bnn_vnnlib.model.posterior import from_covariance as from_covariance
-from bnn_vnnlib.model.posterior import from_factor as from_factor
-from bnn_vnnlib.model.posterior import from_low_rank as from_low_rank
-from bnn_vnnlib.model.posterior import from_standard_deviations as from_standard_deviations
-from bnn_vnnlib.model.posterior import sample as sample
 from bnn_vnnlib.model.replay import Replayer as Replayer
 from bnn_vnnlib.model.replay import replay as replay
+from bnn_vnnlib.network.network import Component as Component
+from bnn_vnnlib.network.network import GaussianDiagonal as GaussianDiagonal
+from bnn_vnnlib.network.network import GaussianFull as GaussianFull
+from bnn_vnnlib.network.network import GaussianKron as GaussianKron
+from bnn_vnnlib.network.network import GaussianLowRank as GaussianLowRank
+from bnn_vnnlib.network.network import KronLayer as KronLayer
+from bnn_vnnlib.network.network import Likelihood as Likelihood
+from bnn_vnnlib.network.network import Mixture as Mixture
+from bnn_vnnlib.network.network import Model as Model
+from bnn_vnnlib.network.network import Network as Network
+from bnn_vnnlib.network.network import Posterior as Posterior
+from bnn_vnnlib.network.network import WeightSamples as WeightSamples
+from bnn_vnnlib.network.posterior import from_covariance as from_covariance
+from bnn_vnnlib.network.posterior import from_factor as from_factor
+from bnn_vnnlib.network.posterior import from_low_rank as from_low_rank
+from bnn_vnnlib.network.posterior import from_standard_deviations as from_standard_deviations
+from bnn_vnnlib.network.posterior import sample as sample
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model.attachment import attach as attach

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
-from bnn_vnnlib.model.nodes import Node, Param
 from bnn_vnnlib.model.values import Compared, Constant, Softmaxed, Variable
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.nodes import Node, Param
 
 LARGEST = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
 MOST = 2**28  # entries of all tensors that are computed

@@ -19,7 +19,6 @@ from onnx import NodeProto, TypeProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from bnn_vnnlib.model import balls
-from bnn_vnnlib.model import nodes as network_nodes
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model.attributes import attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
@@ -35,6 +34,7 @@ from bnn_vnnlib.model.operators_shape import (
     widens,
 )
 from bnn_vnnlib.model.values import Constant, Value
+from bnn_vnnlib.network import nodes as network_nodes
 
 Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
 """Row of the operator table."""

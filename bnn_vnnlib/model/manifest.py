@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model.families import MIXTURE, STORED
-from bnn_vnnlib.model.network import Likelihood
-from bnn_vnnlib.model.posterior import checked_likelihood, refuse_family
+from bnn_vnnlib.network.families import MIXTURE, STORED
+from bnn_vnnlib.network.network import Likelihood
+from bnn_vnnlib.network.posterior import checked_likelihood, refuse_family
 from bnn_vnnlib.readers import parse_json
 
 KEY = "bnn.posterior"

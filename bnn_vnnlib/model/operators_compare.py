@@ -9,7 +9,6 @@ from typing import cast as typed
 import numpy as np
 from onnx import NodeProto
 
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.attributes import inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import Builder
@@ -17,6 +16,7 @@ from bnn_vnnlib.model.operators_activation import prelu
 from bnn_vnnlib.model.operators_reduce import maximum, minimum
 from bnn_vnnlib.model.operators_shape import Inputs, variable
 from bnn_vnnlib.model.values import Compared, Constant, Value, Variable
+from bnn_vnnlib.network import nodes
 
 Limits = tuple[float, float]
 

@@ -8,12 +8,12 @@ from typing import cast as typed
 import numpy as np
 from onnx import NodeProto
 
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
 from bnn_vnnlib.model.balls import Ball, reciprocal
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.operators_shape import Inputs, variable
 from bnn_vnnlib.model.values import Constant, Value, Variable
+from bnn_vnnlib.network import nodes
 
 
 def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, Value]:

@@ -7,12 +7,12 @@ import math
 import numpy as np
 from onnx import NodeProto
 
-from bnn_vnnlib.model import nodes
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball, add, reciprocal, square_root
 from bnn_vnnlib.model.builder import Builder
 from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
 from bnn_vnnlib.model.values import Constant, Value, Variable
+from bnn_vnnlib.network import nodes
 
 
 def constant_operand(node: NodeProto, inputs: Inputs, position: int, what: str) -> Constant:

@@ -10,17 +10,17 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, ModelError, PosteriorError
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
 from bnn_vnnlib.model.inlining import inlined
-from bnn_vnnlib.model.network import Likelihood, Model, WeightSamples
-from bnn_vnnlib.model.posterior import checked_likelihood, names_of, only
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.network import Likelihood, Model, WeightSamples
+from bnn_vnnlib.network.posterior import checked_likelihood, names_of, only
 from bnn_vnnlib.signature import Signature
+from bnn_vnnlib.system.environment import plain_state
 
 _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import ModelError, PropertyError
-from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.signature import Hidden, Signature, Variable
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.model.families import MIXTURE, PLAIN, STORED, Entry, gaussian_of
 from bnn_vnnlib.model.inlining import reads, subgraphs
 from bnn_vnnlib.model.manifest import Manifest, extracted, read_manifest, sha256
-from bnn_vnnlib.model.network import (
+from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.families import MIXTURE, PLAIN, STORED, Entry, gaussian_of
+from bnn_vnnlib.network.network import (
     Component,
     Gaussian,
     GaussianDiagonal,
@@ -22,8 +23,7 @@ from bnn_vnnlib.model.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.model.posterior import PROBABILITIES, check_posterior
-from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.posterior import PROBABILITIES, check_posterior
 
 VARIANCE, SAMPLES = "_variance", "_samples"
 _PART = re.compile(r"(.+)_component\d+_mean")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.nodes import Param
 
 
 @dataclass(frozen=True)

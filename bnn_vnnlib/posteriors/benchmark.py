@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bnn_vnnlib.benchmarks import Instance, existing, read_table
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
-from bnn_vnnlib.model.network import Likelihood
+from bnn_vnnlib.files.benchmarks import Instance, existing, read_table
+from bnn_vnnlib.files.sidecar import read_object
+from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model.reading import write_readable
+from bnn_vnnlib.network.network import Likelihood
 from bnn_vnnlib.posteriors.convert import Recipe, convert
-from bnn_vnnlib.sidecar import read_object
-from bnn_vnnlib.vnncomp import write_text
 
 RECORD = "conversion.json"
 

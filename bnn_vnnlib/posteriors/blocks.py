@@ -15,8 +15,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from scipy.linalg import block_diag
 
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.model import WeightSamples, nodes
-from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.model import WeightSamples
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.layers import Affine, Layer
 from bnn_vnnlib.signature import Signature, Variable
 

@@ -1,6 +1,6 @@
 """A posterior fitted on the user's data, around (or near) the weights of a deterministic network.
 
-The network is evaluated by `bnn_vnnlib.model.evaluate`, as a torch module whose parameters are the file's tensors: so
+The network is evaluated by `bnn_vnnlib.network.evaluate`, as a torch module whose parameters are the file's tensors: so
 the posterior comes out in their names and layouts. Laplace approximations are those of laplace-torch, variational ones
 those of ivon-opt; both are imported when they are asked for.
 """
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model import Network
-from bnn_vnnlib.model.network import Floats, Likelihood
+from bnn_vnnlib.network.network import Floats, Likelihood
 from bnn_vnnlib.readers import read_npz
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ def as_module(network: Network, names: Sequence[str]) -> torch.nn.Module:
     """The network as a torch module with these tensors as parameters; x (N, n) -> logits or outputs (N, m), float64."""
     import torch
 
-    from bnn_vnnlib.model.evaluate import evaluate
+    from bnn_vnnlib.network.evaluate import evaluate
 
     class NetworkModule(torch.nn.Module):
         def __init__(self) -> None:

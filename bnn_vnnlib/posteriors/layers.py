@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnn_vnnlib.model import Network, WeightSamples, nodes
-from bnn_vnnlib.model.network import Floats
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.model import Network, WeightSamples
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.network.nodes import Param
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,16 +7,16 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError, SoundnessError
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, model_from_proto, replay, sample
-from bnn_vnnlib.model.families import family_of
-from bnn_vnnlib.model.network import Floats, Likelihood
+from bnn_vnnlib.network.families import family_of
+from bnn_vnnlib.network.network import Floats, Likelihood
 from bnn_vnnlib.posteriors.blocks import End, merged_blocks
 from bnn_vnnlib.posteriors.copies import merged_copies
 from bnn_vnnlib.posteriors.layers import layers
 from bnn_vnnlib.posteriors.parts import Parts
 from bnn_vnnlib.posteriors.plain import drawn
+from bnn_vnnlib.system.environment import plain_state
 
 Form = Literal["auto", "blocks", "copies"]
 Average = Literal["auto", "outputs", "probabilities"]

@@ -18,7 +18,7 @@ from bnn_vnnlib.model import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.model.network import Floats, Gaussian
+from bnn_vnnlib.network.network import Floats, Gaussian
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
 
 

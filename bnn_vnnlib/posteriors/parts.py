@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
 from bnn_vnnlib.model.attributes import label
-from bnn_vnnlib.model.families import names_of, tensor_names
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.manifest import KEY, read_manifest
-from bnn_vnnlib.model.posterior import PROBABILITIES, checked_likelihood
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.families import names_of, tensor_names
+from bnn_vnnlib.network.posterior import PROBABILITIES, checked_likelihood
+from bnn_vnnlib.system.environment import plain_state
 
 
 @dataclass(frozen=True, eq=False)

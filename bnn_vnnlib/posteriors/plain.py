@@ -9,13 +9,13 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError, PosteriorError
+from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model import WeightSamples, sample
-from bnn_vnnlib.model.families import family_of
 from bnn_vnnlib.model.reading import write_readable
+from bnn_vnnlib.network.families import family_of
 from bnn_vnnlib.posteriors.parts import Parts, with_values
-from bnn_vnnlib.vnncomp import write_text
+from bnn_vnnlib.system.environment import plain_state
 
 INDEX = "networks.csv"
 

@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior, attach, model_from_proto
 from bnn_vnnlib.model.files import serialised
-from bnn_vnnlib.model.posterior import names_of
 from bnn_vnnlib.model.replay import session_of
 from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
 from bnn_vnnlib.posteriors.moving import Moves, moved
 from bnn_vnnlib.posteriors.parts import Source
 from bnn_vnnlib.posteriors.tools import Tool, run_tool
+from bnn_vnnlib.system.environment import plain_state
 
 _POINTS, _TOLERANCE = 8, 1e-4
 _TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(double)": np.float64}

@@ -11,9 +11,10 @@ import numpy as np
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
-from bnn_vnnlib.model import GaussianDiagonal, Network, nodes
-from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.model import GaussianDiagonal, Network
 from bnn_vnnlib.model.tensors import holders
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Floats
 
 _TRANSPARENT = (nodes.Reshape, nodes.Transpose, nodes.Broadcast, nodes.Sum, nodes.Scale, nodes.Shift)
 

@@ -7,10 +7,10 @@ from math import isinf
 from typing import Any
 
 from bnn_vnnlib.display import digits
+from bnn_vnnlib.files.sidecar import plain
 from bnn_vnnlib.report.guarantee import Guarantee, guarantee
 from bnn_vnnlib.report.pictures import Picture
 from bnn_vnnlib.report.row import Row
-from bnn_vnnlib.sidecar import plain
 
 _TEXTS = ("run", "category", "network", "verdict", "query", "rule", "method", "checked", "reason", "shows",
           "violation", "unsat_means", "vacuous")  # fmt: skip

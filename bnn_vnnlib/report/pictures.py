@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.sidecar import sha256
 from bnn_vnnlib.report.row import Row
-from bnn_vnnlib.sidecar import sha256
 
 Shape = tuple[int, int, int]
 Floats = NDArray[np.float64]

@@ -11,6 +11,7 @@ from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
 from bnn_vnnlib.report.columns import page_data
 from bnn_vnnlib.report.guarantee import CERTAIN
@@ -21,7 +22,6 @@ from bnn_vnnlib.report.source import Source, read_source
 from bnn_vnnlib.report.tables import Table
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.compare import SAYS
-from bnn_vnnlib.vnncomp import write_text
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.files.sidecar import read_object, sidecar_path
 from bnn_vnnlib.readers import read_rows, read_start
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.runs.compare import OURS
-from bnn_vnnlib.sidecar import read_object, sidecar_path
 
 Names = tuple[str, str, str]
 _COMPARISON = ("contradictions.csv", "agreement.csv", "solved.csv")

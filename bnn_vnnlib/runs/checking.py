@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.options import Question, settle
-from bnn_vnnlib.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
+from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path
+from bnn_vnnlib.files.vnncomp import ResultsFile
+from bnn_vnnlib.question.options import Question, settle
+from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.result import Query, Result, Verdict
-from bnn_vnnlib.sidecar import read_object, sha256, sidecar_path
 from bnn_vnnlib.signature import Variable
-from bnn_vnnlib.vnncomp import ResultsFile
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Likelihood, Model
 
 Floats = NDArray[np.float64]
 
@@ -102,7 +102,7 @@ def check_witness(
         return Check(Judgement.INVALID, query, ("X is not in the property's input set",))
 
     def ask(prop: Property) -> Result:
-        from bnn_vnnlib.street import verify
+        from bnn_vnnlib.api import verify
 
         how: dict[str, Any] = {"tau_safe": question.tau_safe, "tau_unsafe": question.tau_unsafe}
         if query is Query.DECISION:

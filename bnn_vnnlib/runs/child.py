@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from bnn_vnnlib.heap import keep_freed_memory
+from bnn_vnnlib.system.heap import keep_freed_memory
 
 OUT, ERR = 1, 2
 
@@ -69,7 +69,7 @@ def _serve(arguments: list[str]) -> int:
 def _import() -> None:
     """Everything slow, before the first time limit counts."""
     for name in ("torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.witness", "bnn_vnnlib.model.reading",
-                 "bnn_vnnlib.robustness.safety", "bnn_vnnlib.robustness.decision"):  # fmt: skip
+                 "bnn_vnnlib.methods.safety.safety", "bnn_vnnlib.methods.decision"):  # fmt: skip
         import_module(name)
 
 

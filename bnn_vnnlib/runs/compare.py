@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.benchmarks import Instance, existing
-from bnn_vnnlib.durable import clear, locked
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.files.benchmarks import Instance, existing
+from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
@@ -19,7 +19,7 @@ from bnn_vnnlib.runs.store import Again, Entry, Store
 from bnn_vnnlib.runs.task import Task, run_task
 from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
 from bnn_vnnlib.runs.variants import Kind, Variant, write_variants
-from bnn_vnnlib.vnncomp import write_text
+from bnn_vnnlib.system.durable import clear, locked
 
 OURS = "bnn-vnnlib"
 

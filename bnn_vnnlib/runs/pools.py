@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.isolation import cores, isolated, usual_threads
 from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.worker import FLEET
+from bnn_vnnlib.system.isolation import cores, isolated, usual_threads
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -9,14 +9,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.benchmarks import Instance, existing
-from bnn_vnnlib.durable import locked
+from bnn_vnnlib.files.benchmarks import Instance, existing
+from bnn_vnnlib.files.sidecar import unfinished
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.pools import Places, completed
 from bnn_vnnlib.runs.store import Again, Entry, Runnable, Store, hashes
 from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task
-from bnn_vnnlib.sidecar import unfinished
+from bnn_vnnlib.system.durable import locked
 
 
 @dataclass(frozen=True)

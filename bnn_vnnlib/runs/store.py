@@ -24,12 +24,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bnn_vnnlib.durable import clear, make_folder
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path, to_text, unfinished
+from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.task import Outcome
-from bnn_vnnlib.sidecar import read_object, sha256, sidecar_path, to_text, unfinished
-from bnn_vnnlib.vnncomp import write_text
+from bnn_vnnlib.system.durable import clear, make_folder
 
 FORMAT = 2
 """Of the folder. Before 2, records did not say which options they were made with."""

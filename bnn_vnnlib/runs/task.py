@@ -11,10 +11,10 @@ from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.files.sidecar import plain, read_object, sidecar_path, unfinished
+from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.worker import FLEET, Died, Overdue
-from bnn_vnnlib.sidecar import plain, read_object, sidecar_path, unfinished
-from bnn_vnnlib.vnncomp import read_result
 
 GRACE = 10.0
 """`verify` ends itself within 5 s of its limit; a process that is not back after this many seconds hangs."""

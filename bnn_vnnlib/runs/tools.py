@@ -16,13 +16,13 @@ from typing import IO, Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
-from bnn_vnnlib.isolation import usual_threads, with_threads
+from bnn_vnnlib.files.sidecar import plain, unfinished
+from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
-from bnn_vnnlib.sidecar import plain, unfinished
-from bnn_vnnlib.vnncomp import read_result
+from bnn_vnnlib.system.isolation import usual_threads, with_threads
 
 KILL_AFTER = 60.0
 """Seconds beyond the limit after which a tool is killed, as in the competition."""
@@ -249,7 +249,7 @@ def _outcome(
 def checked_sat(results: Path, model: Path, prop: Path) -> str:
     """What the replay of a witness in onnxruntime gives: a judgement of `check_witness`, or why there is none."""
     from bnn_vnnlib import read_model, read_property
-    from bnn_vnnlib.options import settle
+    from bnn_vnnlib.question.options import settle
     from bnn_vnnlib.runs.checking import check_witness
 
     try:

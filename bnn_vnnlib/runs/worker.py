@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bnn_vnnlib.isolation import trusted_path, with_threads
+from bnn_vnnlib.system.isolation import trusted_path, with_threads
 
 PROGRAM = (
     "-c",

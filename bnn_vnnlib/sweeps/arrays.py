@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.durable import replacing
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.readers import kinds, parse_json, read_npz, read_start
 from bnn_vnnlib.readers.packed import RATIO, SMALL
+from bnn_vnnlib.system.durable import replacing
 
 Arrays = dict[str, NDArray]
 

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
@@ -37,9 +36,10 @@ from bnn_vnnlib.sweeps.questions import Bounding
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Model
+    from bnn_vnnlib.network.network import Model
 
 Floats = NDArray[np.float64]
 

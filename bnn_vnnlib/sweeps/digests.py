@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Model
+    from bnn_vnnlib.network.network import Model
 
 
 def digest(values: NDArray) -> str:
@@ -20,7 +20,7 @@ def digest(values: NDArray) -> str:
 
 def model_digest(model: Model) -> str:
     """Hash of a network and its posterior."""
-    from bnn_vnnlib.model.families import family_of, tensors_of
+    from bnn_vnnlib.network.families import family_of, tensors_of
 
     parts = [hashlib.sha256(model.onnx_bytes).hexdigest()]
     tensors = dict(model.network.tensors)

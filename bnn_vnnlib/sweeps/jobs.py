@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.heap import keep_freed_memory
-from bnn_vnnlib.isolation import isolated
 from bnn_vnnlib.sweeps.arrays import Arrays
 from bnn_vnnlib.sweeps.folder import Cost, Folder, Kept, Part, Step
+from bnn_vnnlib.system.environment import plain_state
+from bnn_vnnlib.system.heap import keep_freed_memory
+from bnn_vnnlib.system.isolation import isolated
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Model
+    from bnn_vnnlib.network.network import Model
 
 AHEAD = 2
 """Chunks handed out to each worker at a time, so that none waits for the next."""

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import rules
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.vacuous import vacuous_row
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
-from bnn_vnnlib.vacuous import vacuous_row
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Likelihood, Model
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
@@ -24,9 +23,10 @@ from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined, us
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
+from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.model.network import Model
+    from bnn_vnnlib.network.network import Model
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.environment import plain_state
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
@@ -23,6 +22,7 @@ from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, j
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
+from bnn_vnnlib.system.environment import plain_state
 
 Floats = NDArray[np.float64]
 

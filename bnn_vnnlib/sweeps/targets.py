@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.sweeps.questions import Asked
 
 Floats = NDArray[np.float64]
@@ -18,7 +18,7 @@ def mean_output(model: Model, x: Floats) -> Floats:
     """(N, m): outputs of the mean network (for weight samples, of the network of mean weights) at x (N, n)."""
     import torch
 
-    from bnn_vnnlib.model.evaluate import evaluate
+    from bnn_vnnlib.network.evaluate import evaluate
 
     with torch.no_grad():
         return np.asarray(evaluate(model.network, torch.as_tensor(x)).numpy(), np.float64)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bnn_vnnlib.environment import plain_state
-from bnn_vnnlib.property import Property
+from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
+from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.vnnlib.match import match
 from bnn_vnnlib.vnnlib.normalise import normalise
 from bnn_vnnlib.vnnlib.parse import parse

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.property import Boxes, HalfSpaces
+from bnn_vnnlib.question.property import Boxes, HalfSpaces
 from bnn_vnnlib.vnnlib.check import Scope
 from bnn_vnnlib.vnnlib.dnf import Disjunction
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number

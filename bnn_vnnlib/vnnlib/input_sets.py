@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.property import Boxes
+from bnn_vnnlib.question.property import Boxes
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.table import Table
 

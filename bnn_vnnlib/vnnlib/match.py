@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bnn_vnnlib.errors import PropertyError
-from bnn_vnnlib.property import Property
+from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature, Variable
 
 _FLOATS = ("float32", "float64")

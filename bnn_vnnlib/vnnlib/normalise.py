@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bnn_vnnlib.property import Property
+from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.assemble import assemble
 from bnn_vnnlib.vnnlib.check import Scope, check

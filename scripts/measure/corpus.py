@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bnn_vnnlib.benchmarks import Instance
+from bnn_vnnlib.files.benchmarks import Instance
 from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.run import How, Run
 from bnn_vnnlib.runs.store import Entry, Store

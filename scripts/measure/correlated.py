@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from bnn_vnnlib import verify_batch
+from bnn_vnnlib import attack, verify_batch
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.model import (
     Component,
     GaussianDiagonal,
@@ -37,11 +38,9 @@ from bnn_vnnlib.model import (
     from_low_rank,
     sample,
 )
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.families import marginal_variances
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import marginal_variances
+from bnn_vnnlib.problem.problem import from_labels
 from dense import dense_network
 
 SPLIT, NETWORKS, SNAPSHOTS = 1200, 200, 20

@@ -34,9 +34,9 @@ from npz_to_onnx import convert
 from bnn_vnnlib import Model, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.model import WeightSamples
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.question.options import settle
 from bnn_vnnlib.setting import Choices, settle_run
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)

@@ -29,17 +29,17 @@ from rich.progress import track
 from torch import Tensor
 
 from bnn_vnnlib import Model, verify_batch
+from bnn_vnnlib.attack import transformed
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.methods import decision
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.outputs import OutputBounds, Transform
+from bnn_vnnlib.problem.problem import OutputCases, from_cases
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.robustness import decision
-from bnn_vnnlib.robustness.attack import transformed
-from bnn_vnnlib.robustness.outputs import OutputBounds, Transform
-from bnn_vnnlib.robustness.problem import OutputCases, from_cases
+from bnn_vnnlib.system.clock import Deadline
 from dense import dense_network
 
 BOXES, FEW, MANY, BATCH = 2, 20_000, 1_000_000, 10_000

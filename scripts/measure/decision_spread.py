@@ -32,9 +32,9 @@ from decision import RADIUS, SINE, Folder, attained_gap, bounded, exact_mean, pr
 
 from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Likelihood
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Likelihood
+from bnn_vnnlib.network.posterior import sample
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
 
@@ -102,12 +102,12 @@ def _wide_classifiers(data: Path, count: int) -> Iterator[tuple[str, float, floa
 @app.command()
 def points(data: Folder, count: int = 50) -> None:
     """The expected probability of the predicted class at points: lower bounds by method, beside an estimate."""
-    from bnn_vnnlib.clock import Deadline
-    from bnn_vnnlib.robustness.classification.deep import ExponentialMoments
-    from bnn_vnnlib.robustness.classification.layers import one_layer, stack
-    from bnn_vnnlib.robustness.classification.method import SoftmaxRows, Source
-    from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
-    from bnn_vnnlib.robustness.classification.tilted import Tilted
+    from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
+    from bnn_vnnlib.methods.decision.softmax.layers import one_layer, stack
+    from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows, Source
+    from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+    from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
+    from bnn_vnnlib.system.clock import Deadline
 
     table = Table("posterior", "factor", "estimate", "closed forms", "powers", "tilted", "s a point, tilted")
     device = torch.device("cpu")

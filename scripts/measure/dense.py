@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Input, Kind, Linear, Node, Param, Shift
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Activation, Input, Kind, Linear, Node, Param, Shift
 from bnn_vnnlib.signature import Signature, Variable
 
 Layers = Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]

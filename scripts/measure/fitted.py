@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from bnn_vnnlib.model import GaussianDiagonal, Model, read_model, sample
-from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.posteriors.convert import FittedOn, convert_file
 
 DRAWS, SPLIT = 2000, 1200

@@ -24,13 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import onnx
 from npz_to_onnx import convert
 
-from bnn_vnnlib import Model, read_model, verify_batch
+from bnn_vnnlib import Model, attack, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
-from bnn_vnnlib.heap import keep_freed_memory
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.problem import from_labels
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.setting import Method
+from bnn_vnnlib.system.heap import keep_freed_memory
 
 RADIUS = 0.025
 

@@ -26,7 +26,7 @@ from bnn_vnnlib import verify
 from bnn_vnnlib.adapters import Adapted
 from bnn_vnnlib.display import interval
 from bnn_vnnlib.errors import BnnVnnlibError
-from bnn_vnnlib.model.families import family_of
+from bnn_vnnlib.network.families import family_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "libraries"
 # page -> modules that its code imports, distributions whose versions count

@@ -18,9 +18,9 @@ import torch
 import typer
 
 from bnn_vnnlib.model import WeightSamples
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import write_model
-from bnn_vnnlib.model.network import Floats
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.merge import merge
 from bnn_vnnlib.posteriors.parts import Parts, read_parts
 

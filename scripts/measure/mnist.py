@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from npz_to_onnx import convert
 
 from bnn_vnnlib import read_model, verify_batch
-from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.setting import Method
 
 RUNS = (

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from bnn_vnnlib.errors import InputError, ModelError
 from bnn_vnnlib.model import Model, Replayer, model_from_proto
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import FOLDABLE
 from bnn_vnnlib.model.operators import supported_operators
+from bnn_vnnlib.network.evaluate import evaluate
 from doubled import doubled
 
 

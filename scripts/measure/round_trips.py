@@ -20,7 +20,7 @@ from rich.table import Table
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto
-from bnn_vnnlib.model.network import Floats, Posterior
+from bnn_vnnlib.network.network import Floats, Posterior
 from bnn_vnnlib.posteriors.parts import Parts, read_parts
 from bnn_vnnlib.posteriors.simplify import simplified
 from bnn_vnnlib.posteriors.tools import Tool, run_tool

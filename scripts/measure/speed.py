@@ -33,8 +33,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.heap import keep_freed_memory
-from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.system.heap import keep_freed_memory
 from dense import dense_network
 
 SIZES = ([3, 125, 5], [784, 128, 10], [784, 50, 50, 10], [5, 50, 50, 50, 50, 50, 50, 5])

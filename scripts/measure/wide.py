@@ -1,4 +1,4 @@
-"""P_safe of wide posteriors: the bounds of `robustness.wide` for points of a digits file, beside sampled networks.
+"""P_safe of wide posteriors: bounds of `methods.safety.large_variance` at points of a digits file, beside samples.
 
     python scripts/measure/wide.py FILE.npz [--points 0,1,2] [--eps 0,0.01] [--scale 1] [--sampled 100000]
 
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import typer
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
-from bnn_vnnlib.robustness.problem import Problem, from_labels
-from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.problem.problem import Problem, from_labels
+from bnn_vnnlib.system.clock import Deadline
 
 
 def network(file: Path, scale: float) -> tuple[Stack, np.ndarray]:

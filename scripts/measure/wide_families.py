@@ -5,7 +5,7 @@
 An 8-64-64-2 ReLU network is trained (AdamW, 150 full steps of rate .003, decay .001, seed 0) on the first eight
 features of the breast cancer data of scikit-learn, scaled to [0, 1]. Points: those at the given shares of all points,
 ordered by margin. Printed: the estimate (share of sampled networks of which projected gradient descent breaks none),
-and lower bounds by tails and by `robustness.wide`. Class of the mean network; boxes x +- eps.
+and lower bounds by tails and by `methods.safety.large_variance`. Class of the mean network; boxes x +- eps.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 import typer
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model.reading import model_from_proto
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 
 WIDTHS = (8, 64, 64, 2)
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from bnn_vnnlib.model import Model, WeightSamples
-from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
+from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.rules import within
 from bnn_vnnlib.sweeps import Table, make_table
 from studies import places as of

@@ -25,11 +25,10 @@ from rich.console import Console
 from rich.progress import track
 from scipy import stats
 
-from bnn_vnnlib import rules
+from bnn_vnnlib import attack, rules
+from bnn_vnnlib.attack import Attack, Params
 from bnn_vnnlib.model import Model, WeightSamples
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack, Params
-from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
+from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.sweeps import Bounding, Inputs, Radii, RadiusResult, Source, make_inputs, radii
 from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
 from studies import boxes, tables

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.model import Model
-from bnn_vnnlib.model.network import GaussianDiagonal
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.refute import refuted_cases
-from bnn_vnnlib.robustness.weight_sets import BoxFamily
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.refute import refuted_cases
+from bnn_vnnlib.problem.weight_sets import BoxFamily
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
 from studies import boxes, tables
 from studies.boxes import Boxes

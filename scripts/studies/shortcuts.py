@@ -8,7 +8,7 @@ from scipy import stats
 
 from bnn_vnnlib import attach, rules, verify_batch
 from bnn_vnnlib.model import Model, model_from_proto
-from bnn_vnnlib.model.network import GaussianDiagonal
+from bnn_vnnlib.network.network import GaussianDiagonal
 from studies.tables import Row
 
 

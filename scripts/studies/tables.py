@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.vnncomp import write_text
+from bnn_vnnlib.files.vnncomp import write_text
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]

@@ -27,10 +27,10 @@ from rich.progress import track
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_cases
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
 from studies import boxes, tables

@@ -13,8 +13,8 @@ import torch
 from bnn_vnnlib.bounds import engine, linear, maps
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.nodes import Conv, Linear, Scale
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.nodes import Conv, Linear, Scale
 from support import exact
 from support.attack import Falsifier
 from support.networks import point_weights, random_boxes, random_inputs, random_rows

@@ -18,7 +18,7 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.network.network import Network
 from support import exact
 from support.networks import Builder, point_weights
 from support.zoo import PIECES, bare

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.model import evaluate
-from bnn_vnnlib.robustness.weight_sets import params_of
+from bnn_vnnlib.network import evaluate
+from bnn_vnnlib.problem.weight_sets import params_of
 from support.networks import Array, Builder, dense_network
 from support.tails import (
     SMOOTH,

@@ -10,7 +10,7 @@ from scipy import stats
 
 from bnn_vnnlib.bounds.tails import deviations_of
 from bnn_vnnlib.bounds.tails.tail import Martingale
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.nodes import Param
 from support.networks import Builder
 from support.tails import failures, record, tensor
 

@@ -16,11 +16,12 @@ from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.tails.groups import Dense, Kron, Use, largest
 from bnn_vnnlib.bounds.tails.run import Run
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.model import evaluate, from_covariance, from_factor, nodes, sample
-from bnn_vnnlib.model.network import Gaussian, GaussianFull, GaussianKron, GaussianLowRank, KronLayer, Network
-from bnn_vnnlib.model.nodes import Param
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.correlation import correlation, independent
+from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.model import from_covariance, from_factor, sample
+from bnn_vnnlib.network import evaluate, nodes
+from bnn_vnnlib.network.network import Gaussian, GaussianFull, GaussianKron, GaussianLowRank, KronLayer, Network
+from bnn_vnnlib.network.nodes import Param
+from bnn_vnnlib.problem import weight_sets
 from support.networks import Array, Builder, dense_network
 from support.tails import tensor
 
@@ -431,7 +432,7 @@ def test_convolution_and_tied_weights_at_a_point() -> None:
 
 
 def test_kronecker_factors_of_a_convolution_are_written_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bnn_vnnlib.robustness import correlation as module
+    from bnn_vnnlib.methods import correlation as module
 
     builder = Builder(2)
     builder.conv(builder.input(1, 1, 3, 3), (2, 1, 2, 2))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
 from support.networks import Builder
 from support.tails import (
     INSIDE,

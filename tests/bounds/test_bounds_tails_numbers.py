@@ -14,8 +14,8 @@ from bnn_vnnlib.bounds.tails import deviations_of
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.tails.uses import Uses
 from bnn_vnnlib.bounds.weights import ParamBox
-from bnn_vnnlib.model import evaluate
-from bnn_vnnlib.model.nodes import Linear
+from bnn_vnnlib.network import evaluate
+from bnn_vnnlib.network.nodes import Linear
 from support.networks import dense_network
 from support.tails import (
     failures,

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.bounds.tails.tail import Normal
-from bnn_vnnlib.model import evaluate
+from bnn_vnnlib.network import evaluate
 from support.networks import Builder, dense_network
 from support.tails import (
     INSIDE,

@@ -16,9 +16,9 @@ from bnn_vnnlib.bounds.tails.engine import Rows
 from bnn_vnnlib.bounds.tails.plan import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
-from bnn_vnnlib.robustness import weight_sets
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.problem import weight_sets
 from support.networks import Builder, dense_network
 from support.tails import (
     failures,

@@ -17,7 +17,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import squared, squared_down
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.network.network import Network
 from support.networks import Builder, point_weights
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bnn_vnnlib.model.network import Model
+from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.result import Verdict
 from fuzz.decisions import Decisions
 from fuzz.judge import CLEAR, Court

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from bnn_vnnlib.model.network import WeightSamples
+from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.result import Verdict
 from fuzz.judge import AT_ONCE, Court
 from fuzz.ladder import LARGER, LAST

@@ -18,12 +18,12 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Model, Posterior, WeightSamples
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_property
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Model, Posterior, WeightSamples
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_property
 from fuzz.ladder import LARGER, LAST, TINY, Ladder, chance
 from fuzz.questions import Array, Part, Question, Row, transformed
 from support import exact

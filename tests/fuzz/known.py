@@ -27,10 +27,10 @@ from scipy import special, stats
 
 from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Gaussian, Model, Network, Posterior, WeightSamples
-from bnn_vnnlib.model.nodes import Activation, Linear
-from bnn_vnnlib.model.sampling import sample
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Gaussian, Model, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.nodes import Activation, Linear
+from bnn_vnnlib.network.sampling import sample
 from bnn_vnnlib.result import Verdict
 from fuzz.ladder import LAST, TINY
 from fuzz.outcomes import asked, processor_time

@@ -13,9 +13,9 @@ import torch
 
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Model, Network, Posterior
-from bnn_vnnlib.model.nodes import Activation, Constant, Node, Param
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Model, Network, Posterior
+from bnn_vnnlib.network.nodes import Activation, Constant, Node, Param
 from fuzz.onnx_graph import has_conv, to_onnx
 from fuzz.posterior_families import drawn, mapped
 from fuzz.specs import Spec

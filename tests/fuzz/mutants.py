@@ -70,8 +70,8 @@ class Mutant:
 
 TAIL, NOISE = "bounds.tails.tail:", "bounds.tails.noise:"
 SHARED, GROUPS = "bounds.tails.shared:", "bounds.tails.groups:"
-SAFETY, COMPONENTS = "robustness.tails:", "robustness.components:"
-CORRELATION, MASS = "robustness.correlation:", "robustness.mass:"
+SAFETY, COMPONENTS = "methods.safety.tails:", "methods.components:"
+CORRELATION, MASS = "methods.correlation:", "problem.mass:"
 
 MUTANTS: dict[str, Mutant] = {
     # what every Gaussian family rests on
@@ -98,12 +98,12 @@ MUTANTS: dict[str, Mutant] = {
         ".index_reduce(0, problem.instance, failures, 'amax')",
     ),
     "rows of a point do not add up": Mutant(SAFETY + "_all_rows", "problem.total(failures)", "problem.least(failures)"),
-    "cases taken for disjoint": Mutant("robustness.disjoint:apart", "<= 0)", "<= 1e9)"),
+    "cases taken for disjoint": Mutant("problem.disjoint:apart", "<= 0)", "<= 1e9)"),
     "wrong side": Mutant(SAFETY + "_violations", "rows.bound, total", "-rows.bound, total"),
     "wrong side at a point": Mutant(SAFETY + "_all_rows", "-rows.inner_bound", "rows.inner_bound"),
-    "strictness of a refuted row": Mutant("robustness.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"),
+    "strictness of a refuted row": Mutant("problem.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"),
     "strictness of a violated row": Mutant(
-        "robustness.problem:Rows.implied", "upper < self.inner_bound", "upper <= self.inner_bound"
+        "problem.problem:Rows.implied", "upper < self.inner_bound", "upper <= self.inner_bound"
     ),
     # low rank, full
     "low rank: no factor": Mutant(CORRELATION + "_by_first_use", "for index in sorted(", "for index in 0 * sorted("),
@@ -133,16 +133,16 @@ MUTANTS: dict[str, Mutant] = {
     "mixture: best component": Mutant(COMPONENTS + "_together", "weighted_sum(shares, lower)", "lower.amax(0)"),
     # samples
     "samples: equal weights": Mutant(
-        "robustness.by_samples:_weight", "probabilities[:, None] * held", "held / len(probabilities)"
+        "methods.safety.by_samples:_weight", "probabilities[:, None] * held", "held / len(probabilities)"
     ),
     "samples: any box": Mutant(
-        "robustness.by_samples:by_samples", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
+        "methods.safety.by_samples:by_samples", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
     ),
     # boxes of weights
     "boxes: a weight less": Mutant(
         MASS + "centred_mass", "weights * np.log1p(-above)", "(weights - 1) * np.log1p(-above)"
     ),
-    "boxes: margin": Mutant("robustness.margins:mass_at", "(margin.", "((1.05 * margin)."),
+    "boxes: margin": Mutant("methods.safety.margins:mass_at", "(margin.", "((1.05 * margin)."),
     "boxes: union as a sum": Mutant(
         MASS + "ScatteredUnion.union_lower",
         "self.table_lower[_mask(member)]",

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
 
 OPERATORS = {
     "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "leaky_relu": "LeakyRelu", "elu": "Elu", "abs": "Abs",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.model.network import (
+from bnn_vnnlib.network.network import (
     Component,
     Gaussian,
     GaussianDiagonal,
@@ -23,7 +23,7 @@ from bnn_vnnlib.model.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.model.posterior import from_covariance
+from bnn_vnnlib.network.posterior import from_covariance
 from support import exact
 
 Array = NDArray[np.float64]

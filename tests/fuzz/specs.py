@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bnn_vnnlib.model.nodes import Constant
+from bnn_vnnlib.network.nodes import Constant
 from fuzz.onnx_graph import writable
 from fuzz.posterior_families import CORRELATED, FAMILIES
 from support import zoo

@@ -14,14 +14,14 @@ from onnx import helper
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.clock import Deadline, OutOfTime
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
-from bnn_vnnlib.model.network import GaussianDiagonal
-from bnn_vnnlib.robustness import refute, weight_sets
-from bnn_vnnlib.robustness.branch import Branching
-from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
-from bnn_vnnlib.robustness.pairs import Pairs
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.problem import refute, weight_sets
+from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
+from bnn_vnnlib.splitting.pairs import Pairs
+from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from fuzz.posterior_families import CORRELATED, drawn
 from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
 from support.networks import Builder
@@ -127,7 +127,7 @@ def test_time_that_ends_in_the_middle_of_a_split(where, monkeypatch):
         raise OutOfTime
 
     monkeypatch.setattr(Pairs, "violated", nowhere)
-    monkeypatch.setattr(f"bnn_vnnlib.robustness.branch_neurons._Tree.{where}", late)
+    monkeypatch.setattr(f"bnn_vnnlib.splitting.branch_neurons._Tree.{where}", late)
     rng = np.random.default_rng(1)
     net = model([(rng.normal(size=(a, b)), rng.normal(size=a)) for a, b in ((4, 2), (1, 4))])
     y = outputs(net, 6 * rng.random((2000, 2)) - 3)[:, 0]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bnn_vnnlib.model.network import (
+from bnn_vnnlib.network.network import (
     Component,
     GaussianDiagonal,
     GaussianFull,
@@ -19,9 +19,9 @@ from bnn_vnnlib.model.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.model.nodes import Constant, Input, Linear, Node, Param, Scale
-from bnn_vnnlib.model.posterior import names_of
-from bnn_vnnlib.robustness.weight_sets import params_of
+from bnn_vnnlib.network.nodes import Constant, Input, Linear, Node, Param, Scale
+from bnn_vnnlib.network.posterior import names_of
+from bnn_vnnlib.problem.weight_sets import params_of
 from fuzz.onnx_graph import has_conv
 from fuzz.questions import Part, Question, Row
 from fuzz.specs import Spec

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from scipy import stats
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
-from bnn_vnnlib.robustness.wide import moments, one_layer, two_layers
-from bnn_vnnlib.robustness.wide.moments import RowsAtPoints
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
+from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, least_margins, least_margins_deep, margins_at
 
 EACH = 20_000

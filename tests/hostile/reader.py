@@ -31,21 +31,21 @@ class Outcome:
 def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
     """Whatever reads files with this suffix, from the inside of the package."""
     import bnn_vnnlib
-    from bnn_vnnlib.benchmarks import read_table as read_instances
+    from bnn_vnnlib.files.benchmarks import read_table as read_instances
+    from bnn_vnnlib.files.sidecar import read_object
+    from bnn_vnnlib.files.vnncomp import read_result
     from bnn_vnnlib.model.archive import posterior_from_npz
     from bnn_vnnlib.posteriors.fit import Data
     from bnn_vnnlib.report.row import read_row
     from bnn_vnnlib.report.source import _table
     from bnn_vnnlib.runs.checking import other_files
-    from bnn_vnnlib.sidecar import read_object
     from bnn_vnnlib.sweeps.inputs import read_inputs
     from bnn_vnnlib.sweeps.table import read_table
-    from bnn_vnnlib.vnncomp import read_result
 
     network = SimpleNamespace(signature=SimpleNamespace(input_size=2, output_size=2))
 
     def instances(path: Path) -> list[Path | None]:
-        return [bnn_vnnlib.benchmarks.existing(one.prop) for one in read_instances(path, "c") if one.missing]
+        return [bnn_vnnlib.files.benchmarks.existing(one.prop) for one in read_instances(path, "c") if one.missing]
 
     return {
         ".vnnlib": (bnn_vnnlib.read_property,),

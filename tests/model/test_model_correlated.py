@@ -32,7 +32,7 @@ from bnn_vnnlib.model import (
     read_posterior_npz,
     sample,
 )
-from bnn_vnnlib.model.families import entries_of, family_of, marginal_variances, names_of, only
+from bnn_vnnlib.network.families import entries_of, family_of, marginal_variances, names_of, only
 from bnn_vnnlib.posteriors.parts import read_parts, without_posterior
 from bnn_vnnlib.posteriors.simplify import simplified
 

@@ -16,8 +16,8 @@ from onnx import ModelProto, helper
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, attach, build_network, model_from_proto, read_model, replay
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto, write_model
+from bnn_vnnlib.network.evaluate import evaluate
 
 POINTS = np.random.default_rng(3).normal(size=(3, 4)).astype(np.float32).astype(np.float64)
 

@@ -15,8 +15,8 @@ from test_model_operators import ints, normal, points
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import build_network
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.nodes import Shift
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.nodes import Shift
 
 mp = mpmath.mp.clone()
 mp.dps = 60

@@ -25,9 +25,9 @@ from test_model_operators import (
 from bnn_vnnlib import read_model, read_property, verify
 from bnn_vnnlib.errors import InputError, ModelError, PropertyError, UnsupportedError
 from bnn_vnnlib.model import build_network, replay
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.importer import import_graph
-from bnn_vnnlib.model.nodes import Activation, Linear, Product
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.nodes import Activation, Linear, Product
 
 f32 = np.float32
 

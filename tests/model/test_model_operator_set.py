@@ -23,8 +23,8 @@ from test_model_operators import (
 
 from bnn_vnnlib.errors import ModelError, UnsupportedError
 from bnn_vnnlib.model import build_network
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.nodes import Activation, Product, Select
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.nodes import Activation, Product, Select
 
 f32 = np.float32
 

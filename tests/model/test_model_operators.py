@@ -14,10 +14,10 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import build_network, sample
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal
-from bnn_vnnlib.model.nodes import Conv, Linear, Scale, Shift
 from bnn_vnnlib.model.operators import operator_table
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.network.nodes import Conv, Linear, Scale, Shift
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -20,8 +20,8 @@ from bnn_vnnlib.model import (
     read_model,
     replay,
 )
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.files import read_proto
+from bnn_vnnlib.network.evaluate import evaluate
 from doubled import doubled
 
 ROOT = Path(__file__).resolve().parents[2]

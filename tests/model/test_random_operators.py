@@ -26,10 +26,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import build_network
-from bnn_vnnlib.model.evaluate import evaluate
 from bnn_vnnlib.model.folding import FOLDABLE
 from bnn_vnnlib.model.importer import OLDEST_OPSET
 from bnn_vnnlib.model.operators import OPERATORS
+from bnn_vnnlib.network.evaluate import evaluate
 
 Arrays = list[np.ndarray]
 DRAWS = int(os.environ.get("OPERATOR_DRAWS", "6"))

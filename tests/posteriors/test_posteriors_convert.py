@@ -19,7 +19,7 @@ from bnn_vnnlib import Verdict, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import InputError, OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto, replay
-from bnn_vnnlib.model.evaluate import evaluate
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.posteriors import benchmark
 from bnn_vnnlib.posteriors.benchmark import convert_benchmark
 from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Stated, convert

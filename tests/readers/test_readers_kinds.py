@@ -14,10 +14,10 @@ import pytest
 from test_cli import OLD
 
 from bnn_vnnlib import InputError, read_model, read_property
+from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.model import read_posterior_npz
 from bnn_vnnlib.readers.kinds import kind_of, start_of
 from bnn_vnnlib.sweeps import read_table
-from bnn_vnnlib.vnncomp import read_result
 from support.command import call
 
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.files.sidecar import sha256
 from bnn_vnnlib.report.pictures import Picture, parse_shape, pictures
-from bnn_vnnlib.sidecar import sha256
 from support.records import plain, row, safe
 
 BOX = "(assert (>= X_{i} {low})) (assert (<= X_{i} {high}))"

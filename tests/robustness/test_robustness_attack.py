@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Aim, Attack
-from bnn_vnnlib.robustness.problem import from_cases
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Aim, Attack
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_cases
 from robustness.robustness_builders import model, problem, random_model, rows
 
 

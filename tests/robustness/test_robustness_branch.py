@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.branch import Branching
-from bnn_vnnlib.robustness.branch_neurons import NeuronBranching
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.problem import Problem, from_labels, from_property
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem, from_labels, from_property
+from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, problem, properties, random_model, random_samples, rows
 
 METHODS = [Branching, NeuronBranching]

@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.classification import by_tails, gaussian
-from bnn_vnnlib.robustness.classification.by_samples import Samples
-from bnn_vnnlib.robustness.classification.by_tails import SoftmaxTails
-from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
-from bnn_vnnlib.robustness.classification.hidden import hidden
-from bnn_vnnlib.robustness.classification.layers import OneLayer, one_layer
-from bnn_vnnlib.robustness.classification.method import SPLIT, Effort, SoftmaxRows
-from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
-from bnn_vnnlib.robustness.classification.portfolio import methods
-from bnn_vnnlib.robustness.classification.splitting import Splitting
-from bnn_vnnlib.robustness.problem import from_labels, from_property
+from bnn_vnnlib.methods.decision.softmax import by_tails, gaussian
+from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
+from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
+from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
+from bnn_vnnlib.methods.decision.softmax.hidden import hidden
+from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, one_layer
+from bnn_vnnlib.methods.decision.softmax.method import SPLIT, Effort, SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.portfolio import methods
+from bnn_vnnlib.methods.decision.softmax.splitting import Splitting
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_labels, from_property
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import bounds_of, expectation, model, properties, random_model, random_samples
 
 CPU = torch.device("cpu")

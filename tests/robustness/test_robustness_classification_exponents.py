@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.robustness.classification.exponents import Exponents, Ranges, Row
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
+from bnn_vnnlib.methods.decision.softmax.exponents import Exponents, Ranges, Row
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 
 BUDGET = 1e-3
 

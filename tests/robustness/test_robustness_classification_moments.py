@@ -9,19 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.classification import powers
-from bnn_vnnlib.robustness.classification.deep import ExponentialMoments, WithMoments
-from bnn_vnnlib.robustness.classification.exponentials import Rectangle, log_moment, relu_planes
-from bnn_vnnlib.robustness.classification.exponents import Exponents
-from bnn_vnnlib.robustness.classification.layers import OneLayer, Stack, stack
-from bnn_vnnlib.robustness.classification.lines import Lines
-from bnn_vnnlib.robustness.classification.method import SoftmaxRows
-from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
-from bnn_vnnlib.robustness.classification.portfolio import methods
-from bnn_vnnlib.robustness.classification.splitting import Effort
+from bnn_vnnlib.methods.decision.softmax import powers
+from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
+from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment, relu_planes
+from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
+from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, Stack, stack
+from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.portfolio import methods
+from bnn_vnnlib.methods.decision.softmax.splitting import Effort
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import expectation, model, random_model
 
 CPU = torch.device("cpu")

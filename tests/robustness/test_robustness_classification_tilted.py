@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.classification.deep import ExponentialMoments
-from bnn_vnnlib.robustness.classification.exponentials import log_moment, log_moment_below
-from bnn_vnnlib.robustness.classification.hidden import hidden
-from bnn_vnnlib.robustness.classification.layers import OneLayer, one_layer, stack
-from bnn_vnnlib.robustness.classification.method import SoftmaxRows
-from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
-from bnn_vnnlib.robustness.classification.tilted import Tilted, _Moments
+from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
+from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
+from bnn_vnnlib.methods.decision.softmax.hidden import hidden
+from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, one_layer, stack
+from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.tilted import Tilted, _Moments
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import expectation, model, random_model
 
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from onnx import helper
 from scipy import special, stats
 
 from bnn_vnnlib.batch import BatchResult, verify_batch
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.decision import by_weights
-from bnn_vnnlib.robustness.moments import output_norms
+from bnn_vnnlib.methods.decision import by_weights
+from bnn_vnnlib.methods.decision.moments import output_norms
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem import weight_sets
 from robustness.robustness_builders import from_nodes, model, random_model, rows
 
 ROUNDING = 1e-9

@@ -13,8 +13,10 @@ from scipy import stats
 import bnn_vnnlib
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import InputError, UnsupportedError
+from bnn_vnnlib.methods.components import components_of, weighted_sum
+from bnn_vnnlib.methods.safety import portfolio as probabilistic
+from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model import (
     Component,
     GaussianDiagonal,
@@ -26,16 +28,14 @@ from bnn_vnnlib.model import (
     Model,
     Posterior,
     attach,
-    evaluate,
     from_covariance,
     model_from_proto,
     sample,
 )
-from bnn_vnnlib.robustness import probabilistic
-from bnn_vnnlib.robustness.components import components_of, weighted_sum
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.tails import TailBounds
+from bnn_vnnlib.network import evaluate
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 from support.networks import dense_network
 from support.tails import tensor
 
@@ -215,7 +215,7 @@ def test_what_nothing_serves_is_refused_by_name(family: str, name: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
         verify_batch(model(posterior), CENTERS, CENTERS, LABELS, **{"query": "probabilistic", **options})
     if name != "tails for decisions":
-        assert bnn_vnnlib.model.families.family_of(posterior) in str(caught.value)
+        assert bnn_vnnlib.network.families.family_of(posterior) in str(caught.value)
 
 
 @pytest.mark.parametrize("family", ["full", "lowrank", "kron"])

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.methods import decision
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.robustness import attack, decision
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_labels
 from robustness.robustness_builders import bounds_of, expectation, model, random_model, random_samples, rows
 
 TRANSFORMS = {"softmax": torch.softmax, "identity": lambda y, _: y}

@@ -10,28 +10,28 @@ import torch
 from robustness_builders import bounds_of, expectation, model, random_model
 from scipy.stats import norm
 
-from bnn_vnnlib.clock import Deadline, OutOfTime
-from bnn_vnnlib.robustness.classification.by_tails import _above, _layer_cake
-from bnn_vnnlib.robustness.classification.comparing import MeanNetwork
-from bnn_vnnlib.robustness.classification.hidden import hidden
-from bnn_vnnlib.robustness.classification.layers import Dense, one_layer
-from bnn_vnnlib.robustness.classification.lines import Lines
-from bnn_vnnlib.robustness.classification.noise import log_excess
-from bnn_vnnlib.robustness.classification.one_layer import OneLayerSoftmax
-from bnn_vnnlib.robustness.classification.softmax import Pairs, classes
-from bnn_vnnlib.robustness.classification.splitting import Effort, Splitting
-from bnn_vnnlib.robustness.decision.by_weights import on_union
-from bnn_vnnlib.robustness.mass import CentredUnion
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.regression import characteristic
-from bnn_vnnlib.robustness.regression.bending import interpolation_errors
-from bnn_vnnlib.robustness.regression.chain import Layer, chain_of
-from bnn_vnnlib.robustness.regression.moments_deep import MomentsDeep
-from bnn_vnnlib.robustness.regression.one_layer import _relaxation
-from bnn_vnnlib.robustness.regression.quadrature import Rule
-from bnn_vnnlib.robustness.regression.rows import rows_over
-from bnn_vnnlib.robustness.regression.smooth import TanhRows
-from bnn_vnnlib.robustness.regression.stars import curvature, star_bound
+from bnn_vnnlib.methods.decision.by_weights import on_union
+from bnn_vnnlib.methods.decision.regression import characteristic
+from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
+from bnn_vnnlib.methods.decision.regression.chain import Layer, chain_of
+from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
+from bnn_vnnlib.methods.decision.regression.one_layer import _relaxation
+from bnn_vnnlib.methods.decision.regression.quadrature import Rule
+from bnn_vnnlib.methods.decision.regression.rows import rows_over
+from bnn_vnnlib.methods.decision.regression.smooth import TanhRows
+from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound
+from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
+from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
+from bnn_vnnlib.methods.decision.softmax.hidden import hidden
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, one_layer
+from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.methods.decision.softmax.noise import log_excess
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
+from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
+from bnn_vnnlib.problem.mass import CentredUnion
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
 CPU = torch.device("cpu")
 ROOT = float(np.sqrt(2 * np.pi))

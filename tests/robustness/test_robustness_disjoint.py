@@ -14,14 +14,14 @@ from scipy import stats
 
 from bnn_vnnlib import rules
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import GaussianDiagonal, Model
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds, wide_stack
+from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.network import GaussianDiagonal, Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.disjoint import apart, some_case
+from bnn_vnnlib.problem.problem import Problem, from_cases, from_property
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.robustness.disjoint import apart, some_case
-from bnn_vnnlib.robustness.problem import Problem, from_cases, from_property
-from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.robustness.wide.rows import WideBounds, wide_stack
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import bounds_of, model, outputs, problem, properties, random_model, rows
 
 ONE = [1.0]

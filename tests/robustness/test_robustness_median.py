@@ -15,24 +15,24 @@ from typer.testing import CliRunner
 
 from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.cli import app
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import OptionError, UnsupportedError
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.options import settle
+from bnn_vnnlib.files.sidecar import record
+from bnn_vnnlib.methods import decision
+from bnn_vnnlib.methods.decision.median_sources import half_lower
+from bnn_vnnlib.methods.decision.regression.chain import chain_of
+from bnn_vnnlib.methods.decision.regression.characteristic import Sums
+from bnn_vnnlib.methods.decision.regression.distribution import _reach, quantiles
+from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.mass import CentredUnion
+from bnn_vnnlib.question.options import settle
 from bnn_vnnlib.result import Rule, Verdict
-from bnn_vnnlib.robustness import decision
-from bnn_vnnlib.robustness.decision.median_sources import half_lower
-from bnn_vnnlib.robustness.mass import CentredUnion
-from bnn_vnnlib.robustness.regression.chain import chain_of
-from bnn_vnnlib.robustness.regression.characteristic import Sums
-from bnn_vnnlib.robustness.regression.distribution import _reach, quantiles
-from bnn_vnnlib.robustness.regression.medians import SHARES, OneLayerMedians, _rarely
-from bnn_vnnlib.sidecar import record
+from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import read_property
 from robustness.robustness_builders import bounds_of, model, random_model, random_samples, rows
 
-PLACE = "bnn_vnnlib.robustness.regression"
+PLACE = "bnn_vnnlib.methods.decision.regression"
 
 
 def medians(net, **options):

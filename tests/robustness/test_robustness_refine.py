@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import BatchResult, verify_batch
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import SoundnessError
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.robustness import probabilistic, refine_boxes, refine_inputs
-from bnn_vnnlib.robustness.forest import Forest
-from bnn_vnnlib.robustness.problem import from_cases
-from bnn_vnnlib.robustness.refine import Goal, Stage, rarely, refine
-from bnn_vnnlib.robustness.refine_tails import FEW, LATER, Tuning
-from bnn_vnnlib.robustness.safety import SafetyBounds, nothing_known
-from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.methods.safety import portfolio as probabilistic
+from bnn_vnnlib.methods.safety import refine_boxes, refine_inputs
+from bnn_vnnlib.methods.safety.refine import Goal, Stage, rarely, refine
+from bnn_vnnlib.methods.safety.refine_tails import FEW, LATER, Tuning
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, nothing_known
+from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.problem.problem import from_cases
+from bnn_vnnlib.splitting.forest import Forest
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import (
     model,
     outputs,

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.problem import from_property
-from bnn_vnnlib.robustness.refute import refuted_cases
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.problem import from_property
+from bnn_vnnlib.problem.refute import refuted_cases
 from robustness.robustness_builders import bounds_of, model, problem, properties, random_model, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
@@ -137,7 +137,7 @@ def test_touching_rows_are_not_a_contradiction(query):
 
 def test_multipliers_are_checked_and_not_believed(monkeypatch):
     """A solver that claims nonsense changes no answer from feasible to refuted."""
-    from bnn_vnnlib.robustness import refute
+    from bnn_vnnlib.problem import refute
 
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
@@ -151,7 +151,7 @@ def test_multipliers_are_checked_and_not_believed(monkeypatch):
 
 
 def test_a_solver_that_fails_refutes_nothing(monkeypatch):
-    from bnn_vnnlib.robustness import refute
+    from bnn_vnnlib.problem import refute
 
     monkeypatch.setattr(refute, "linprog", lambda *_, **__: type("Failed", (), {"x": None})())
     question = problem(-np.ones(SIZE), np.ones(SIZE), rows([[1, 0, 0], [-1, 0, 0]], [0.0, -1.0]), outputs=SIZE)

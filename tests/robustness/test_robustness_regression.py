@@ -14,13 +14,13 @@ from onnx import helper
 from robustness_builders import from_nodes, model, outputs, random_model
 from scipy.stats import norm
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.regression import methods
-from bnn_vnnlib.robustness.regression.chain import Chain, chain_of
-from bnn_vnnlib.robustness.regression.rows import ABSOLUTE
-from bnn_vnnlib.robustness.regression.special import density, mass, mean_relu
+from bnn_vnnlib.methods.decision.regression import methods
+from bnn_vnnlib.methods.decision.regression.chain import Chain, chain_of
+from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE
+from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.system.clock import Deadline
 
 LEAK = float(np.float32(0.01))
 """Slope of LeakyRelu where the file does not say."""

@@ -9,12 +9,12 @@ import pytest
 import torch
 from robustness_builders import outputs, random_model
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.regression import methods
-from bnn_vnnlib.robustness.regression.chain import chain_of
-from bnn_vnnlib.robustness.regression.moments_deep import MomentsDeep, pieces
+from bnn_vnnlib.methods.decision.regression import methods
+from bnn_vnnlib.methods.decision.regression.chain import chain_of
+from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep, pieces
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.system.clock import Deadline
 
 CPU = torch.device("cpu")
 BOTH = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)

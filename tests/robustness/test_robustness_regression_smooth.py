@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from robustness_builders import model, outputs, random_model
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness.regression import methods
-from bnn_vnnlib.robustness.regression.chain import chain_of
-from bnn_vnnlib.robustness.regression.parabola import by_coordinates, convexified, least
-from bnn_vnnlib.robustness.regression.quadrature import LARGEST, Series, expectations_for
-from bnn_vnnlib.robustness.regression.smooth import C2, C3, C4
+from bnn_vnnlib.methods.decision.regression import methods
+from bnn_vnnlib.methods.decision.regression.chain import chain_of
+from bnn_vnnlib.methods.decision.regression.parabola import by_coordinates, convexified, least
+from bnn_vnnlib.methods.decision.regression.quadrature import LARGEST, Series, expectations_for
+from bnn_vnnlib.methods.decision.regression.smooth import C2, C3, C4
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.system.clock import Deadline
 
 CPU = torch.device("cpu")
 BOTH = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from robustness_builders import model, random_model
 from scipy.stats import norm
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.robustness.regression import methods
-from bnn_vnnlib.robustness.regression.bending import interpolation_errors
-from bnn_vnnlib.robustness.regression.chain import chain_of
-from bnn_vnnlib.robustness.regression.characteristic import TERM, Sums, expected_relu, log_generating, term
-from bnn_vnnlib.robustness.regression.two_layers import TwoLayers
+from bnn_vnnlib.methods.decision.regression import methods
+from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
+from bnn_vnnlib.methods.decision.regression.chain import chain_of
+from bnn_vnnlib.methods.decision.regression.characteristic import TERM, Sums, expected_relu, log_generating, term
+from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.system.clock import Deadline
 
 CPU = torch.device("cpu")
 BOTH = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from bnn_vnnlib import attack
+from bnn_vnnlib.api import verify
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.model.posterior import sample
-from bnn_vnnlib.robustness import attack
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.problem import from_property
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import from_property
 from robustness.robustness_builders import (
     outputs,
     problem,

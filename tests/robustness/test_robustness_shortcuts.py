@@ -11,10 +11,10 @@ import torch
 from onnx import helper
 from scipy import stats
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.robustness import mass
-from bnn_vnnlib.robustness.mass import CentredUnion, layered_lower, scattered_union
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.problem import mass
+from bnn_vnnlib.problem.mass import CentredUnion, layered_lower, scattered_union
 from robustness.robustness_builders import expectation, from_nodes, model, outputs, properties, rows
 
 ROUNDING = 1e-9

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.robustness import refine_boxes
-from bnn_vnnlib.robustness.by_boxes import CentredBoxes
-from bnn_vnnlib.robustness.mass import margin_of
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.problem import Problem
-from bnn_vnnlib.robustness.refine_boxes import BoxSplitting
-from bnn_vnnlib.robustness.refute import refuted_cases
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.methods.safety import refine_boxes
+from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
+from bnn_vnnlib.methods.safety.refine_boxes import BoxSplitting
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.problem.mass import margin_of
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.refute import refuted_cases
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, outputs, problem, properties, rows, sampled_violations
 
 WIDTHS = (2, 16, 16, 1)

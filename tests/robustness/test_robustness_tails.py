@@ -11,17 +11,17 @@ import pytest
 import torch
 from scipy import stats
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.tails.tail import Tail
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import InputError, UnsupportedError
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import GaussianDiagonal, Model
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.methods.safety.tails import FIRST, SETTLED, TailBounds, tails_apply
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, Model
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem.problem import Problem, from_labels, from_property
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.robustness.problem import Problem, from_labels, from_property
-from bnn_vnnlib.robustness.tails import FIRST, SETTLED, TailBounds, tails_apply
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import (
     bounds_of,
     model,

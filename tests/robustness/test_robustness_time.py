@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from bnn_vnnlib.api import verify
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.by_samples import by_samples
-from bnn_vnnlib.robustness.outputs import OutputBounds
-from bnn_vnnlib.robustness.problem import from_cases
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.methods.safety.by_samples import by_samples
+from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import from_cases
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, outputs, properties, random_model, random_samples, rows
 from support.clock import Clock, at_looks
 
@@ -40,7 +40,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         "refine_points.CHUNK", "refine_inputs.CHUNK", "refute.LP_SIZE", "branch.BATCH",
         "classification.splitting.BATCH", "classification.together.BATCH",
     ):  # fmt: skip
-        monkeypatch.setattr(f"bnn_vnnlib.robustness.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
+        monkeypatch.setattr(f"bnn_vnnlib.methods.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
 
 
 def instances(net: Model, seed: int = 0, *, radius: float = 0.15) -> Batch:

@@ -12,7 +12,7 @@ import torch
 
 from bnn_vnnlib import read_model, read_property, verify, verify_batch
 from bnn_vnnlib.batch import BatchResult
-from bnn_vnnlib.model.network import (
+from bnn_vnnlib.network.network import (
     Component,
     GaussianDiagonal,
     GaussianLowRank,
@@ -21,9 +21,9 @@ from bnn_vnnlib.model.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.robustness.problem import from_property
-from bnn_vnnlib.robustness.refute import settled
-from bnn_vnnlib.robustness.weight_sets import mean_weights, random_names
+from bnn_vnnlib.problem.problem import from_property
+from bnn_vnnlib.problem.refute import settled
+from bnn_vnnlib.problem.weight_sets import mean_weights, random_names
 from robustness.robustness_builders import bounds_of, model, problem, properties, rows
 
 ASKED = [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bnn_vnnlib import verify, verify_batch
-from bnn_vnnlib.model.network import Model
-from bnn_vnnlib.model.posterior import sample
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.posterior import sample
 from robustness.robustness_builders import model, properties, rows
 from robustness.test_robustness_touching import posterior_of
 

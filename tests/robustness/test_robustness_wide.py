@@ -11,22 +11,22 @@ import pytest
 import torch
 from scipy import special, stats
 
+from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import GaussianDiagonal, Model
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
-from bnn_vnnlib.robustness.tails import TailBounds
-from bnn_vnnlib.robustness.wide import transforms
-from bnn_vnnlib.robustness.wide.chaos import _local, chaos
-from bnn_vnnlib.robustness.wide.gaussian import log_half_line, mean_abs
-from bnn_vnnlib.robustness.wide.inversion import _bias, below
-from bnn_vnnlib.robustness.wide.last import Weights, last_weights
-from bnn_vnnlib.robustness.wide.lines import Lines, _ramp_mean, lines
-from bnn_vnnlib.robustness.wide.neurons import LEVELS, Neurons, neurons
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
-from bnn_vnnlib.robustness.wide.tails import envelope, far_below
-from bnn_vnnlib.robustness.wide.transforms import Terms, spread, terms
-from bnn_vnnlib.street import verify
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer
+from bnn_vnnlib.methods.safety.large_variance import transforms
+from bnn_vnnlib.methods.safety.large_variance.chaos import _local, chaos
+from bnn_vnnlib.methods.safety.large_variance.gaussian import log_half_line, mean_abs
+from bnn_vnnlib.methods.safety.large_variance.inversion import _bias, below
+from bnn_vnnlib.methods.safety.large_variance.last import Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.lines import Lines, _ramp_mean, lines
+from bnn_vnnlib.methods.safety.large_variance.neurons import LEVELS, Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
+from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, spread, terms
+from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.network import GaussianDiagonal, Model
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, problem, properties, rows
 from robustness.wide_builders import dense, least_margins, network, sampled
 

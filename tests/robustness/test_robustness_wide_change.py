@@ -10,11 +10,11 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
-from bnn_vnnlib.robustness.wide import change
-from bnn_vnnlib.robustness.wide.around import Around, around
-from bnn_vnnlib.robustness.wide.change import loss, second
-from bnn_vnnlib.robustness.wide.last import last_weights
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.methods.safety.large_variance import change
+from bnn_vnnlib.methods.safety.large_variance.around import Around, around
+from bnn_vnnlib.methods.safety.large_variance.change import loss, second
+from bnn_vnnlib.methods.safety.large_variance.last import last_weights
 from robustness.wide_builders import dense, least_margins, least_margins_deep
 
 ROW = np.array([1.0, -1.0])

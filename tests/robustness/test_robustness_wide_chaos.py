@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.robustness.classification.layers import Dense
-from bnn_vnnlib.robustness.wide import chaos as module
-from bnn_vnnlib.robustness.wide.chaos import SPENT, Chaos, chaos
-from bnn_vnnlib.robustness.wide.last import last_weights
-from bnn_vnnlib.robustness.wide.lines import lines
-from bnn_vnnlib.robustness.wide.neurons import neurons
+from bnn_vnnlib.methods.decision.softmax.layers import Dense
+from bnn_vnnlib.methods.safety.large_variance import chaos as module
+from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
+from bnn_vnnlib.methods.safety.large_variance.last import last_weights
+from bnn_vnnlib.methods.safety.large_variance.lines import lines
+from bnn_vnnlib.methods.safety.large_variance.neurons import neurons
 
 GAUSS = np.polynomial.legendre.leggauss(80)
 

@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
-from bnn_vnnlib.robustness.wide import composed, two_layers
-from bnn_vnnlib.robustness.wide.last import Sides, Weights, last_weights
-from bnn_vnnlib.robustness.wide.neurons import Neurons, neurons
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, bounded, lowest
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.methods.safety.large_variance import composed, two_layers
+from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, bounded, lowest
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, least_margins, least_margins_deep, network
 
 ROW = np.array([1.0, -1.0])

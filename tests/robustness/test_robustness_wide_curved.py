@@ -9,14 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.exponentials import Rectangle
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
-from bnn_vnnlib.robustness.wide import second_order
-from bnn_vnnlib.robustness.wide.curved import first_moments
-from bnn_vnnlib.robustness.wide.law import Law
-from bnn_vnnlib.robustness.wide.parabolas import BENDS, Parabola, parabolas
-from bnn_vnnlib.robustness.wide.second_order import AtPoints, at_points, least_variance
+from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.safety.large_variance import second_order
+from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
+from bnn_vnnlib.methods.safety.large_variance.law import Law
+from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, Parabola, parabolas
+from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints, at_points, least_variance
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, sampled
 
 NODES = np.linspace(-12, 12, 40_001)

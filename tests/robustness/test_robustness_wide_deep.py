@@ -11,12 +11,12 @@ import torch
 from scipy import special, stats
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.exponents import Exponents
-from bnn_vnnlib.robustness.classification.layers import Stack
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.wide.moments import RowsAtPoints, failures, log_kappa
-from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
+from bnn_vnnlib.methods.decision.softmax.layers import Stack
+from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures, log_kappa
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, rows
 from robustness.wide_builders import dense, sampled
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
-from bnn_vnnlib.robustness.wide.around import Around, Rows, around, cost, slopes
-from bnn_vnnlib.robustness.wide.change import _inputs, loss, second
-from bnn_vnnlib.robustness.wide.last import Weights
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
-from bnn_vnnlib.robustness.wide.two_layers import BUDGETS, failures
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, cost, slopes
+from bnn_vnnlib.methods.safety.large_variance.change import _inputs, loss, second
+from bnn_vnnlib.methods.safety.large_variance.last import Weights
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.two_layers import BUDGETS, failures
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense
 
 SHARE = 1e-12

@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.robustness.classification.layers import Dense
-from bnn_vnnlib.robustness.wide import inversion, transforms
-from bnn_vnnlib.robustness.wide.inversion import below
-from bnn_vnnlib.robustness.wide.last import last_weights
-from bnn_vnnlib.robustness.wide.lines import lines
-from bnn_vnnlib.robustness.wide.neurons import SHARES, neurons
-from bnn_vnnlib.robustness.wide.tails import envelope, far_below
-from bnn_vnnlib.robustness.wide.transforms import Terms, terms
+from bnn_vnnlib.methods.decision.softmax.layers import Dense
+from bnn_vnnlib.methods.safety.large_variance import inversion, transforms
+from bnn_vnnlib.methods.safety.large_variance.inversion import below
+from bnn_vnnlib.methods.safety.large_variance.last import last_weights
+from bnn_vnnlib.methods.safety.large_variance.lines import lines
+from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, neurons
+from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
+from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, terms
 
 GAUSS = np.polynomial.legendre.leggauss(60)
 NOISE, COARSE = 0.4, 6

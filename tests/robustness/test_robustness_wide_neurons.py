@@ -11,13 +11,13 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer
-from bnn_vnnlib.robustness.wide.chaos import SPENT
-from bnn_vnnlib.robustness.wide.gaussian import mean_abs
-from bnn_vnnlib.robustness.wide.last import last_weights
-from bnn_vnnlib.robustness.wide.neurons import BEYOND, LEVELS, SHARES, neurons
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer
+from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
+from bnn_vnnlib.methods.safety.large_variance.gaussian import mean_abs
+from bnn_vnnlib.methods.safety.large_variance.last import last_weights
+from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, LEVELS, SHARES, neurons
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, network, sampled
 
 

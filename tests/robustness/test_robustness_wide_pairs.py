@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
-from bnn_vnnlib.robustness.problem import Problem, from_cases, from_labels
-from bnn_vnnlib.robustness.wide import pairs, unions
-from bnn_vnnlib.robustness.wide.pairs import PairsAtBoxes, both
-from bnn_vnnlib.robustness.wide.rows import WideBounds
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.methods.safety.large_variance import pairs, unions
+from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import least_margins, network, sampled
 
 ROWS = np.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]])

@@ -10,16 +10,16 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.robustness.classification.exponentials import Rectangle, log_moment
-from bnn_vnnlib.robustness.classification.exponents import Exponents
-from bnn_vnnlib.robustness.classification.hidden import hidden
-from bnn_vnnlib.robustness.classification.layers import Stack
-from bnn_vnnlib.robustness.wide import curved, moments
-from bnn_vnnlib.robustness.wide.law import Law, law_of
-from bnn_vnnlib.robustness.wide.moments import SHARPER, SPARE, RowsAtPoints, failures
-from bnn_vnnlib.robustness.wide.parabolas import BENDS, parabolas
-from bnn_vnnlib.robustness.wide.second_order import AtPoints
+from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment
+from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
+from bnn_vnnlib.methods.decision.softmax.hidden import hidden
+from bnn_vnnlib.methods.decision.softmax.layers import Stack
+from bnn_vnnlib.methods.safety.large_variance import curved, moments
+from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
+from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
+from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, parabolas
+from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints
+from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, sampled
 
 

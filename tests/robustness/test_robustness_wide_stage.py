@@ -1,12 +1,12 @@
-"""The stage of the refinement that asks `robustness.wide`: what it asks, and of how many items at once."""
+"""The refinement by `methods.safety.large_variance`: what it asks, and of how many items at once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.robustness.problem import Problem, from_labels
-from bnn_vnnlib.robustness.refine_wide import CHUNK, JUDGED, PACE, Wide
+from bnn_vnnlib.methods.safety.refine_wide import CHUNK, JUDGED, PACE, Wide
+from bnn_vnnlib.problem.problem import Problem, from_labels
 
 
 class Asked:

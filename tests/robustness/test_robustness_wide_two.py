@@ -11,22 +11,22 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.clock import Deadline
-from bnn_vnnlib.model.network import GaussianDiagonal
-from bnn_vnnlib.robustness.attack import Attack
-from bnn_vnnlib.robustness.classification.exponentials import Rectangle
-from bnn_vnnlib.robustness.classification.layers import Dense, Stack
-from bnn_vnnlib.robustness.problem import from_labels
-from bnn_vnnlib.robustness.refine_points import LATE, MorePoints
-from bnn_vnnlib.robustness.wide import change
-from bnn_vnnlib.robustness.wide.around import Around, Rows, around, kinks, slopes
-from bnn_vnnlib.robustness.wide.change import Second, loss, second
-from bnn_vnnlib.robustness.wide.last import Weights, last_weights
-from bnn_vnnlib.robustness.wide.one_layer import RowsAtBoxes
-from bnn_vnnlib.robustness.wide.rows import WideBounds
-from bnn_vnnlib.robustness.wide.two_layers import _ranges, _worst, failures
-from bnn_vnnlib.robustness.wide.unsure import _random, cheapest
+from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.safety.large_variance import change
+from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance.change import Second, loss, second
+from bnn_vnnlib.methods.safety.large_variance.last import Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
+from bnn_vnnlib.methods.safety.large_variance.unsure import _random, cheapest
+from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import bounds_of, model, problem, rows
 from robustness.wide_builders import dense, least_margins_deep, sampled
 from support.clock import Clock
@@ -306,7 +306,7 @@ def test_what_was_found_before_time_is_up_is_kept(
     widths: tuple[int, ...], above: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Item by item: one that was not reached has the bound that says nothing; dear ones are cut off within."""
-    monkeypatch.setattr("bnn_vnnlib.robustness.wide.rows.PIECE", 1)
+    monkeypatch.setattr("bnn_vnnlib.methods.safety.large_variance.rows.PIECE", 1)
     net, x0 = scaled(0, widths, 0.1), np.random.default_rng(0).normal(size=4)
     x = torch.tensor(np.stack([x0, x0 + 0.1, x0 - 0.1]))
     label = int(placed_wide(net, x0, 0.5) < 0) ^ above

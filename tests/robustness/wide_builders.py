@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import torch
 
-from bnn_vnnlib.robustness.classification.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
 
 
 def dense(rng: np.random.Generator, outputs: int, inputs: int, *, spread: float, bias: float = 0.5) -> Dense:

@@ -18,7 +18,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bnn_vnnlib.durable import locked
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
@@ -27,6 +26,7 @@ from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.store import Store
 from bnn_vnnlib.runs.tables import COLUMNS
 from bnn_vnnlib.runs.worker import Worker
+from bnn_vnnlib.system.durable import locked
 from support.command import call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -479,7 +479,7 @@ def test_a_cluster_needs_dask(stand_in, benchmark, tmp_path, monkeypatch):
 
 
 def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_path):
-    from bnn_vnnlib.benchmarks import read_benchmarks
+    from bnn_vnnlib.files.benchmarks import read_benchmarks
     from bnn_vnnlib.runs.run import How, Run
 
     def lose(_task):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.evaluate import evaluate
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
 from support import exact
 
 STARTS, STEPS = 8, 3

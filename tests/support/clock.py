@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bnn_vnnlib.clock import Deadline
+from bnn_vnnlib.system.clock import Deadline
 
 
 class Clock:

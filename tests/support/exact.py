@@ -16,9 +16,9 @@ import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.model import nodes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
 
 Exact = NDArray[Any]
 BITS = 300

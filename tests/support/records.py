@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from bnn_vnnlib.files.sidecar import record, unfinished
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.store import Store, hashes
 from bnn_vnnlib.runs.task import Outcome
-from bnn_vnnlib.sidecar import record, unfinished
 
 TAILS = "linear, tails and centred boxes"
 

@@ -17,11 +17,11 @@ from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, engine, run
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal, Tail
-from bnn_vnnlib.model import evaluate, nodes
-from bnn_vnnlib.model.network import GaussianDiagonal, Network
-from bnn_vnnlib.model.nodes import Param
-from bnn_vnnlib.robustness import weight_sets
-from bnn_vnnlib.robustness.weight_sets import params_of
+from bnn_vnnlib.network import evaluate, nodes
+from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.network.nodes import Param
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.weight_sets import params_of
 from support.networks import Array
 from support.zoo import GRAPHS
 

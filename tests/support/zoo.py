@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Param
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
 from support import exact
 from support.networks import Builder
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from bnn_vnnlib.model import attach
-from bnn_vnnlib.model.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from support.command import call
 
 

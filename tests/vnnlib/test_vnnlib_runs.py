@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_vnnlib_semantics import BOX, DECIMALS, formulas, text_1, text_2
 
 from bnn_vnnlib.errors import InputError, PropertyError, VnnlibSyntaxError
-from bnn_vnnlib.property import HalfSpaces, Property
+from bnn_vnnlib.question.property import HalfSpaces, Property
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.literals import bracket_literal

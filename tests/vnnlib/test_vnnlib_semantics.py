@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.property import HalfSpaces, Property, input_feasible, violated_case
+from bnn_vnnlib.question.property import HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.literals import bracket_literal
 

@@ -24,8 +24,8 @@ from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, slopes
 from bnn_vnnlib.bounds.walk import Ranges, Walk, dot
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
 
 
 @dataclass(eq=False)

@@ -19,10 +19,10 @@ from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.bounds.tails.tuning import LARGEST, SMALLEST, Tuning, tuned
 from bnn_vnnlib.bounds.walk import completed, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.clock import Deadline
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Activation, Constant
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Activation, Constant
+from bnn_vnnlib.system.clock import Deadline
 
 
 @dataclass(frozen=True)

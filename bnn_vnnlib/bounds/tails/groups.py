@@ -26,7 +26,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import over_rows
-from bnn_vnnlib.model.nodes import Conv, Linear, Param, Scale
+from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale
 
 Weighted = Linear | Conv | Scale
 

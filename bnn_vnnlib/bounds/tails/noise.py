@@ -19,7 +19,7 @@ from bnn_vnnlib.bounds.tails.uses import Range, Uses, Weighted, excess
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation
 from bnn_vnnlib.bounds.walk import Walk, dot, dots, filled, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes, aligned
-from bnn_vnnlib.model.nodes import (
+from bnn_vnnlib.network.nodes import (
     Activation,
     Concat,
     Conv,

@@ -11,8 +11,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails.tail import Levels
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.errors import SoundnessError
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import (
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import (
     Activation,
     Broadcast,
     Concat,

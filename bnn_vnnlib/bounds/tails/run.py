@@ -22,18 +22,8 @@ from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import (
-    Activation,
-    Conv,
-    Input,
-    Linear,
-    Node,
-    Reshape,
-    Scale,
-    Shift,
-    Transpose,
-)
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Node, Reshape, Scale, Shift, Transpose
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, at most about."""

@@ -36,8 +36,8 @@ from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.tails.groups import Group, Use, Weighted
 from bnn_vnnlib.bounds.walk import sum_to
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import Linear, Param, Shift
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Linear, Param, Shift
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT
 from bnn_vnnlib.bounds.tails.variation import Moments
-from bnn_vnnlib.model.nodes import Activation, Node
+from bnn_vnnlib.network.nodes import Activation, Node
 
 ERROR = 1e-13
 """Error of R relative to |m| + s, of c relative to 1; a few ulp of Phi and phi, with room."""

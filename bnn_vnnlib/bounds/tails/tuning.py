@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, powers
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
-from bnn_vnnlib.model.network import Network
+from bnn_vnnlib.network.network import Network
 
 LARGEST, SMALLEST = 0.3, 1e-14
 """Budgets of an item."""

@@ -25,8 +25,8 @@ from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model.network import Network
-from bnn_vnnlib.model.nodes import (
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import (
     Activation,
     Constant,
     Conv,

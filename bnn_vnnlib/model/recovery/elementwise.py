@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.model.network import Floats
 from bnn_vnnlib.model.recovery.diagnosis import NotRecoverable
 from bnn_vnnlib.model.recovery.draws import Draws
+from bnn_vnnlib.network.network import Floats
 
 _SEED, _TRIALS = 0x5EED, 4
 _EXACT = 1e-10

@@ -15,9 +15,9 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from bnn_vnnlib.model.attributes import float_attribute, raw_attribute
-from bnn_vnnlib.model.network import Floats
 from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.graph import NORMAL, Flow
+from bnn_vnnlib.network.network import Floats
 
 STABILISER = 1e-6
 """A constant under the root up to this size is there against sqrt(0), and no variance."""

@@ -1,0 +1,325 @@
+"""The street itself: a model and a property in, a result out (`bnn_vnnlib.verify`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnn_vnnlib.errors import OptionError, PropertyError
+from bnn_vnnlib.methods import names as methods
+from bnn_vnnlib.question.options import Question, settle
+from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.question.statement import violation, what_unsat_means
+from bnn_vnnlib.question.vacuous import vacuous
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict
+from bnn_vnnlib.setting import (
+    BoxKind,
+    Choices,
+    Method,
+    Search,
+    Setting,
+    ends_in_sigmoid,
+    gives_probabilities,
+    settle_run,
+)
+from bnn_vnnlib.system.environment import plain_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bnn_vnnlib.attack import Attack
+    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.safety.safety import SafetyBounds
+    from bnn_vnnlib.model.replay import HiddenNodes
+    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.problem.problem import Problem
+
+RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
+"""Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
+
+REPLAYED = 64
+"""Candidates for a deterministic witness that are replayed, at most."""
+
+EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
+"""Note on a property that says nothing about the posterior."""
+
+
+@plain_state()
+def verify(
+    model: Model,
+    property: Property,
+    *,
+    query: Query | str | None = None,
+    tau_safe: float | None = None,
+    tau_unsafe: float | None = None,
+    likelihood: Likelihood | None = None,
+    rule: Rule | str | None = None,
+    outputs: Literal["auto", "probabilities"] = "auto",
+    method: Method = "auto",
+    boxes: BoxKind = "mean",
+    num_boxes: int | None = None,
+    margin: float | None = None,
+    timeout: float | None = None,
+    started: float | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    search: Search = "float64",
+    strict: bool = False,
+) -> Result:
+    """Decide one property of one model.
+
+    Parameters
+    ----------
+    model, property : from `read_model` and `read_property`
+    query : probabilistic, decision or deterministic; None: the property's comment, else probabilistic if the model
+        carries a posterior
+    tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment; one alone is both; else .95
+    likelihood : overrides the model's
+    rule : what Y means under `decision`: "mean" (expected outputs or probabilities) or "median" (of a regression's
+        outputs); None: the property's comment, else mean
+    outputs : "probabilities" says that under `decision` constants are compared with probabilities on purpose
+    method : "interval" or "linear" bounds on boxes of weights, "tails" of the rows (probabilistic only), or "auto":
+        linear bounds, and for P_safe the better of tails and boxes
+    boxes : "mean": boxes at the posterior mean, margin searched; "sampled": around sampled weights
+    num_boxes, margin : number of sampled boxes; margin in standard deviations (None: searched, or 2.5 if sampled)
+    timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
+    seed : of attacks and sampled boxes
+    device : cpu, cuda or cuda:NUMBER; None: cpu
+    search : floating type of attacks and of the tuning of bounds; what they find is computed again in float64
+    strict : refuse a property that nothing can violate, whatever the network, instead of calling it unsat
+
+    Returns
+    -------
+    Result : bounds that hold with probability 1, and the verdict that they give
+
+    Raises
+    ------
+    InputError : the question cannot be asked of this model, said before any work starts
+    PropertyError : `strict`, and nothing can violate the property
+    """
+    begun = time.monotonic()
+    question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
+    model = model.with_outputs_of(property.signature)
+    choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
+    asked: dict[str, Any] = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "outputs": outputs}
+    if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
+        asked = {**property.options, **{name: value for name, value in asked.items() if value is not None}}
+    setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started, asked)
+    _check_size(model, property)
+    if setting.query is Query.DECISION and outputs != "probabilities":
+        _refuse_constants(setting, property)
+    said = _said(setting, property)
+    if strict and said.vacuous:
+        raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
+    result = _answered(setting, property, vacuous=said.vacuous is not None)
+    notes = (*property.notes, *model.notes, *result.notes)
+    return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
+
+
+def _said(setting: Setting, property: Property) -> Asked:
+    """The question in words."""
+    network, query = setting.model.network, setting.query
+    probabilities = gives_probabilities(network, query, setting.likelihood)
+    has_posterior = setting.model.posterior is not None
+    means = what_unsat_means(query, setting.question, has_posterior, probabilities)
+    return Asked(violation(property), means, vacuous(property))
+
+
+def _question(
+    property: Property, query: str | None, tau_safe: float | None, tau_unsafe: float | None, rule: str | None
+) -> Question:
+    """What is asked, by the options or by the property's comment."""
+    if not isinstance(property, Property):
+        raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
+    return settle(property.options, query, tau_safe, tau_unsafe, rule=rule)
+
+
+def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
+    """The result, with the values of hidden nodes in its witness if the property declares any."""
+    hidden = _hidden_nodes(setting.model, property)
+    result = _by_the_property(setting) if vacuous else _solve(setting, property)
+    if result.witness is None or hidden is None:
+        return result
+    return replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
+
+
+def _check_size(model: Model, property: Property) -> None:
+    have, want = model.network.signature, property.signature
+    if (have.input_size, have.output_size) != (want.input_size, want.output_size):
+        raise OptionError(
+            f"the property is over {want.input_size} inputs and {want.output_size} outputs, "
+            f"the model has {have.input_size} and {have.output_size}"
+        )
+
+
+def _hidden_nodes(model: Model, property: Property) -> HiddenNodes | None:
+    """What evaluates the property's hidden nodes for a witness; those that do not fit the model are refused at once."""
+    if not property.hidden:
+        return None
+    from bnn_vnnlib.model.replay import HiddenNodes
+
+    nodes = HiddenNodes(model, property.hidden)
+    nodes(property.boxes.lower[0] if len(property.boxes) else np.zeros(property.signature.input_size))
+    return nodes
+
+
+def _refuse_constants(setting: Setting, property: Property) -> None:
+    """`Y_0 >= 1500` meant for a logit would silently be compared with a probability."""
+    network = setting.model.network
+    if setting.transform == "identity" or network.softmax_axis is not None or ends_in_sigmoid(network):
+        return
+    rows = property.rows
+    used = np.count_nonzero(rows.outputs, axis=1)
+    compares = (used == 2) & (rows.outputs.sum(axis=1) == 0) & (rows.bound == 0)
+    if rows.inputs is not None:
+        compares &= ~rows.inputs.any(axis=1)
+    if not (compares | (used == 0)).all():
+        raise OptionError(
+            "under query decision the outputs are expected probabilities, not the logits that the graph ends in, and "
+            "this property compares an output with something else than another output: if it is meant for "
+            "probabilities, say --outputs probabilities"
+        )
+
+
+def _result(setting: Setting, verdict: Verdict, method: str, **fields: Any) -> Result:
+    question = setting.question
+    rule = question.rule if setting.query is Query.DECISION else None
+    return Result(
+        verdict, setting.query, question.tau_safe, question.tau_unsafe, method, 0.0, rule=rule, **fields
+    )  # fmt: skip
+
+
+def _by_the_property(setting: Setting) -> Result:
+    """Proved that nothing can violate the property: safe for every network."""
+    certain = Bounds(1.0, 1.0) if setting.query is Query.PROBABILISTIC else None
+    return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
+
+
+def _solve(setting: Setting, property: Property) -> Result:
+    from bnn_vnnlib.attack import Attack
+    from bnn_vnnlib.problem.problem import from_property
+
+    problem = from_property(property, setting.device)
+    widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
+    pool = min(POOL, max(1, POOL_MEMORY // (RESTARTS * widest * len(problem))))
+    attack = Attack(
+        restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline, precision=setting.precision
+    )
+    if setting.query is Query.DETERMINISTIC:
+        return _deterministic(setting, property, problem, attack)
+    left = setting.settled(problem)
+    bound = _probabilistic if setting.query is Query.PROBABILISTIC else _decision
+    result = bound(setting, property, left, attack)
+    if bool(left.exists.any()):
+        return result
+    return replace(result, method="the ranges of the last activations alone", notes=(*result.notes, EXCLUDED))
+
+
+def _open(setting: Setting) -> Verdict:
+    """Neither proved nor refuted."""
+    return Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN
+
+
+def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
+    from bnn_vnnlib.witness import probabilistic_witness
+
+    question = setting.question
+    found = setting.safety(problem, attack)
+    p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
+    details, notes = _safety_details(found)
+    verdict, witness = _open(setting), None
+    if question.between(p_safe.lower, p_safe.upper):
+        verdict = Verdict.UNKNOWN
+    elif p_safe.lower >= question.tau_safe:
+        verdict = Verdict.UNSAT
+    elif p_safe.upper < question.tau_unsafe:
+        witness = probabilistic_witness(setting, property, problem, found)
+        verdict = Verdict.SAT
+    method = methods.of_safety(setting, found)
+    return _result(setting, verdict, method, p_safe=p_safe, witness=witness, details=details, notes=notes)
+
+
+def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
+    if found.violating is None:
+        return {
+            "lower_by": _method(found, 0),
+            "upper_by": _method(found, 1),
+            "safe_margin_sd": float(found.safe_margin[0]),
+            "unsafe_margin_sd": float(found.unsafe_margin[0]),
+        }, ()
+    violating = found.violating[:, 0].nonzero()[:, 0].tolist()
+    return {"samples": len(found.violating), "violating_samples": violating}, ()
+
+
+def _method(found: SafetyBounds, side: int) -> str:
+    """Which method gave the lower (0) or the upper (1) bound, if it says anything."""
+    if bool(found.upper[0] >= 1) if side else bool(found.lower[0] <= 0):
+        return "none"
+    if found.by_wide[side, 0]:
+        return "wide"
+    return "tails" if found.by_tails[side, 0] else "boxes"
+
+
+def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
+    from bnn_vnnlib.methods import decision
+    from bnn_vnnlib.witness import decision_witness
+
+    expect = setting.decision()
+    outcome = decision.decide(expect, problem, attack)
+    bounds = _decision_bounds(outcome, problem, len(property.rows))
+    method = methods.of_decision(setting, outcome)
+    if bool(outcome.refuted.all()):
+        return _result(setting, Verdict.UNSAT, method, decision=bounds)
+    if bool(outcome.violated.any()):
+        witness = decision_witness(setting, property, problem, expect, outcome)
+        return _result(setting, Verdict.SAT, method, decision=bounds, witness=witness)
+    return _result(setting, _open(setting), method, decision=bounds)
+
+
+def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:
+    origin = problem.rows.origin.expand(outcome.row_lower.shape).cpu().numpy()
+    real = origin >= 0
+
+    def by_row(values: Tensor, fill: float) -> NDArray[np.float64]:
+        out = np.full(rows, fill)
+        out[origin[real]] = values.cpu().numpy()[real]
+        return out
+
+    return DecisionBounds(
+        outcome.lower.amin(0).cpu().numpy(), outcome.upper.amax(0).cpu().numpy(),
+        by_row(outcome.row_lower, -np.inf), by_row(outcome.row_upper, np.inf),
+    )  # fmt: skip
+
+
+def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
+    from bnn_vnnlib import attack as attacks
+    from bnn_vnnlib.methods.deterministic import decide
+    from bnn_vnnlib.network.network import Mixture, WeightSamples
+    from bnn_vnnlib.problem import weight_sets
+    from bnn_vnnlib.witness import deterministic_witness
+
+    notes: tuple[str, ...] = ()
+    if isinstance(setting.model.posterior, WeightSamples):
+        notes = ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
+    if isinstance(setting.model.posterior, Mixture):
+        notes = ("the mean of a mixture may be a meaningless network (hidden units permute between components)",)
+    network = setting.bounds.engine.network
+    points, values = attacks.run(network, problem, {}, attack, setting.transform)
+    nearest = values[0].argsort()[:REPLAYED]
+    witness = deterministic_witness(setting, property, points[0, nearest], nearest.cpu().numpy())
+    if witness is not None:
+        return _result(setting, Verdict.SAT, methods.of_network(setting, True), witness=witness, notes=notes)
+    method = methods.of_network(setting, False)
+    found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
+    falsified = found.violated[0].nonzero()[:REPLAYED, 0]
+    if len(falsified):
+        witness = deterministic_witness(setting, property, found.point[0, falsified], falsified.cpu().numpy())
+        if witness is not None:
+            return _result(setting, Verdict.SAT, method, witness=witness, notes=notes)
+    safe = bool(found.safe.all())
+    return _result(setting, Verdict.UNSAT if safe else _open(setting), method, notes=notes)

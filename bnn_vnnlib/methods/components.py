@@ -1,0 +1,139 @@
+"""Mixtures: P_safe and the decision are weighted sums over the components, each a network and a Gaussian of its own.
+
+With component i drawn with probability p_i, P_w(A) = sum_i p_i P_i(A) for every event A, in particular for 'no case is
+violated by any x'. So sum_i p_i lower_i <= P_safe <= sum_i p_i upper_i for bounds of the components, the points behind
+the upper bounds being free to differ. Likewise E_w g(w, x) = sum_i p_i E_i g(w, x) at every x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.methods.safety.refine import Goal
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, feasible, last_of_each, nothing_known, point_box
+from bnn_vnnlib.methods.safety.tails import TailBounds, tails_apply
+from bnn_vnnlib.network.network import Gaussian, Mixture, Network
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.system.clock import Deadline
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """Share p_i, the bounds over its own network of means, and its Gaussian."""
+
+    share: float
+    bounds: OutputBounds
+    posterior: Gaussian
+
+    @property
+    def network(self) -> Network:
+        """With the means of the component."""
+        return self.bounds.engine.network
+
+
+def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[Component]:
+    """Those of a mixture that have a probability; a Gaussian is its only component."""
+    if not isinstance(posterior, Mixture):
+        return [Component(1.0, bounds, posterior)]
+    network, shares = bounds.engine.network, posterior.probabilities / posterior.probabilities.sum()
+    found = []
+    for share, part in zip(shares, posterior.components, strict=True):
+        means = {name: np.asarray(mean, np.float64) for name, mean in part.means.items()}
+        own = replace(network, tensors={**network.tensors, **means})
+        if share > 0:
+            found.append(
+                Component(float(share), replace(bounds, engine=replace(bounds.engine, network=own)), part.posterior)
+            )
+    return found
+
+
+def by_components(
+    bounds: OutputBounds, posterior: Mixture, problem: Problem, deadline: Deadline, goal: Goal,
+    solve: Callable[[Component, Deadline, bool], SafetyBounds],
+) -> SafetyBounds:  # fmt: skip
+    """Bounds on P_safe of every instance; the time that is left is shared evenly among what is to come.
+
+    Parameters
+    ----------
+    solve : bounds of one component, refined or from one pass: first all have their pass, then what is open is refined
+    goal : where the bounds of all components together decide nothing, they are refined
+    """
+    parts = components_of(bounds, posterior)
+    found = [solve(part, deadline, False) for part in parts]
+    if bool(goal.open(_together(parts, problem, found)).any()):
+        for index, part in enumerate(parts):
+            if not deadline.passed:
+                found[index] = found[index].better(solve(part, deadline.share(len(parts) - index), True))
+    return _together(parts, problem, found, deadline)
+
+
+def _together(
+    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline | None = None
+) -> SafetyBounds:
+    """The weighted sums; the common point only if time is given for it."""
+    shares = found[0].lower.new_tensor([part.share for part in parts])
+    lower, upper = (torch.stack([getattr(one, side) for one in found]) for side in ("lower", "upper"))
+    best, mass = _common_point(parts, problem, found, deadline) if deadline else (found[0].point, found[0].point_mass)
+    return replace(
+        nothing_known(problem, problem.lower),
+        lower=weighted_sum(shares, lower).clamp(0, 1), upper=(-weighted_sum(shares, -upper)).clamp(0, 1),
+        point=best, point_mass=mass,
+        by_tails=torch.stack([one.by_tails for one in found]).all(0),
+        by_wide=torch.stack([one.by_wide for one in found]).any(0),
+    )  # fmt: skip
+
+
+def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
+    """sum_i p_i v_i over the first axis, rounded down; the p_i are positive and sum to 1 up to their roundings.
+
+    Where all v_i agree it is that value.
+    """
+    weights = shares.reshape(-1, *(1,) * (values.dim() - 1))
+    total, size = (weights * values).sum(0), (weights * values.abs()).sum(0)
+    total = total - 4 * (len(shares) + 4) * UNIT * size
+    return torch.where((values == values[0]).all(0), values[0], total).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+
+def violation_mass(
+    parts: list[Component], problem: Problem, lower: Tensor, upper: Tensor, deadline: Deadline
+) -> Tensor:
+    """(N,) lower bounds on P_w(some case holds at the point), by the tails of all components that they serve."""
+    total = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
+    for part in parts:
+        if tails_apply(part.bounds, part.posterior, problem):
+            tails = TailBounds(part.network, part.posterior, lower.device, deadline)
+            total = total + part.share * tails.unsafe(problem, lower, upper)
+    return (total - 4 * (len(parts) + 4) * UNIT).clamp(0, 1)
+
+
+def _common_point(
+    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline
+) -> tuple[Tensor, Tensor]:
+    """For each instance, of the components' points the one at which the most mass violates, and that mass.
+
+    It is for the witness; the bounds do not rest on it.
+    """
+    points, mass = found[0].point, torch.full_like(found[0].lower, -1.0)
+    for one in found:
+        if not bool((one.upper < 1).any()):
+            continue
+        x = one.point[problem.instance]
+        inside = ((problem.inner_lower <= x) & (x <= problem.inner_upper)).all(-1) & feasible(problem, x)
+        index = torch.nonzero(inside)[:, 0]
+        held = torch.full((len(problem),), -1.0, dtype=torch.float64, device=x.device)  # where x is not in T
+        part = problem.items(index)
+        if len(index):
+            # without time it is 0, and the point will do: whoever shows it bounds its mass again
+            held[index] = violation_mass(parts, part, *point_box(part, x[index]), deadline)
+        best = last_of_each(problem, torch.argsort(held, stable=True))
+        better = held[best] > mass
+        points = torch.where(better[:, None], one.point, points)
+        mass = torch.where(better, held[best], mass)
+    return points, mass.clamp(min=0.0)

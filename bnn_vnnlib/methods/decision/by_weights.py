@@ -1,0 +1,133 @@
+"""The decision by boxes of weights or by weight samples, each bounded for itself: any graph, any transform.
+
+Guarantee: sound with probability 1, rounding included; not complete.
+Boxes: on box k the row is at least v_k, everywhere at least `floor` (s bounded), so layers of boxes give a lower bound
+on its expectation (`mass.layered_lower`). In regression there is no floor; what lies outside the boxes is paid by
+|E[row 1_off]| <= ||row|| sqrt(P(off)) with the second moments of `moments`.
+Samples: the weighted sum of each sample's bound.
+Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (decision robustness).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.decision.moments import output_norms
+from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, layered_lower
+from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+
+MEMORY = 2**22
+"""Numbers (boxes x items x rows x outputs) of one chunk, at most about."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByWeights:
+    """E_w of rows over the transformed outputs, bounded below by weight boxes or by weight samples.
+
+    weights : K boxes, or K samples; mass : of the unions of the boxes, or the samples' probabilities (K,)
+    """
+
+    bounds: OutputBounds
+    posterior: GaussianDiagonal | WeightSamples
+    weights: WeightBoxes
+    mass: BoxUnion | Tensor
+
+    @property
+    def name(self) -> str:
+        """What the weights are."""
+        if isinstance(self.mass, Tensor):
+            return "weight samples"
+        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
+        size = self.weights.count * outputs.shape[1] * outputs.shape[2]
+        step = max(1, MEMORY // size)
+
+        def part(start: int) -> Tensor:
+            some = slice(start, start + step)
+            return self._lower(lower[some], upper[some], _some(outputs, some), _some(inputs, some))
+
+        return torch.cat([part(start) for start in range(0, len(lower), step)])
+
+    def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
+        value = self.bounds.rows(self.weights, lower, upper, outputs, inputs).lower
+        if isinstance(self.mass, Tensor):
+            return _weighted_sum(self.mass, value)
+        value = value.expand(self.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)
+        match self.bounds.transform:
+            case "identity":
+                return self._unbounded(self.mass, value, lower, upper, outputs, inputs)
+            case "softmax":
+                floor = outputs.amin(-1)
+            case "sigmoid":
+                floor = outputs.clamp(max=0).sum(-1)
+                floor = floor - gamma(outputs.shape[-1]) * outputs.abs().sum(-1)
+        floor = floor.expand(value.shape[:-1])
+        if inputs is not None:
+            floor = floor + over_box(inputs, lower, upper)[0]
+            floor = floor - 2 * UNIT * floor.abs()
+        return layered_lower(value, self.mass.union_lower, floor)
+
+    def _unbounded(
+        self, union: BoxUnion, value: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    ) -> Tensor:
+        """E[row] >= E[row 1_U] - ||row|| sqrt(P(off)), U a union of boxes; best over the nested choices of U."""
+        network = self.bounds.engine.network
+        norm = self._row_norm(network, lower, upper, outputs, inputs)
+        count = value.shape[-1]
+        choices = range(1, count + 1) if isinstance(union, CentredUnion) else (count,)
+        found = [on_union(value[..., :k], k, count, union, norm) for k in choices]
+        return torch.stack(found).amax(0).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+    def _row_norm(
+        self, network: Network, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
+    ) -> Tensor:
+        """(N, R): sup over x of sqrt(E (c.f + g.x)^2), rounded up."""
+        if not isinstance(self.posterior, GaussianDiagonal):
+            raise ValueError("moments are for Gaussian posteriors")
+        boxes = weight_sets.centred(network, self.posterior, lower.device)
+        norms = output_norms(network, boxes, lower, upper)
+        total = _product(outputs.abs(), norms)
+        if inputs is not None:
+            total = total + _product(inputs.abs(), torch.maximum(lower.abs(), upper.abs()))
+        return total * (1 + gamma(outputs.shape[-1] + lower.shape[-1])) + TINY
+
+
+def _some(rows: Tensor | None, part: slice) -> Any:
+    return rows if rows is None or len(rows) == 1 else rows[part]
+
+
+def _weighted_sum(share: Tensor, value: Tensor) -> Tensor:
+    """sum_k p_k value_k, rounded down: (K,) and (K, N, R) -> (N, R)."""
+    share = share[:, None, None]
+    error = 2 * gamma(2 * len(share)) * (share * value.abs()).sum(0) + TINY
+    return ((share * value).sum(0) - error).nan_to_num(-torch.inf)
+
+
+def _product(rows: Tensor, values: Tensor) -> Tensor:
+    """(N or 1, R, d) times (N, d) -> (N, R), with 0 * inf = 0: a row does not pay for outputs that it does not use."""
+    return torch.where(rows > 0, rows * values[:, None], 0.0).sum(-1)
+
+
+def on_union(value: Tensor, used: int, count: int, union: BoxUnion, norm: Tensor) -> Tensor:
+    """The bound from the first `used` of `count` boxes."""
+    member = torch.arange(count, device=value.device) < used
+    inside, most = union.union_lower(member), union.union_upper(member)
+
+    def mass(chosen: Tensor) -> Tensor:
+        return union.union_lower(torch.nn.functional.pad(chosen, (0, count - used)))
+
+    anchor = value.amin(-1)
+    gain = layered_lower(value, mass, anchor) - anchor
+    base = torch.where(anchor >= 0, anchor * inside, anchor * most)
+    tail = norm * torch.sqrt(1 - inside) if float(inside) < 1 else torch.zeros_like(norm)
+    return gain + base - tail - 16 * UNIT * (gain.abs() + 2 * anchor.abs() + tail.abs())

@@ -1,0 +1,250 @@
+"""Bounds on the decision of every item of a problem, its cases refuted, and a point where it violates one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.bounds.engine import RowBounds
+from bnn_vnnlib.methods.decision.median import Medians
+from bnn_vnnlib.methods.decision.method import Aimed, Criterion, Method
+from bnn_vnnlib.methods.decision.parts import PartsExpectation
+from bnn_vnnlib.methods.decision.portfolio import Expectation
+from bnn_vnnlib.methods.safety.safety import feasible, point_box
+from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.refute import refuted_by
+
+PREDICTIVE = 32
+"""Weight samples that stand for the predictive in an attack."""
+
+
+Decision = Expectation | Medians | PartsExpectation
+"""The portfolio of a rule."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionOutcome:
+    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n).
+
+    lower_by, upper_by : the methods that gave the finite bounds on each side, and proofs without any, by their names
+    """
+
+    row_lower: Tensor
+    row_upper: Tensor
+    lower: Tensor
+    upper: Tensor
+    refuted: Tensor
+    violated: Tensor
+    point: Tensor
+    lower_by: tuple[str, ...]
+    upper_by: tuple[str, ...]
+
+
+def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutcome:
+    """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
+    run = _Run(expect, problem, settings)
+    expect.bounds.engine.deadline.reached(run.steps(), lambda step: step())
+    row_low, row_high, out_low, out_high = run.sides
+    return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.methods)
+
+
+class _Run:
+    """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs.
+
+    It starts from the closed ranges of the last activations, in which expectations and medians lie, too.
+    """
+
+    def __init__(self, expect: Decision, problem: Problem, settings: Attack) -> None:
+        self._expect, self._problem, self._settings = expect, problem, settings
+        self._rows, self._outputs = problem.rows.outputs.shape[1:]
+        n, device = len(problem), problem.lower.device
+        bounds, everything = expect.bounds, torch.arange(n, device=device)
+        network = bounds.engine.network
+        self.low = bounds.closed(
+            weight_sets.mean_weights(network, device), problem.lower, problem.upper, *self._sides(everything),
+            weight_sets.random_names(network, expect.posterior),
+        )[0].clone()  # fmt: skip
+        self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
+        self.refuted = ~problem.exists.any(-1).expand(n)  # without a case there is nothing to prove, nor time to lose
+        self.violated = torch.zeros_like(self.refuted)
+        self.point = attack.inner_box(problem)[0]
+        self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
+        self._names: list[str] = []
+        self._compared: list[str] = []
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lower and upper bounds of the rows (N, R), then of the outputs (N, m)."""
+        r, m = self._rows, self._outputs
+        row, negated_row, out, negated_out = self.low.split([r, r, m, m], -1)
+        return row, -negated_row, out, -negated_out
+
+    @property
+    def methods(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of what gave the lower and the upper bounds."""
+        r, m = self._rows, self._outputs
+        real = (self._problem.rows.case < self._problem.cases).expand(len(self.low), -1)
+        row, negated_row, out, negated_out = self._by.split([r, r, m, m], -1)
+
+        def names(rows: Tensor, outputs: Tensor) -> tuple[str, ...]:
+            used = torch.cat([rows[real], outputs.flatten()]).unique().tolist()
+            return tuple(dict.fromkeys(self._names[number] for number in used if number >= 0))
+
+        return (*names(row, out), *self._compared), names(negated_row, negated_out)
+
+    def steps(self) -> Iterator[Callable[[], None]]:
+        """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
+        expect = self._expect
+        everything = torch.arange(len(self._problem), device=self.low.device)
+        for method in expect.quick or (expect.by_weights,):
+            yield partial(self._bound, method, everything)
+        for criterion in expect.criteria:
+            yield partial(self._compare, criterion)
+        yield self._attack
+        for method in expect.thorough:
+            yield partial(self._aim, method) if isinstance(method, Aimed) else partial(self._bound, method, everything)
+        for method in expect.tails:
+            yield partial(self._top, method)
+        for criterion in expect.criteria:
+            yield partial(self._criterion, criterion)
+        if expect.quick and len(self._open):
+            yield partial(self._bound, expect.by_weights, self._open)
+        for method in expect.thorough:
+            if isinstance(method, Aimed):
+                yield partial(self._bound, method, everything)
+
+    @property
+    def _open(self) -> Tensor:
+        return torch.nonzero(~(self.refuted | self.violated))[:, 0]
+
+    def _bound(self, method: Method, index: Tensor) -> None:
+        """The rows and the outputs of some items, in one pass over the network."""
+        part = self._problem.items(index)
+        self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method)
+        self._refute(index)
+
+    def _sides(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All that is bounded of some items, over the outputs and over the inputs: see `low`."""
+        rows = self._problem.items(index).rows
+        unit = torch.eye(self._outputs, dtype=torch.float64, device=index.device)
+        unit = unit.expand(len(rows.outputs), -1, -1)
+        outputs = torch.cat([rows.outputs, -rows.outputs, unit, -unit], 1)
+        inputs = rows.inputs
+        if inputs is not None:
+            none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
+            inputs = torch.cat([inputs, -inputs, none], 1)
+        return outputs, inputs
+
+    def _improve(self, index: Tensor, found: Tensor, method: Method | Aimed) -> None:
+        """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
+        known = self.low[index]
+        self._names.append(method.name)
+        self._by[index] = torch.where(found > known, len(self._names) - 1, self._by[index])
+        self.low[index] = torch.maximum(known, found)
+
+    def _aim(self, method: Aimed) -> None:
+        """The rows of the open items, as far as it takes to refute them."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, rows = self._problem.items(index), self._rows
+        padding = part.rows.case >= part.cases
+        goal = torch.where(self._false[index] | padding, -torch.inf, part.rows.bound)
+        low = self.low[index]
+        found = method.towards(part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
+        low[:, :rows] = torch.maximum(low[:, :rows], found)
+        self._improve(index, low, method)
+        self._refute(index)
+
+    def _top(self, method: Method) -> None:
+        """The rows of the open items, and the output that each of them counts most."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, r = self._problem.items(index), self._rows
+        outputs = part.rows.outputs.expand(len(index), -1, -1)
+        top = outputs.argmax(-1)
+        both = torch.cat([outputs, torch.nn.functional.one_hot(top, self._outputs).to(outputs)], 1)
+        inputs = part.rows.inputs
+        if inputs is not None:
+            inputs = torch.cat([inputs, torch.zeros_like(inputs)], 1)
+        found = method.lower(part.lower, part.upper, both, inputs)
+        low = self.low[index]
+        low[:, :r] = torch.maximum(low[:, :r], found[:, :r])
+        self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method)
+        self._refute(index)
+
+    def _compare(self, criterion: Criterion) -> None:
+        """What costs no more than a bound."""
+        index = self._open
+        if len(index):
+            false = criterion.false_rows(self._problem.items(index))
+            self._compared += [criterion.name] if bool(false.any()) else []
+            self._false[index] |= false
+            self._refute(index)
+
+    def _criterion(self, criterion: Criterion) -> None:
+        """Whatever it takes."""
+        index = self._open
+        if len(index):
+            proved = criterion.refuted(self._problem.items(index))
+            self._compared += [criterion.name] if bool(proved.any()) else []
+            self.refuted[index] |= proved
+
+    def _refute(self, index: Tensor) -> None:
+        """By the bounds and by the rows that are known to be false."""
+        part = self._problem.items(index)
+        row, _, low, high = (side[index] for side in self.sides)
+        magnitude = torch.maximum(low.abs(), high.abs()).nan_to_num(torch.inf, torch.inf)
+        known = RowBounds(row.masked_fill(self._false[index], torch.inf)[None], None, magnitude[None])
+        self.refuted[index] |= refuted_by(part, known, self._expect.bounds.engine.deadline)[0].all(-1)
+
+    def _attack(self) -> None:
+        """Attack the sampled predictive on the items that are left, then bound D at the points found."""
+        index = self._open
+        if len(index) == 0:
+            return
+        part, expect = self._problem.items(index), self._expect
+        network = expect.bounds.engine.network
+        generator = torch.Generator().manual_seed(self._settings.seed)
+        drawn = sample(network, expect.posterior, PREDICTIVE, generator)
+        params = {name: value.to(self.point) for name, value in drawn.items()}
+        smaller = _smaller(self._settings)
+        x = attack.run(network, part, params, smaller, expect.bounds.transform, aim=expect.aim)[0][0]
+        self.point[index] = x
+        self.violated[index] = violates(expect, part, x)
+
+
+def _smaller(settings: Attack) -> Attack:
+    """Every step of an attack on the predictive costs PREDICTIVE networks."""
+    return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
+
+
+def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
+    """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
+    rows, bounds = problem.rows, expect.bounds
+    lower, upper = point_box(problem, x)
+    mean = weight_sets.mean_weights(bounds.engine.network, x.device)
+    known = bounds.defined(mean, lower, upper, weight_sets.random_names(bounds.engine.network, expect.posterior))[0]
+    held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
+    for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
+        held = (problem.all_rows(rows.implied(above)) & problem.exists).any(-1)
+        if bool(held.all()):
+            break
+    return held & known & feasible(problem, x)
+
+
+def _above(expect: Decision, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
+    """Upper bounds of the rows, method by method, each at least as good as the one before."""
+    best = lower.new_full((len(lower), outputs.shape[1]), torch.inf)
+    for method in expect.methods:
+        best = torch.minimum(best, -method.lower(lower, upper, -outputs, None if inputs is None else -inputs))
+        yield best

@@ -1,0 +1,110 @@
+"""The expected softmax over weight samples: the lines of all samples are added up before x is minimised over.
+
+Guarantee: sound, rounding included; complete in the limit of small boxes, since the lines of a sample meet its outputs
+at points. Each sample is a network without randomness, so that its margins have linear bounds (`bounds.engine`) and no
+log excess.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.attack import transformed
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import LinearForm
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
+from bnn_vnnlib.network.evaluate import evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """K weight settings and their probabilities (K,)."""
+
+    engine: Engine
+    weights: WeightBoxes
+    share: Tensor
+    sigmoid: bool
+
+    name: ClassVar[str] = "weight samples"
+
+    @property
+    def logits(self) -> int:
+        """Outputs of the graph."""
+        return self.engine.network.signature.output_size
+
+    @property
+    def count(self) -> int:
+        """Classes."""
+        return self.logits + self.sigmoid
+
+    @property
+    def size(self) -> int:
+        """Numbers that one box takes."""
+        inputs = self.engine.network.signature.input_size
+        widest = max(math.prod(node.shape) for node in self.engine.network.nodes)
+        return self.weights.count * self.count**2 * max(inputs, widest)
+
+    def value(self, x: Tensor) -> Tensor:
+        """(P, m): D at points, not rounded."""
+        params = {name: tensor for name, tensor in self.weights.centers.items() if len(tensor) == len(self.share)}
+        y = transformed(evaluate(self.engine.network, x, params), "sigmoid" if self.sigmoid else "softmax")
+        return (self.share[:, None, None] * y).sum(0)
+
+    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Nothing."""
+        return lower.new_zeros(len(lower), 0)
+
+    def rows(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
+    ) -> tuple[Lines, Tensor]:
+        """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
+        center = (lower + upper) / 2
+        radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
+        margin = self._margins(lower, upper, center)
+        k, p = margin.value.shape[:2]
+        flat = Lines(margin.value.flatten(0, 1), margin.slope.flatten(0, 1))
+        pairs = Pairs(flat, torch.zeros_like(flat.value), radius.repeat(k, 1))
+        lines, numbers = classes(pairs, None).rows(outputs.expand(p, -1, -1).repeat(k, 1, 1))
+        value, numbers = (part.unflatten(0, (k, p)) for part in (lines.value, numbers))
+        moved = lines.reach(radius.repeat(k, 1)).unflatten(0, (k, p))
+        slope = lines.slope.unflatten(0, (k, p))
+        share = self.share[:, None, None]
+        error = 2 * gamma(2 * k + 8)
+        total = (share * value).sum(0) - error * (share * (value.abs() + moved)).sum(0) - TINY
+        number = (share * numbers).sum(0) - error * (share * numbers.abs()).sum(0) - TINY
+        return Lines(total, (share[..., None] * slope).sum(0)), number
+
+    def _margins(self, lower: Tensor, upper: Tensor, center: Tensor) -> Lines:
+        """(K, P, m, m), written from the centres."""
+        m = self.count
+        if m == 1:  # no margins at all
+            zero = lower.new_zeros(len(self.share), len(lower), 1, 1)
+            return Lines(zero, zero[..., None].expand(-1, -1, -1, -1, lower.shape[-1]))
+        unit = torch.eye(m, dtype=torch.float64, device=lower.device)
+        off = ~torch.eye(m, dtype=torch.bool, device=lower.device)
+        pairs = (unit[:, None] - unit)[off][None, :, : self.logits]
+        found = self.engine.rows(self.weights, lower, upper, pairs, forms=True)
+        if found.form is None:
+            raise ValueError("forms were asked for")
+        form = found.form
+        at = _at(form, center)
+        value = at.new_zeros(*at.shape[:2], m, m)
+        slope = at.new_zeros(*at.shape[:2], m, m, center.shape[-1])
+        value[:, :, off], slope[:, :, off] = at, form.slope
+        return Lines(value, slope)
+
+
+def _at(form: LinearForm, center: Tensor) -> Tensor:
+    """Lower bounds (K, P, R) of the forms at the centres (P, n)."""
+    value = (form.slope @ center[..., None])[..., 0]
+    size = (form.slope.abs() @ center.abs()[..., None])[..., 0]
+    lower = value + form.offset - gamma(2 * center.shape[-1] + 8) * size
+    return (lower - 4 * UNIT * (value.abs() + form.offset.abs()) - TINY).nan_to_num(-torch.inf, torch.inf, -torch.inf)

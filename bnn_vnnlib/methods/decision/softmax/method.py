@@ -1,0 +1,199 @@
+"""Rows over the expected softmax as a method of the decision's portfolio (`methods.decision`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.bounds.walk import completed
+from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
+from bnn_vnnlib.methods.decision.softmax.together import Together
+from bnn_vnnlib.problem.outputs import over_box
+from bnn_vnnlib.system.clock import Deadline
+
+MEMORY = 2**22
+"""Numbers of one chunk, at most about."""
+
+SPLIT = Effort(tolerance=1e-3, most=400)
+"""How far inputs are split."""
+
+FEW = 20
+"""Inputs are split where no more than this vary."""
+
+TOGETHER = 3
+"""Boxes that all rows of an item share are this many times as many as those of a single row."""
+
+
+class Source(Protocol):
+    """What bounds rows over the expected softmax on boxes."""
+
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Numbers that one box takes."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Classes."""
+        ...
+
+    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(N, c) what is known of boxes that also serves all boxes inside."""
+        ...
+
+    def rows(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
+    ) -> tuple[Lines, Tensor]:
+        """Lines and numbers (P, R) below outputs (P or 1, R, m) . D over boxes (P, n)."""
+        ...
+
+    def value(self, x: Tensor) -> Tensor | None:
+        """(P, m): D at points (P, n), not rounded; None where that takes as long as a bound."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxRows:
+    """Lower bounds on c.D(x) + g.x from a source.
+
+    Parameters
+    ----------
+    effort : split the inputs; None = one look at each box
+    """
+
+    source: Source
+    deadline: Deadline
+    effort: Effort | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the source."""
+        return self.source.name
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
+        if self.effort is None:
+            return self._looked(lower, upper, outputs, inputs)[0]
+        known, context = self._first(lower, upper, outputs, inputs)
+        few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= FEW)[:, 0]
+        if len(few) == 0:
+            return known
+        rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
+        tolerance = torch.full_like(known[few], self.effort.tolerance)
+        together = Together(rows, tolerance, TOGETHER * self.effort.most, self.deadline)
+        return known.index_copy(0, few, together.run(lower[few], upper[few], known[few]))
+
+    def towards(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor) -> Tensor:
+        """The same; no more is done than to exceed the goal (N, R), or to see that it cannot be reached."""
+        if self.effort is None:
+            return self._looked(lower, upper, outputs, inputs)[0]
+        known, context = self._first(lower, upper, outputs, inputs)
+        few = (lower < upper)[: len(context)].sum(-1) <= FEW
+        rows = outputs.shape[1]
+        aim = goal.expand_as(known)
+        left = few[:, None] & ~(known > aim)[: len(context)]
+        item, row = torch.nonzero(left, as_tuple=True)
+        if len(item) == 0:
+            return known
+        outputs = outputs.expand(len(lower), rows, -1)[item, row][:, None]
+        if inputs is not None:
+            inputs = inputs.expand(len(lower), rows, -1)[item, row][:, None]
+
+        def bound(low: Tensor, high: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            some = None if inputs is None else inputs[target]
+            value, slope = self._looked(low, high, outputs[target], some, context[item[target]])
+            return value[:, 0], slope[:, 0]
+
+        splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, hopeless=True)
+        found = known.clone()
+        found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
+        return found
+
+    def _first(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One look at each box (N, R), and the contexts (Q, c) of the first Q, which are all that time suffices for."""
+        parts = self._parts(lower, outputs)
+        found = self.deadline.reached(parts, lambda index: self.source.context(lower[index], upper[index]))
+        context = torch.cat(found) if found else lower.new_zeros(0, 0)
+        some = slice(len(context))
+        known, _ = self._looked(lower[some], upper[some], _some(outputs, some), _some(inputs, some), context)
+        return completed([known], (len(lower), outputs.shape[1]), -torch.inf, lower), context
+
+    def _looked(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One look at each box: bounds (P, R), slopes (P, R, n)."""
+        found = self.deadline.reached(
+            self._parts(lower, outputs),
+            lambda index: self._chunk(
+                lower[index], upper[index], _some(outputs, index), _some(inputs, index),
+                None if context is None else context[index],
+            ),
+        )  # fmt: skip
+        shape = len(lower), outputs.shape[1]
+        value = completed([value for value, _ in found], shape, -torch.inf, lower)
+        return value, completed([slope for _, slope in found], (*shape, lower.shape[1]), 0.0, lower)
+
+    def _parts(self, lower: Tensor, outputs: Tensor) -> Sequence[Tensor]:
+        """Indices of boxes that are looked at together."""
+        step = max(1, MEMORY // (self.source.size + outputs.shape[1] * lower.shape[-1]))
+        return torch.arange(len(lower), device=lower.device).split(step)
+
+    def _chunk(
+        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        missing = self.source.count - outputs.shape[-1]  # a logit that is always 0
+        lines, numbers = self.source.rows(lower, upper, torch.nn.functional.pad(outputs, (0, missing)), context)
+        center = (lower + upper) / 2
+        radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
+        if inputs is not None:
+            lines = _plus(lines, inputs, center, radius)
+            moved = over_box(inputs, lower, upper)[0]
+            numbers = numbers + moved - 2 * UNIT * (numbers.abs() + moved.abs())
+        return torch.maximum(lines.minimum(radius), numbers.nan_to_num(-torch.inf)), lines.slope
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """All rows of some items, as `Together` wants them."""
+
+    method: SoftmaxRows
+    outputs: Tensor
+    inputs: Tensor | None
+    context: Tensor
+
+    def boxes(self, lower: Tensor, upper: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds and slopes."""
+        outputs, inputs = _some(self.outputs, item), _some(self.inputs, item)
+        return self.method._looked(lower, upper, outputs, inputs, self.context[item])
+
+    def points(self, x: Tensor, item: Tensor) -> Tensor:
+        """The values themselves where the source knows them; else the bound, the best that can be hoped for."""
+        expected = self.method.source.value(x)
+        if expected is None:
+            return self.boxes(x, x, item)[0]
+        value = (_some(self.outputs, item) * expected[:, None]).sum(-1)
+        inputs = _some(self.inputs, item)
+        return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
+
+
+def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines:
+    """Add g . x = g . center + g . (x - center); each sum of slopes is one rounding."""
+    slope = lines.slope + inputs
+    at, size = (inputs @ center[..., None])[..., 0], (inputs.abs() @ center.abs()[..., None])[..., 0]
+    paid = 2 * gamma(2 * center.shape[-1] + 8) * size + 4 * UNIT * (lines.value.abs() + at.abs()) + TINY
+    return Lines(lines.value + at - paid - 2 * UNIT * Lines(at, slope).reach(radius), slope)
+
+
+def _some(rows: Any, index: Tensor | slice) -> Any:
+    return rows if rows is None or len(rows) == 1 else rows[index]

@@ -1,0 +1,57 @@
+"""Fixed weights (the mean network, or each of K samples): proved safe, proved to violate, or neither.
+
+Guarantee: sound, rounding included, over real arithmetic on the stored weights; complete as far as `branch` is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds.splits import kinks_of
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.safety.safety import feasible, unsafe_items
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.refute import before_softmax, refuted_cases, settled
+from bnn_vnnlib.splitting.branch import Branching, Decided
+from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
+
+MOST_BOXES, MOST_PARTS = 2**14, 2**10
+"""Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""
+
+FEW = 20
+"""Inputs are split where no more than this vary, else neurons."""
+
+
+def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
+    """Decide all K x N pairs: one pass over the items and a look at the attacked points first, then branch and bound.
+
+    Parameters
+    ----------
+    points : (K, N, n) attacked points, in their boxes
+    """
+    if weights.count == 1:
+        problem = settled(bounds, weights, problem)
+    usable = torch.stack([feasible(problem, x) for x in points])
+    violated = unsafe_items(bounds, weights, problem, points, usable)
+    safe = refuted_cases(bounds, weights, problem).all(-1)
+    found = Decided(safe, violated, points)
+    open_ = ~(safe | violated)
+    if not bool(open_.any()):
+        return found
+    bounds = before_softmax(bounds, problem)
+    endless = bounds.engine.deadline.at is not None
+    neurons = _by_neurons(bounds, problem)
+    for method, chosen, most in (
+        (Branching, open_ & ~neurons, MOST_BOXES), (NeuronBranching, open_ & neurons, MOST_PARTS),
+    ):  # fmt: skip
+        if bool(chosen.any()):
+            found = found.met(method(bounds, weights, problem, chosen, None if endless else most).run())
+    return found
+
+
+def _by_neurons(bounds: OutputBounds, problem: Problem) -> Tensor:
+    """(N,): neurons are split instead of inputs, where many inputs vary and there are neurons to split."""
+    free = (problem.lower < problem.upper).sum(-1)
+    return (free > FEW) & (bounds.transform == "identity") & (kinks_of(bounds.engine.network).count > 0)

@@ -1,0 +1,216 @@
+"""The first hidden layer around a point x*, and rows over what it changes by within a box.
+
+Let x = x* + delta, low <= delta <= high (low <= 0 <= high), z_k = V_k x* + b_k ~ N(m_k, s_k^2) and g_k(x) = relu(z_k +
+V_k . delta) - relu(z_k). Fix thresholds theta_k >= 0 and let a_k = 1[z_k > theta_k].
+
+Reach. sup over delta of V_k . delta = sum_j max(high_j V_kj, low_j V_kj) is convex in V_k with the Lipschitz constant
+root of sum_j w_j^2 sig_kj^2, w = max(high, -low), in standard units: by isoperimetry, and since the median is at most
+the mean, it exceeds `up`_k = mean + y root(..) with probability at most Phi(-y); -V_k . delta exceeds `down`_k alike.
+
+Kinks. For v = V_k . delta in [-down, up] the number relu(z + v) - relu(z) - a v lies in [-fall(z), rise(z)]:
+    z <= theta:  relu(z + v) - relu(z) >= -min(down, relu(z)),  and  <= relu(z + up) - relu(z);
+    z > theta:   relu(z + v) - z - v >= 0,  and  <= relu(down - z).
+Hence for all numbers w_k, with U_j = sum_k w_k a_k V_kj,
+    sum_k w_k g_k(x) >= sum_j delta_j U_j - sum_k (w_k^+ fall_k(z_k) + w_k^- rise_k(z_k))    for all x of the box.
+
+Rows. Let w_k ~ N(mean_k, variance_k) be independent of each other and of V, b. Chernoff's bound needs
+- for U_j: with kappa = +-tau, given V_kj = v the mean over w_k is exp(kappa mean v + kappa^2 variance v^2 / 2) where
+  z_k > theta_k, and 1 else. For v ~ N(mu, sig^2), of covariance sig^2 x*_j with z_k, and c = 1 - kappa^2 variance
+  sig^2, completing the square gives exp(B) P(z' > theta), B = (kappa^2 variance mu^2 / 2 + kappa mean mu + (kappa
+  mean sig)^2 / 2) / c - log(c) / 2, z' Gaussian of mean m + x*_j (mu' - mu), mu' = (mu + kappa mean sig^2) / c, and
+  variance s^2 + (x*_j sig)^2 (1 / c - 1);
+- for the kinks: z_k runs over cells on which fall and rise are replaced by their largest values, and
+  E e^{kappa w^+ fall + kappa w^- rise} = E e^{kappa fall w^+} + E e^{kappa rise w^-} - 1.
+A further part e_k of w_k with |e_k| <= extra_k changes the kinks by at most extra_k max(fall, rise).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from bnn_vnnlib.bounds.rounding import gamma
+from bnn_vnnlib.methods.decision.softmax.layers import Dense
+from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, density, mean_relu
+
+ALLOWED = 1e-9
+"""Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `Around.served`."""
+
+RATES = (0.75, 1.0, 1.3)
+"""tau over the best one for a Gaussian law."""
+
+KINK_RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
+"""The same for kinks, whose laws are far from Gaussian."""
+
+RARE_RATES = (0.1, 0.3, 1.0)
+"""tau over STEEPEST, over one by the largest kink: where hardly any kink is likely."""
+
+STEEPEST = 25.0
+"""Largest rate, over one by the largest kink: beyond, cells of hardly any probability count too much."""
+
+CELLS = 6
+"""Cells on either side."""
+
+LEAST_C = 0.05
+"""c, at least."""
+
+LARGEST = 1e100
+"""Variances are below."""
+
+FAR = 300.0
+"""Exponents above are taken as infinite."""
+
+
+@dataclass(frozen=True, eq=False)
+class Around:
+    """H neurons at Q points of n inputs.
+
+    point, low, high : (Q, n) x* and the ends of delta
+    m, s : (Q, H) of z; mean, variance : (H, n) of V
+    served : (Q,) whether rounding of m and s is so small that ALLOWED covers it
+    """
+
+    point: Floats
+    low: Floats
+    high: Floats
+    m: Floats
+    s: Floats
+    mean: Floats
+    variance: Floats
+    served: np.ndarray
+
+    @property
+    def width(self) -> Floats:
+        """(Q, n): |delta_j|, at most."""
+        return np.maximum(self.high, -self.low)
+
+    def reach(self, y: float) -> tuple[Floats, Floats]:
+        """(Q, H), (Q, H): `up` and `down`, each exceeded with probability at most Phi(-y)."""
+        s = np.sqrt(self.variance)
+        sure = np.maximum(s, 1e-100)
+        plus, minus = (mean_relu(side * self.mean, sure) + 1e-15 * (np.abs(self.mean) + s) for side in (1, -1))
+        lip = y * np.sqrt(self.width**2 @ self.variance.T)
+        up, down = self.high @ plus.T - self.low @ minus.T, self.high @ minus.T - self.low @ plus.T
+        return (up + lip) * UP**2 + 1e-100, (down + lip) * UP**2 + 1e-100
+
+
+def around(first: Dense, point: Floats, lower: Floats, upper: Floats) -> Around:
+    """The layer at points (Q, n) of boxes (Q, n)."""
+    mean, bias, variance, noise = (
+        part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
+    )
+    m, size = point @ mean.T + bias, np.abs(point) @ np.abs(mean).T + np.abs(bias)
+    square = point**2 @ variance.T + noise
+    s = np.sqrt(np.maximum(square, 1e-280))
+    off = gamma(point.shape[1] + 16)
+    low, high = np.minimum(lower - point, 0.0) * UP, np.maximum(upper - point, 0.0) * UP
+    # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
+    known = np.isfinite(square).all(1) & bool((variance < LARGEST).all())
+    served = known & (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
+    return Around(point, low, high, m, s, mean, variance, served)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """w_k ~ N(mean, variance), and extra: (Q, K, H) each."""
+
+    mean: Floats
+    variance: Floats
+    extra: Floats
+
+
+def moments(layer: Around, rows: Rows, theta: Floats) -> tuple[Floats, Floats]:
+    """(Q, K, n): mean and standard deviation of U_j. For choices only."""
+    gap = layer.m - theta
+    ratio = gap / layer.s
+    share, slope = special.ndtr(ratio), density(ratio) / layer.s
+    first = share[..., None] * layer.mean + slope[..., None] * layer.variance * layer.point[:, None]
+    second = share[..., None] * (layer.mean**2 + layer.variance)
+    total = (rows.mean**2 + rows.variance) @ second - rows.mean**2 @ first**2
+    return rows.mean @ first, np.sqrt(np.maximum(total, 0.0)) + 1e-9 * np.abs(rows.mean) @ np.sqrt(second) + 1e-100
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
+def slopes(layer: Around, rows: Rows, theta: Floats, log_share: float) -> tuple[Floats, Floats]:
+    """(Q, K, n), (Q, K, n): U_j and -U_j exceed these with probability at most exp(log_share) each; theta (Q, H)."""
+    _, spread = moments(layer, rows, theta)
+    found = np.full((2, *spread.shape), np.inf)
+    m, s, x = (layer.m - theta)[:, :, None], layer.s[:, :, None], layer.point[:, None]
+    off = special.log_ndtr(-m / s)[:, None]
+    mean, variance = rows.mean[..., None], rows.variance[..., None]
+    steepest = np.sqrt((1 - LEAST_C) / ((variance * layer.variance).max(2) + 1e-200))
+    for place, sign in enumerate((1.0, -1.0)):
+        for times in RATES:
+            tau = np.minimum(times * np.sqrt(-2 * log_share) / spread, steepest)
+            kappa = (sign * tau)[:, :, None]  # (Q, K, 1, n) against (H, n)
+            c = 1 - kappa**2 * variance * layer.variance
+            pull = kappa * mean
+            top = (kappa**2 * variance / 2 * layer.mean**2 + pull * layer.mean + pull**2 * layer.variance / 2) / c
+            top = top - np.log(c) / 2
+            moved = (layer.mean + pull * layer.variance) / c - layer.mean
+            wide = np.sqrt(s[:, None] ** 2 + (x**2 * layer.variance)[:, None] * (1 / c - 1))
+            active = special.log_ndtr((m[:, None] + x[:, None] * moved) / wide)
+            each = np.logaddexp(off, top + active)
+            size = np.abs(top) + 2 * np.abs(pull * layer.mean) / c + np.abs(active)
+            each = each + ALLOWED * (1 + np.abs(each) + np.where(each > off + 1e-12, size, 0.0))
+            bound = (each.sum(2) - log_share) / tau * UP
+            found[place] = np.fmin(found[place], np.where(np.isnan(bound), np.inf, bound))
+    return found[0], found[1]
+
+
+def kinks(layer: Around, rows: Rows, theta: Floats, reach: tuple[Floats, Floats], log_share: float) -> Floats:
+    """(Q, K): what the kinks of a row cost, exceeded with probability at most exp(log_share)."""
+    mass, fall, rise = (part[:, None] for part in _cells(layer, theta, *reach))
+    return cost(mass, fall, rise, rows, log_share)
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
+def cost(mass: Floats, fall: Floats, rise: Floats, rows: Rows, log_share: float) -> Floats:
+    """(Q, K): sum_k w_k^+ fall_k + w_k^- rise_k exceeds it with probability at most exp(log_share), where (fall_k,
+    rise_k), independent of each other and of w, take their values with these masses, all (Q, K or 1, H, C), and else 0.
+    """
+    dev = np.maximum(np.sqrt(rows.variance), 1e-12 * np.abs(rows.mean) + 1e-100)
+    extra = rows.extra[..., None] * np.maximum(fall, rise)
+    plus, minus = mean_relu(rows.mean, dev)[..., None], mean_relu(-rows.mean, dev)[..., None]
+    typical = fall * plus + rise * minus + extra
+    size, most = np.sqrt((mass * typical**2).sum((2, 3))) + 1e-100, typical.max((2, 3)) + 1e-100
+    found = np.full(size.shape, np.inf)
+    largest = (np.maximum(fall, rise) * (np.abs(rows.mean) + 3 * dev)[..., None] + extra).max((2, 3)) + 1e-100
+    rates = [np.minimum(times * np.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_RATES]
+    for rate in [*rates, *(times * STEEPEST / largest for times in RARE_RATES)]:
+        kappa = rate[..., None, None]
+        both = _half_moment(kappa * fall, rows.mean, dev) + _half_moment(kappa * rise, -rows.mean, dev) - 1
+        grown = np.maximum(both * (1 + 1e-12) + 1e-14, 1.0) * np.exp(np.minimum(kappa * extra, FAR)) * (1 + 1e-12)
+        over = np.where(kappa * extra < FAR, grown - 1, np.inf)
+        total = np.log1p((mass * over).sum(3) * (1 + 1e-9)).sum(2)
+        found = np.fmin(found, (total * (1 + 1e-9) - log_share) / rate * UP)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _half_moment(kappa: Floats, mean: Floats, dev: Floats) -> Floats:
+    """E e^{kappa w^+}, w ~ N(mean, dev^2); infinite where it is too large."""
+    mean, dev = mean[..., None], dev[..., None]
+    top = kappa * mean + (kappa * dev) ** 2 / 2
+    active = np.exp(np.minimum(top, FAR)) * special.ndtr(mean / dev + kappa * dev)
+    return np.where(top < FAR, active + special.ndtr(-mean / dev), np.inf)
+
+
+def _cells(layer: Around, theta: Floats, up: Floats, down: Floats) -> tuple[Floats, Floats, Floats]:
+    """(Q, H, 2 CELLS + 1) each: probabilities of cells of z, and the largest fall and rise on them; elsewhere both
+    are 0.
+    """
+    part = np.linspace(0.0, 1.0, CELLS + 1)
+    far = np.maximum(down, theta)
+    left = -up[..., None] * (1 - part[:-1])
+    edges = np.concatenate([left, np.zeros_like(up)[..., None], theta[..., None] + (far - theta)[..., None] * part], -1)
+    edges[..., -1] = far
+    low, high = edges[..., :-1], edges[..., 1:]
+    m, s = layer.m[..., None], layer.s[..., None]
+    mass = np.maximum(special.ndtr((high - m) / s) - special.ndtr((low - m) / s), 0.0) + 1e-12
+    below = high <= theta[..., None]
+    fall = np.where(below, np.minimum(down[..., None], np.maximum(high, 0.0)), 0.0)
+    rise = np.where(high <= 0, np.maximum(high + up[..., None], 0.0), up[..., None])
+    rise = np.where(below, rise, np.maximum(down[..., None] - low, 0.0))
+    return mass, fall * UP, rise * UP

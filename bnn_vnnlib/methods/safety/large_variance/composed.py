@@ -1,0 +1,127 @@
+"""Rows of a network with two hidden ReLU layers over a box, as rows of one with a single one.
+
+Let zeta_i(x) be the inputs of the second layer, D_i ~ N(mean_i, dev_i^2) the row's combination of the last one, and
+[l_i, u_i] numbers in which zeta_i(x) stays for all x of the box, but for an event that is paid for. With h_i(x) =
+relu(zeta_i(x)) and any fixed numbers A_i,
+    mean_i h_i >= A_i zeta_i + low_i,    low_i = min of mean_i relu(z) - A_i z at z = l_i, u_i and 0 clipped to both,
+    delta_i h_i >= delta_i relu(l_i) where delta_i = D_i - mean_i > 0,    >= delta_i relu(u_i) where delta_i < 0.
+(A function that is linear on either side of 0 is smallest at an end or at 0.) As zeta(x) = W h1(x) + b,
+    row(x) >= B + sum_i low_i + A . (W h1(x) + b) + sum_i delta_i (relu(l_i) or relu(u_i)):
+a row A of the network with the last layer W, b, and terms besides that are independent of V, W, b and B (`last.Sides`).
+`one_layer` bounds such rows. The ranges are those that its rows +-e_i hold but for a probability, see `ranges`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy import special
+
+from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.methods.decision.softmax.typical import typical
+from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, Floats
+from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at
+from bnn_vnnlib.system.clock import Deadline
+
+BUDGET = 0.04
+"""Spent on the ranges of a box, and in the bound of each of its rows."""
+
+EVENLY = 0.1
+"""Share of it that all neurons have the same part of; the rest goes where ranges matter."""
+
+LARGEST = 2**16
+"""Inputs times neurons of both layers, at most: ranges take some tens of milliseconds a neuron there, and with more
+inputs they are too wide.
+"""
+
+
+def serves(stack: Stack) -> bool:
+    """Two hidden layers, and few inputs."""
+    (first, count), (middle, _) = (layer.mean.shape for layer in stack.layers[:2])
+    return len(stack.layers) == 3 and first * count * middle <= LARGEST
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
+def failures(stack: Stack, lower: Floats, upper: Floats, weights: Weights, deadline: Deadline) -> Floats:
+    """(A,): upper bounds on the probabilities that rows over the second layer fail somewhere in one box (n,); 1 where
+    nothing is known. BUDGET is in each.
+    """
+    center = (lower + upper)[None] / 2
+    at = typical(stack, torch.as_tensor(center))[1]
+    mean, spread = at.m[0].numpy(force=True), torch.sqrt(at.v + at.m_spread**2)[0].numpy(force=True) + 1e-100
+    layer, second, rows = neurons(stack.layers[0], lower[None], upper[None]), stack.layers[1], len(weights.bias)
+    if not layer.served[0]:
+        return np.ones(rows)
+    low, high = ranges(second, layer, _levels(weights, mean, spread), deadline)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return np.ones(rows)
+    high, found = np.maximum(low, high), np.ones(rows)
+    share = special.ndtr(mean / spread)
+    for some in np.split(np.arange(rows), range(ROWS, rows, ROWS)):
+        deadline.check()
+        each = np.zeros(len(some), dtype=np.int64)
+        asked, sides, blur, good = composed(
+            second, weights.rows(some), *(np.tile(part, (len(some), 1)) for part in (low, high, share))
+        )
+        values = bounded(rows_at(layer, each), asked, sides) + blur + layer.blur[0] + BUDGET
+        found[some] = np.where(good, np.nan_to_num(values, nan=1.0), 1.0)
+    return np.minimum(found, 1.0)
+
+
+def _levels(weights: Weights, mean: Floats, spread: Floats) -> Floats:
+    """(H2,): what either end of a neuron's range may fail with, BUDGET in all. Chords above relu cost where a sign is
+    open, the noise of D where the neuron is active: any choice is sound.
+    """
+    ratio = mean / spread
+    cost = np.maximum(-weights.mean, 0.0) * np.exp(-(ratio**2) / 12) / 4 + 0.3 * weights.dev * special.ndtr(ratio + 1)
+    cost = (spread * cost).sum(0) + 1e-300
+    return np.asarray(BUDGET / 2 * ((1 - EVENLY) * cost / cost.sum() + EVENLY / len(cost)) * (1 - PAID))
+
+
+def composed(
+    second: Dense, weights: Weights, low: Floats, high: Floats, share: Floats
+) -> tuple[Weights, Sides, Floats, np.ndarray]:
+    """Rows over the first layer's outputs.
+
+    Parameters
+    ----------
+    weights : of the rows over the second layer's outputs
+    low, high : (A, H2) l and u, finite
+    share : (A, H2) A_i over mean_i where mean_i > 0 and the sign of zeta_i is open, in [0, 1]
+
+    Returns
+    -------
+    tuple of (Weights, Sides, ndarray, ndarray)
+        the rows, with their further terms; (A,) a bound on the total variation that rounding of the rows' moments
+        costs, and whether they are served
+    """
+    mean = weights.mean
+    chord = np.clip(np.maximum(high, 0.0) / np.maximum(high - low, 1e-300), 0.0, 1.0)
+    slope = np.where(low >= 0, 1.0, np.where(high <= 0, 0.0, np.where(mean < 0, chord, share)))
+    row = mean * slope
+    ends = np.stack([low, high, np.clip(0.0, low, high)])
+    least = (mean * np.maximum(ends, 0.0) - row * ends).min(0)
+    size = ((np.abs(mean) + np.abs(row)) * np.maximum(np.abs(low), np.abs(high))).sum(1)
+    known = weights.bias + least.sum(1) - PAID * (size + np.abs(weights.bias))
+    rows, blur, good = last_weights(second, row, -known)
+    noise = np.sqrt(rows.bias_dev**2 + weights.bias_dev**2)
+    sides = Sides(np.maximum(low, 0.0), np.maximum(high, 0.0), weights.dev)
+    return Weights(rows.mean, rows.dev, rows.bias, noise), sides, blur, good
+
+
+def ranges(second: Dense, layer: Neurons, levels: Floats, deadline: Deadline) -> tuple[Floats, Floats]:
+    """(H2,), (H2,): l and u over the one box of `layer`; they do not hold with probabilities of at most `levels` (H2,)
+    for each of them.
+    """
+    count = second.outputs
+    sign = np.concatenate([np.eye(count), -np.eye(count)])
+    weights, blur, good = last_weights(second, sign, np.zeros(2 * count))
+    spare, found = np.tile(levels, 2) - blur - layer.blur[0], np.full(2 * count, -np.inf)
+    for some in np.split(np.arange(2 * count), range(ROWS, 2 * count, ROWS)):
+        deadline.check()
+        one = rows_at(layer, np.zeros(len(some), dtype=np.int64))
+        found[some] = lowest(one, weights.rows(some), spare[some])
+    found = np.where(good, found, -np.inf)
+    return found[:count], -found[count:]

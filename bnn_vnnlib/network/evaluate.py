@@ -1,0 +1,159 @@
+"""The network as a differentiable function of its input and of its weights (torch, in the type of the input)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import maps
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Param
+
+Parameter = Callable[[Param], Tensor]
+Rule = Callable[[Any, list[Tensor], Parameter], Tensor]
+
+
+def evaluate(
+    network: Network, x: Tensor, params: Mapping[str, Tensor] | None = None, *, softmax: bool = False
+) -> Tensor:
+    """Outputs of the network.
+
+    Parameters
+    ----------
+    x : (.., n) float64, inputs flattened and joined in the model's order; with K sets of weights (K or 1, N, n)
+        or (N, n)
+    params : tensors that replace sources of the network, by name: (*shape), or (K, *shape) for K sets of weights
+    softmax : apply the Softmax that ends the graph, if there is one
+
+    Returns
+    -------
+    (.., m), or (K, N, m) with K sets of weights: outputs flattened and joined in the model's order
+    """
+    params = params or {}
+    counts = {len(tensor) for name, tensor in params.items() if tensor.dim() > network.tensors[name].ndim}
+    if len(counts) > 1:
+        raise ValueError(f"params hold different numbers of weight sets: {sorted(counts)}")
+    batch = x if counts and x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
+    values = _forward(network, batch, _gatherer(network, params, x))
+    rows = (max(*counts, len(batch)) if counts else len(batch), batch.shape[1])
+    outputs = [values[i].flatten(2) if values[i].dim() > 2 else values[i][..., None] for i in network.outputs]
+    y = torch.cat([output.expand(*rows, -1) for output in outputs], dim=-1)
+    if softmax and network.softmax_axis is not None:
+        y = torch.softmax(y, dim=-1)  # the importer accepts only a Softmax over all outputs together
+    return y if counts else y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> Parameter:
+    """Param -> its value (K or 1, *shape), from `params` or else from the network; of the device and type of x."""
+    device, kind = x.device, x.dtype
+
+    def parameter(param: Param) -> Tensor:
+        """Entries times factor; most weights are a source as it is."""
+        shape = network.tensors[param.source].shape
+        source = params.get(param.source)
+        if source is None:
+            source = torch.as_tensor(network.tensors[param.source], device=device, dtype=kind)
+        entries = source.reshape(-1, math.prod(shape))
+        if param.whole and entries.shape[1] == param.index.size:  # a gather would copy it
+            return entries.reshape(len(entries), *param.shape)
+        index = torch.as_tensor(param.index, device=device).reshape(-1)
+        factor = torch.as_tensor(param.factor, dtype=kind, device=device)
+        return entries[:, index].reshape(len(entries), *param.shape) * factor
+
+    return parameter
+
+
+def _forward(network: Network, x: Tensor, parameter: Parameter) -> list[Tensor]:
+    """Value (K or 1, N, *shape) of every node; x (K or 1, N, n)."""
+    values: list[Tensor] = []
+    for node in network.nodes:
+        if isinstance(node, nodes.Input):
+            piece = x[..., node.start : node.start + math.prod(node.shape)]
+            values.append(piece.reshape(*x.shape[:2], *node.shape))
+        else:
+            values.append(RULES[type(node)](node, [values[i] for i in node.inputs], parameter))
+    return values
+
+
+def _weighted(node: maps.WeightedMap, inputs: list[Tensor], parameter: Parameter) -> Tensor:
+    return maps.apply(node, parameter(node.weight), inputs[0])
+
+
+def _shift(node: nodes.Shift, inputs: list[Tensor], parameter: Parameter) -> Tensor:
+    return inputs[0] + _items(parameter(node.bias), len(node.shape))
+
+
+def _constant(node: nodes.Constant, _inputs: list[Tensor], parameter: Parameter) -> Tensor:
+    return _items(parameter(node.value), len(node.shape))
+
+
+def _items(parameter: Tensor, rank: int) -> Tensor:
+    """(K, *p) -> (K, 1, 1, .., *p): broadcasts over the items and the leading axes that p lacks."""
+    return parameter.reshape(len(parameter), *(1,) * (rank + 2 - parameter.dim()), *parameter.shape[1:])
+
+
+def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return ACTIVATIONS[node.kind].value(node.alpha, inputs[0])
+
+
+def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0] * inputs[1]
+
+
+def _max(_node: nodes.Max, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0].amax(-1)
+
+
+def _select(node: nodes.Select, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return maps.select(node, inputs[0])
+
+
+def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    first, *rest = (sign * term for sign, term in zip(node.signs, inputs, strict=True))
+    for term in rest:
+        first = first + term
+    return first
+
+
+def _reshape(node: nodes.Reshape, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0].reshape(*inputs[0].shape[:2], *node.shape)
+
+
+def _transpose(node: nodes.Transpose, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    return inputs[0].permute(0, 1, *(axis + 2 for axis in node.perm))
+
+
+def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    (x,) = inputs
+    lead, shape = x.shape[:2], x.shape[2:]
+    padded = x.reshape(*lead, *(1,) * (len(node.shape) - len(shape)), *shape)
+    return padded.expand(*lead, *node.shape)
+
+
+def _concat(node: nodes.Concat, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+    lead = [max(sizes) for sizes in zip(*(x.shape[:2] for x in inputs), strict=True)]
+    return torch.cat([x.expand(*lead, *x.shape[2:]) for x in inputs], dim=node.axis + 2)
+
+
+RULES: dict[type[nodes.Node], Rule] = {
+    nodes.Linear: _weighted,
+    nodes.Conv: _weighted,
+    nodes.Scale: _weighted,
+    nodes.Shift: _shift,
+    nodes.Constant: _constant,
+    nodes.Activation: _activation,
+    nodes.Sum: _sum,
+    nodes.Reshape: _reshape,
+    nodes.Transpose: _transpose,
+    nodes.Broadcast: _broadcast,
+    nodes.Concat: _concat,
+    nodes.Product: _product,
+    nodes.Max: _max,
+    nodes.Select: _select,
+}

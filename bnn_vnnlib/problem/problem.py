@@ -1,0 +1,293 @@
+"""Instances as arrays: what the bounds of this package work on.
+
+An instance is one question (a VNN-LIB property, or one box of `verify_batch`). It consists of items: one input box
+with its constraints, and the cases over that box. A case is a conjunction of rows. One VNN-LIB property is one
+instance with an item per distinct input set; a batch of N boxes is N instances with one item each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnn_vnnlib.errors import OptionError, SoundnessError
+from bnn_vnnlib.question.property import Property
+
+OutputCases = Sequence[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]
+"""A DNF over the outputs: cases (A, b, strict), each the conjunction of A y <= b (or <)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Half-spaces a.y + g.x <= bound (or <), padded to the same number for every item.
+
+    outputs (N or 1, R, m); inputs (N or 1, R, n) or None; bound, inner_bound, strict (N or 1, R);
+    case (N or 1, R): local index of the row's case, `cases` for padding; origin (N or 1, R): the property's row, or -1.
+    """
+
+    outputs: Tensor
+    inputs: Tensor | None
+    bound: Tensor
+    inner_bound: Tensor
+    strict: Tensor
+    case: Tensor
+    origin: Tensor
+
+    def excluded(self, lower: Tensor) -> Tensor:
+        """(.., N, R): no value that is at least `lower` (.., N, R) satisfies the row."""
+        return _exceeds(self, lower)
+
+    def implied(self, upper: Tensor) -> Tensor:
+        """(.., N, R): every value that is at most `upper` (.., N, R) satisfies the row."""
+        return torch.where(self.strict, upper < self.inner_bound, upper <= self.inner_bound)
+
+
+def _exceeds(rows: Rows | Constraints, lower: Tensor) -> Tensor:
+    return torch.where(rows.strict, lower >= rows.bound, lower > rows.bound)
+
+
+@dataclass(frozen=True, eq=False)
+class Constraints:
+    """Linear constraints g.x <= bound (or <) of each item, padded with 0 <= 1.
+
+    inputs (N, Q, n); bound, inner_bound, strict (N, Q).
+    """
+
+    inputs: Tensor
+    bound: Tensor
+    inner_bound: Tensor
+    strict: Tensor
+
+    def excluded(self, lower: Tensor) -> Tensor:
+        """(.., N, Q): see `Rows.excluded`."""
+        return _exceeds(self, lower)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """N items of I instances.
+
+    Attributes
+    ----------
+    lower, upper : (N, n) outward boxes; inner_lower, inner_upper : (N, n), see `property.Boxes`
+    rows, constraints : see there; constraints is None if no item has any
+    exists : (N or 1, C) which of the padded cases are real
+    instance : (N,) the instance of each item; instances : I
+    """
+
+    lower: Tensor
+    upper: Tensor
+    inner_lower: Tensor
+    inner_upper: Tensor
+    rows: Rows
+    exists: Tensor
+    constraints: Constraints | None
+    instance: Tensor
+    instances: int
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    @property
+    def cases(self) -> int:
+        """C: cases an item, padding included."""
+        return self.exists.shape[-1]
+
+    def items(self, index: Tensor) -> Problem:
+        """Some items, with the instances' numbering kept."""
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor if len(tensor) == 1 != len(self) else tensor[index]
+
+        rows, constraints = self.rows, self.constraints
+        picked = Rows(
+            pick(rows.outputs), None if rows.inputs is None else pick(rows.inputs), pick(rows.bound),
+            pick(rows.inner_bound), pick(rows.strict), pick(rows.case), pick(rows.origin),
+        )  # fmt: skip
+        if constraints is not None:
+            constraints = Constraints(*(pick(t) for t in vars(constraints).values()))
+        return replace(
+            self, lower=self.lower[index], upper=self.upper[index], inner_lower=self.inner_lower[index],
+            inner_upper=self.inner_upper[index], rows=picked, exists=pick(self.exists), constraints=constraints,
+            instance=self.instance[index],
+        )  # fmt: skip
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same numbers, rounded to another floating type: for searches only."""
+
+        def cast(part: Any) -> dict[str, Any]:
+            tensors = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}
+            return {name: value.to(dtype) for name, value in tensors.items() if value.is_floating_point()}
+
+        rows, constraints = replace(self.rows, **cast(self.rows)), self.constraints
+        if constraints is not None:
+            constraints = replace(constraints, **cast(constraints))
+        return replace(self, rows=rows, constraints=constraints, **cast(self))
+
+    def any_row(self, holds: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): some row of the case."""
+        return self._by_case(holds, 0, "amax")
+
+    def all_rows(self, holds: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): all rows of the case (true for a case without rows)."""
+        return self._by_case(holds, 1, "amin")
+
+    def _by_case(self, holds: Tensor, start: int, reduce: str) -> Tensor:
+        case = self.rows.case.expand(holds.shape)
+        shape = (*holds.shape[:-1], self.cases + 1)
+        out = torch.full(shape, start, dtype=torch.int8, device=holds.device)
+        return out.scatter_reduce(-1, case, holds.to(torch.int8), reduce)[..., :-1].bool()
+
+    def least(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the smallest value in [0, 1] among the rows of the case (1 without rows)."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_ones(*values.shape[:-1], self.cases + 1)
+        return out.scatter_reduce(-1, case, values, "amin")[..., :-1]
+
+    def worst(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the largest value among the rows of the case (-inf without rows)."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_full((*values.shape[:-1], self.cases + 1), -torch.inf)
+        return out.scatter_reduce(-1, case, values, "amax")[..., :-1]
+
+    def total(self, values: Tensor) -> Tensor:
+        """(.., N, R) -> (.., N, C): the sum over the rows of the case."""
+        case = self.rows.case.expand(values.shape)
+        out = values.new_zeros(*values.shape[:-1], self.cases + 1)
+        return out.scatter_add(-1, case, values)[..., :-1]
+
+    def all_items(self, holds: Tensor) -> Tensor:
+        """(.., N) -> (.., I): all items of the instance."""
+        return self._by_instance(holds, 1, "amin")
+
+    def any_item(self, holds: Tensor) -> Tensor:
+        """(.., N) -> (.., I): some item of the instance."""
+        return self._by_instance(holds, 0, "amax")
+
+    def _by_instance(self, holds: Tensor, start: int, reduce: str) -> Tensor:
+        out = torch.full((*holds.shape[:-1], self.instances), start, dtype=torch.int8, device=holds.device)
+        return out.scatter_reduce(-1, self.instance.expand(holds.shape), holds.to(torch.int8), reduce).bool()
+
+
+def from_property(property: Property, device: torch.device | str = "cpu") -> Problem:
+    """One instance; items are the property's boxes that some case uses."""
+    used, item_of_case = np.unique(property.case_box, return_inverse=True)
+    case_slot, width = _slots(item_of_case, len(used))
+    item_of_row = item_of_case[property.rows.owner]
+    order = np.argsort(item_of_row, kind="stable")
+    row_slot = np.empty_like(order)
+    slots, most = _slots(item_of_row[order], len(used))
+    row_slot[order], height = slots, max(1, most)  # no rows at all: padding, so that nothing is of size zero
+
+    def padded(values: NDArray, fill: float, count: int, item: NDArray, slot: NDArray) -> Tensor:
+        out = np.full((len(used), count, *values.shape[1:]), fill, dtype=values.dtype)
+        out[item, slot] = values
+        return torch.as_tensor(out, device=device)
+
+    def of_rows(values: NDArray, fill: float) -> Tensor:
+        return padded(values, fill, height, item_of_row, row_slot)
+
+    rows = property.rows
+    exists = padded(np.ones(len(item_of_case), dtype=bool), False, width, item_of_case, case_slot)
+
+    def of_boxes(values: NDArray) -> Tensor:
+        return torch.as_tensor(values[used], device=device)
+
+    boxes = property.boxes
+    return Problem(
+        of_boxes(boxes.lower), of_boxes(boxes.upper), of_boxes(boxes.inner_lower), of_boxes(boxes.inner_upper),
+        Rows(
+            of_rows(rows.outputs, 0.0), None if rows.inputs is None else of_rows(rows.inputs, 0.0),
+            of_rows(rows.bound, np.inf), of_rows(rows.inner_bound, -np.inf), of_rows(rows.strict, False),
+            of_rows(case_slot[rows.owner], width), of_rows(np.arange(len(rows)), -1),
+        ),
+        exists,
+        _constraints(property, used, device),
+        torch.zeros(len(used), dtype=torch.int64, device=device),
+        1,
+    )  # fmt: skip
+
+
+def _slots(owner: NDArray, owners: int) -> tuple[NDArray, int]:
+    """Running number of each entry within its owner, and the largest count; entries grouped or not."""
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=owners) if owners else np.zeros(0, dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    slot = np.empty(len(owner), dtype=np.int64)
+    slot[order] = np.arange(len(owner)) - np.repeat(starts, counts)
+    return slot, int(counts.max(initial=0))
+
+
+def _constraints(property: Property, used: NDArray, device: torch.device | str) -> Constraints | None:
+    extra = property.constraints
+    keep = np.flatnonzero(np.isin(extra.owner, used))
+    if len(keep) == 0:
+        return None
+    item = np.searchsorted(used, extra.owner[keep])
+    slot, count = _slots(item, len(used))
+    if extra.inputs is None:
+        raise SoundnessError("constraints on the inputs without coefficients")
+
+    def padded(values: NDArray, fill: float) -> Tensor:
+        out = np.full((len(used), count, *values.shape[1:]), fill, dtype=values.dtype)
+        out[item, slot] = values[keep]
+        return torch.as_tensor(out, device=device)
+
+    return Constraints(
+        padded(extra.inputs, 0.0), padded(extra.bound, 1.0), padded(extra.inner_bound, 1.0),
+        padded(extra.strict, False),
+    )  # fmt: skip
+
+
+def from_labels(lower: Tensor, upper: Tensor, labels: Tensor, classes: int) -> Problem:
+    """One instance a box; V = some class j != label with Y_label - Y_j <= 0 (ties are violations)."""
+    n, device = len(lower), lower.device
+    other = torch.arange(classes - 1, device=device).expand(n, -1)
+    other = other + (other >= labels[:, None])
+    outputs = torch.zeros(n, classes - 1, classes, dtype=torch.float64, device=device)
+    outputs.scatter_(2, labels[:, None, None].expand(-1, classes - 1, 1), 1.0)
+    outputs.scatter_(2, other[..., None], -1.0)
+    zero = torch.zeros(1, classes - 1, dtype=torch.float64, device=device)
+    case = torch.arange(classes - 1, device=device)[None]
+    rows = Rows(outputs, None, zero, zero, zero.bool(), case, case)
+    return _independent(lower, upper, rows, torch.ones(1, classes - 1, dtype=torch.bool, device=device))
+
+
+def from_cases(lower: Tensor, upper: Tensor, properties: Sequence[OutputCases], outputs: int) -> Problem:
+    """One instance a box; `properties` holds one output DNF for all boxes or one for each."""
+    if len(properties) not in (1, len(lower)):
+        raise OptionError(f"{len(properties)} properties for {len(lower)} boxes: give one for all, or one a box")
+    height = max(1, *(sum(len(b) for _, b, _ in cases) for cases in properties))
+    width = max(1, *(len(cases) for cases in properties))
+    count = len(properties)
+    a = np.zeros((count, height, outputs))
+    bound, strict = np.full((count, height), np.inf), np.zeros((count, height), dtype=bool)
+    case = np.full((count, height), width)
+    exists = np.zeros((count, width), dtype=bool)
+    for i, cases in enumerate(properties):
+        start = 0
+        for c, (part, b, s) in enumerate(cases):
+            stop = start + len(b)
+            a[i, start:stop], bound[i, start:stop], strict[i, start:stop] = part, b, s
+            case[i, start:stop], exists[i, c], start = c, True, stop
+    device = lower.device
+    padding = case == width
+    origin = np.where(padding, -1, np.arange(height)[None])
+    tensors = [
+        torch.as_tensor(v, device=device) for v in (a, bound, np.where(padding, -np.inf, bound), strict, case, origin)
+    ]
+    rows = Rows(tensors[0], None, *tensors[1:])
+    return _independent(lower, upper, rows, torch.as_tensor(exists, device=device))
+
+
+def _independent(lower: Tensor, upper: Tensor, rows: Rows, exists: Tensor) -> Problem:
+    """One instance an item, boxes exact in float64."""
+    count = len(lower)
+    instance = torch.arange(count, device=lower.device)
+    return Problem(lower, upper, lower, upper, rows, exists, None, instance, count)

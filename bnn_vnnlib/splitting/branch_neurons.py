@@ -1,0 +1,301 @@
+"""Branch and bound over the signs of ReLU neurons, for inputs too many to be split.
+
+Guarantee: sound, rounding included. With all signs known the network is affine on the part that is left, and the
+multipliers come from a linear program, so the method is complete up to rounding for networks whose only nonlinear nodes
+are Relu and LeakyRelu; what it cannot close stays open.
+Method: a target is one case of one pair of a weight setting and an item. It is refuted by closing a tree of parts, in
+each of which some neurons have a known sign (`bounds.splits`). The neuron to split is the one, of a few whose
+relaxation costs most, whose halves have the best bounds.
+Reference: Bunel et al., Branch and Bound for Piecewise Linear Neural Network Verification, JMLR 2020; Wang et al.,
+Beta-CROWN, NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor
+
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.splits import Choice, SplitBounds, SplitEngine, kinks_of
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.splitting.branch import Decided
+from bnn_vnnlib.splitting.pairs import Pairs, grids, scatter
+from bnn_vnnlib.splitting.targets import root_ranges, targets_of
+from bnn_vnnlib.system.clock import OutOfTime
+
+MEMORY = 2**22
+"""Activations of the parts that are bounded together, in float64 elements, at most about."""
+
+STEPS, FIRST_STEPS = 10, 30
+"""Steps of the ascent for a part and for the root."""
+
+LP_SIZE, PENALTY = 2**20, 1e4
+"""Elements of a linear program where nothing is left to split, at most; the price of a sign that is not kept."""
+
+FAVOURED = 0.9
+"""Share of the best row in the first mixture."""
+
+LOOK_AHEAD = 3
+"""Neurons whose halves are bounded before one is chosen."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """P parts: target (P,), signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
+
+    target: Tensor
+    signs: Tensor
+    alpha: Tensor
+    beta: Tensor
+    mixture: Tensor
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def pick(self, index: Tensor | slice) -> _Parts:
+        return _Parts(*(tensor[index] for tensor in vars(self).values()))
+
+    def join(self, other: _Parts) -> _Parts:
+        mine, theirs = vars(self).values(), vars(other).values()
+        return _Parts(*(torch.cat(both) for both in zip(mine, theirs, strict=True)))
+
+    def fixed(self, neuron: Tensor, sign: int) -> _Parts:
+        """The halves on which the neurons (P,) have the given sign."""
+        return replace(self, signs=self.signs.scatter(-1, neuron[:, None], sign))
+
+
+class NeuronBranching:
+    """One run over the open pairs; parameters as for `branch.Branching`, without a transform of the outputs."""
+
+    def __init__(
+        self, bounds: OutputBounds, weights: WeightBoxes, problem: Problem, open_: Tensor, most: int | None
+    ) -> None:
+        if bounds.transform != "identity":
+            raise ValueError("neurons are split under rows over the outputs themselves")
+        self._bounds, self._weights, self._problem, self._most = bounds, weights, problem, most
+        self._open = open_
+
+    def run(self) -> Decided:
+        """Until all is decided, or time is up; as many pairs at a time as memory takes."""
+        setting, item = torch.nonzero(self._open, as_tuple=True)
+        safe, violated = torch.zeros_like(self._open), torch.zeros_like(self._open)
+        point = self._problem.lower.expand(len(self._open), -1, -1).clone()
+        step = max(1, MEMORY // (8 * _elements(self._bounds)))
+        for part in torch.arange(len(setting), device=setting.device).split(step):
+            at = setting[part], item[part]
+            pairs = Pairs(self._bounds, self._weights, at[0], self._problem.items(at[1]))
+            tree = _Tree(pairs, self._most)
+            try:
+                tree.grow()
+            except OutOfTime:
+                break
+            finally:
+                safe[at], violated[at], point[at] = tree.safe, tree.violated, tree.point
+        return Decided(safe, violated, point)
+
+
+def _elements(bounds: OutputBounds) -> int:
+    return sum(int(torch.Size(node.shape).numel()) for node in bounds.engine.network.nodes)
+
+
+class _Tree:
+    """The trees of Q pairs, grown together."""
+
+    def __init__(self, roots: Pairs, most: int | None) -> None:
+        self._roots, self._most = roots, most
+        self._engine = roots.bounds.engine
+        self._targets = targets_of(roots.problem)
+        self._kinks = kinks_of(self._engine.network)
+        self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
+        count, device = len(roots.problem), roots.setting.device
+        self._left = torch.bincount(self._targets.root, minlength=count)
+        self._spent = torch.zeros(count, dtype=torch.int64, device=device)
+        self._given_up = torch.zeros(count, dtype=torch.bool, device=device)
+        self._complete = False
+        self.violated = torch.zeros_like(self._given_up)
+        self.point = roots.problem.lower.clone()
+
+    @property
+    def safe(self) -> Tensor:
+        """(Q,): all targets of the pair are closed."""
+        return (self._left == 0) & ~self.violated & ~self._given_up
+
+    def grow(self) -> None:
+        """Roots first, then the tops of the stack."""
+        self._engine.deadline.check()
+        self._ranges = root_ranges(self._roots)
+        stack = self._sprouts()
+        while len(stack):
+            self._engine.deadline.check()
+            stack = stack.pick(slice(None, -self._batch)).join(self._step(stack.pick(slice(-self._batch, None)), STEPS))
+            stack = stack.pick(~self._settled(stack))
+
+    def _sprouts(self) -> _Parts:
+        """The roots that a long ascent leaves open, split once; most close without any."""
+        target = torch.arange(len(self._targets.root), device=self._left.device)
+        alpha = self._first_alpha()
+        open_: list[_Parts] = []
+        for index in target.split(self._batch):
+            root = self._targets.root[index]
+            zero = torch.zeros_like(alpha[root])
+            parts = _Parts(index, zero.to(torch.int8), alpha[root], zero, self._alone(index, 0))
+            margin = torch.stack(
+                [
+                    self._bound(replace(parts, mixture=self._alone(index, row)), 0).margin
+                    for row in range(self._targets.bound.shape[-1])
+                ],
+                -1,
+            )  # (P, R): every row for itself
+            closed = self._closed(parts, margin.amax(-1))
+            best = torch.nn.functional.one_hot(margin.argmax(-1), margin.shape[-1]).to(margin.dtype)
+            mixed = torch.where(torch.isfinite(self._targets.bound[index]), FAVOURED * best + (1 - FAVOURED), 0.0)
+            parts = replace(parts, mixture=mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6))
+            self._count(parts.pick(closed), -1)
+            open_.append(parts.pick(~closed))
+        stack = open_[0].pick(slice(0, 0))
+        for parts in open_:
+            if len(parts):
+                self._engine.deadline.check()
+                stack = stack.join(self._step(parts, FIRST_STEPS))
+        return stack.pick(~self._settled(stack))
+
+    def _step(self, parts: _Parts, steps: int) -> _Parts:
+        """The halves of the parts that stay open."""
+        found = self._bound(parts, steps)
+        root = self._targets.root[parts.target]
+        self._spent += torch.bincount(root, minlength=len(self._spent))
+        open_ = torch.nonzero(~self._closed(parts, found.margin))[:, 0]
+        choice, before = found.choice, parts
+        parts = _Parts(parts.target, parts.signs, choice.alpha, choice.beta, choice.mixture)
+        parts, gain = parts.pick(open_), found.gain[open_]
+        if len(parts):
+            self._try(root[open_], found.corner[open_])
+            stuck = gain.amax(-1) <= 0
+            self._last_resort(parts.pick(stuck))
+            parts = self._halves(parts.pick(~stuck), gain[~stuck])
+        self._count(before, -1)  # only now: a part whose halves time has cut off is not closed
+        self._count(parts, 1)
+        if self._most is not None:
+            self._given_up |= self._spent > self._most
+        return parts
+
+    def _halves(self, parts: _Parts, gain: Tensor) -> _Parts:
+        """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
+        if len(parts) == 0:
+            return parts
+        value, neurons = gain.topk(min(LOOK_AHEAD, gain.shape[-1]))
+        margins = [
+            torch.stack([self._bound(parts.fixed(column, sign), 0).margin for sign in (-1, 1)], -1)
+            for column in neurons.unbind(-1)
+        ]
+        margin = torch.stack(margins, 1)  # (P, candidates, 2)
+        score = torch.where(value > 0, margin.amin(-1) + 1e-3 * margin.amax(-1).clamp(-1e30, 1e30), -torch.inf)
+        best = score.argmax(-1, keepdim=True)
+        neuron = neurons.gather(-1, best)[:, 0]
+        open_ = margin.gather(1, best[..., None].expand(-1, 1, 2))[:, 0] <= 0
+        return parts.fixed(neuron, -1).pick(open_[:, 0]).join(parts.fixed(neuron, 1).pick(open_[:, 1]))
+
+    def _alone(self, target: Tensor, row: int) -> Tensor:
+        """(P, R): the mixture of one row."""
+        mixture = torch.zeros_like(self._targets.bound[target])
+        mixture[:, row] = 1.0
+        return torch.where(torch.isfinite(self._targets.bound[target]), mixture, 0.0)
+
+    def _last_resort(self, parts: _Parts) -> None:
+        """All signs are known, and the rest is a linear program a part; what that leaves open stays open."""
+        for one in range(len(parts)):
+            self._engine.deadline.check()
+            part = parts.pick(slice(one, one + 1))
+            root = self._targets.root[part.target]
+            part, x = self._solved(part, root)
+            if not bool(self._closed(part, self._bound(part, 0).margin)):
+                self._try(root, x)
+                self._given_up[root] = True
+
+    def _solved(self, part: _Parts, root: Tensor) -> tuple[_Parts, Tensor]:
+        """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
+        problem, bound = self._roots.problem, self._targets.bound[part.target]
+        settings, index = grids(self._roots.setting[root])[0]
+        lower, upper = (side[root] for side in (problem.lower, problem.upper))
+        rows, count = bound.shape[-1], self._kinks.count
+        if (rows + count) * (lower.shape[-1] + count) > LP_SIZE:
+            return part, (lower + upper) / 2
+        engine = self._split_engine(settings, part.target[index], root[index])
+        form = engine.affine(Choice(part.signs[index], part.alpha[index], part.beta[index], part.mixture[index]))
+        slope, offset = form.slope[0, 0].cpu().numpy(), form.offset[0, 0].cpu().numpy()
+        signs, b = part.signs[0].cpu().numpy(), bound[0].cpu().numpy()
+        real, split = np.flatnonzero(np.isfinite(b)), np.flatnonzero(signs)
+        above = np.concatenate([slope[real], -signs[split, None] * slope[rows + split]])
+        price = np.zeros((len(above), 1 + len(split)))
+        price[: len(real), 0] = -1.0
+        price[len(real) :, 1:] = -np.eye(len(split))
+        right = np.concatenate([b[real] - offset[real], signs[split] * offset[rows + split]])
+        cost = np.concatenate([np.zeros(lower.shape[-1]), [1.0], np.full(len(split), PENALTY)])
+        box = torch.stack([lower[0], upper[0]], -1).cpu().numpy()
+        limits = np.concatenate([box, [[-np.inf, np.inf]], np.tile([[0.0, np.inf]], (len(split), 1))])
+        found = linprog(cost, A_ub=np.concatenate([above, price], 1), b_ub=right, bounds=limits, method="highs")
+        if found.x is None:
+            return part, (lower + upper) / 2
+        weights = torch.as_tensor(np.maximum(-found.ineqlin.marginals, 0.0), device=bound.device)
+        beta, mixture = torch.zeros_like(part.beta), torch.zeros_like(part.mixture)
+        mixture[0, real], beta[0, split] = weights[: len(real)], weights[len(real) :]
+        x = torch.as_tensor(found.x[None, : lower.shape[-1]], device=bound.device)
+        return replace(part, beta=beta, mixture=mixture), x
+
+    def _closed(self, parts: _Parts, margin: Tensor) -> Tensor:
+        """The system has no solution: the mixed rows exceed their bounds, or reach them and all are strict."""
+        bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
+        return torch.where((strict | torch.isinf(bound)).all(-1), margin >= 0, margin > 0)
+
+    def _settled(self, parts: _Parts) -> Tensor:
+        root = self._targets.root[parts.target]
+        return self.violated[root] | self._given_up[root]
+
+    def _count(self, parts: _Parts, sign: int) -> None:
+        root = self._targets.root[parts.target]
+        self._left += sign * torch.bincount(root, minlength=len(self._left))
+
+    def _try(self, root: Tensor, x: Tensor) -> None:
+        """The corners of the linear functions, after a short descent, as witnesses."""
+        problem = self._roots.problem.items(root)
+        pairs = Pairs(self._roots.bounds, self._roots.weights, self._roots.setting[root], problem)
+        x = pairs.descend(x, problem.upper - problem.lower)
+        hit = torch.nonzero(pairs.violated(x))[:, 0]
+        self.violated[root[hit]] = True
+        self.point[root[hit]] = x[hit]
+
+    def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
+        """Grid by grid."""
+        root = self._targets.root[parts.target]
+        out: list[Tensor | None] = [None] * 6
+        for settings, index in grids(self._roots.setting[root]):
+            choice = Choice(parts.signs[index], parts.alpha[index], parts.beta[index], parts.mixture[index])
+            found = self._split_engine(settings, parts.target[index], root[index]).ascend(choice, steps)
+            best = found.choice
+            values = (found.margin, best.alpha, best.beta, best.mixture, found.corner, found.gain)
+            out = [scatter(old, new, index, len(root)) for old, new in zip(out, values, strict=True)]
+        margin, alpha, beta, mixture, corner, gain = (value for value in out if value is not None)
+        return SplitBounds(margin, Choice(parts.signs, alpha, beta, mixture), corner, gain)
+
+    def _split_engine(self, settings: Tensor, target: Tensor, root: Tensor) -> SplitEngine:
+        network, targets, problem = self._engine.network, self._targets, self._roots.problem
+        inputs = None if targets.inputs is None else targets.inputs[target]
+        return SplitEngine(
+            network, self._kinks, self._roots.weights.boxes(settings), self._ranges.gather(root),
+            Interval(problem.lower[root], problem.upper[root]), targets.outputs[target],
+            inputs, targets.bound[target],
+        )  # fmt: skip
+
+    def _first_alpha(self) -> Tensor:
+        """(Q, H): the usual choice, the side on which the neuron's range is wider."""
+        parts = []
+        for position, _, _ in self._kinks.places:
+            z = self._ranges.values[self._engine.network.nodes[position].inputs[0]]
+            parts.append((z.upper >= -z.lower).double().flatten(1))
+        return torch.cat(parts, -1)
