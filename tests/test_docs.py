@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bnn_vnnlib.cli.commands import COMMANDS
+from bnn_vnnlib.files.sidecar import RECORD
 from bnn_vnnlib.question.capabilities import CAPABILITIES
+from bnn_vnnlib.result import Query, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -50,6 +52,16 @@ def test_commands_and_options_exist(name):
 def test_organisers_are_told_of_every_capability():
     text = (DOCS / "organisers.md").read_text(encoding="utf-8")
     assert [name for name in CAPABILITIES if f"--{name}`" not in text] == []
+
+
+def test_the_table_of_guarantees_is_complete():
+    text = (DOCS / "semantics.md").read_text(encoding="utf-8")
+    section = text.split("## The table of guarantees")[1].split("\n## ")[0]
+    assert [query for query in Query if f"certain, `{query}`, verdict" not in section] == []
+    assert [verdict for verdict in Verdict if f"| `{verdict}` |" not in text] == []
+    keys = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+(?:\[[ir]\])?)`", section)
+    assert len(keys) > 10
+    assert [key for key in keys if key not in RECORD] == []
 
 
 def test_the_examples_for_authors_run(monkeypatch, capsys):
