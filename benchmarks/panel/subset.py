@@ -1,7 +1,7 @@
 """Keep a few small cells of the panel with the project: `python subset.py --out FOLDER`, after `estimate.py`.
 
-benchmarks/panel/subset gets onnx, vnnlib, instances.csv (a benchmark as `bnn-vnnlib run` takes it) and answers.csv: what
-this revision says of them. tests/test_panel.py fails where a later one says less.
+benchmarks/panel/subset gets onnx, vnnlib, instances.csv (a benchmark as `bnn-vnnlib run` takes it) and answers.csv:
+what this revision says of them. tests/test_panel.py fails where a later one says less.
 """
 
 from __future__ import annotations
