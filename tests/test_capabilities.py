@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from bnn_vnnlib.cli import capabilities
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.question import capabilities
 from support.command import call
 
 NEW = """(vnnlib-version <2.0>)

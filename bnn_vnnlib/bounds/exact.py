@@ -23,12 +23,13 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.curves import Curve
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import ANY, LEAST, TINY, down, exponent, finest, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant, Conv, Input, Linear, Node, Scale, Shift, Sum
 

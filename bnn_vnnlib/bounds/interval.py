@@ -17,10 +17,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, gamma, up
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
     Activation,
     Broadcast,

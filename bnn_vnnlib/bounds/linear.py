@@ -33,11 +33,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
 from bnn_vnnlib.bounds.rounding import SMALL, TINY
 from bnn_vnnlib.bounds.walk import Walk, common, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import ParamBox
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
     Activation,
     Broadcast,

@@ -39,7 +39,7 @@ def supports(
     """Answer ONE question about what this version can do, as VNN-LIB 2.x has it."""
     asked = [name.replace("_", "-") for name, given in locals().items() if given]
     with guard(stderr_console(), debug=False):
-        from bnn_vnnlib.question.capabilities import CAPABILITIES
+        from bnn_vnnlib.cli.capabilities import CAPABILITIES
 
         if len(asked) != 1:
             known = ", ".join(f"--{name}" for name in CAPABILITIES)

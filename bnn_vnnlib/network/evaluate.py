@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
-from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network import maps, nodes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 

@@ -17,7 +17,7 @@ from bnn_vnnlib.system.isolation import trusted_path, with_threads
 
 PROGRAM = (
     "-c",
-    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from bnn_vnnlib.runs.child import main; main()",
+    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from bnn_vnnlib.cli.serve import main; main()",
 )
 """What a process runs; its first argument are the folders in which it looks for modules, one a line."""
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, linear, maps, walk
+from bnn_vnnlib.bounds import interval, linear, walk
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import LinearForm, Walk, dot, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network import maps, nodes
 from dense import dense_network
 
 CASES = (((784, 128, 10), 64), ((784, 50, 50, 10), 64), ((64, 64, 10), 64), ((3, 125, 5), 1024), ((64, 64, 10), 1))

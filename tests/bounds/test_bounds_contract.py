@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.bounds import engine, linear, maps
+from bnn_vnnlib.bounds import engine, linear
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.nodes import Conv, Linear, Scale
 from support import exact

@@ -13,11 +13,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, engine, run
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal, Tail
-from bnn_vnnlib.network import evaluate, nodes
+from bnn_vnnlib.network import evaluate, maps, nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.problem import weight_sets

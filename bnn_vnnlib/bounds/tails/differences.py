@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import backward, maps
+from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
@@ -24,6 +24,7 @@ from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, slopes
 from bnn_vnnlib.bounds.walk import Ranges, Walk, dot
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import maps
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import over_rows
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale
 
 Weighted = Linear | Conv | Scale

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear, maps
+from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
@@ -19,6 +19,7 @@ from bnn_vnnlib.bounds.tails.uses import Range, Uses, Weighted, excess
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation
 from bnn_vnnlib.bounds.walk import Walk, dot, dots, filled, sum_to
 from bnn_vnnlib.bounds.weights import WeightBoxes, aligned
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
     Activation,
     Concat,

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import (
     Activation,

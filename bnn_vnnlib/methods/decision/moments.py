@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval, maps
+from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
+from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import (
     Activation,

@@ -1,4 +1,4 @@
-"""The process that does the work (started by `worker.Worker`), for many instances one after the other.
+"""A process that does the work of `run` (started by `runs.worker.Worker`): many command lines, one after the other.
 
 Importing torch costs seconds, so a process serves until something goes wrong in it. A request is a line of JSON on
 standard input, {"arguments": [...], "log": PATH}; its answer is a line on standard output, {"code": EXIT CODE}.
