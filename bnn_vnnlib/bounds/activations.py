@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Lines as Lines
@@ -28,10 +27,6 @@ CRITICAL = 1e-14
 
 class Shape(Protocol):
     """What the engine needs of an activation; alpha is its parameter, if it has any (see `nodes.Activation`)."""
-
-    def value(self, alpha: Any, z: Tensor) -> Tensor:
-        """f(z) in float64, differentiable."""
-        ...
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds of f over [lower, upper]."""
@@ -59,10 +54,6 @@ class Kink:
     alpha > 1. The slope below is 1 where the positive part is the wider one, else alpha (the choice of CROWN,
     Zhang et al. 2018).
     """
-
-    def value(self, alpha: float, z: Tensor) -> Tensor:
-        """max(z, alpha z) for alpha <= 1."""
-        return torch.relu(z) if alpha == 0 else F.leaky_relu(z, alpha)
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Exact for Relu."""
@@ -104,10 +95,6 @@ class Sigmoidal:
     derivative: Callable[[Tensor], Tensor]
     critical: Callable[[Tensor], Tensor]
     infimum: float
-
-    def value(self, alpha: float, z: Tensor) -> Tensor:
-        """f(z)."""
-        return self.function(z)
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Monotone."""

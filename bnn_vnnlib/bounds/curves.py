@@ -168,10 +168,6 @@ class Curve:
     greatest: float = torch.inf
     defined: Callable[[Tensor, Tensor], Tensor] = torch.le
 
-    def value(self, alpha: Any, z: Tensor) -> Tensor:
-        """f(z)."""
-        return self.function(alpha, z)
-
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """At the ends for monotone functions, else over the pieces."""
         if self.rising:

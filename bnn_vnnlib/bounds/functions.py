@@ -15,13 +15,13 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Curve, Lines, Piece
 from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, down, up
+from bnn_vnnlib.network.functions import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
 
 INF = math.inf
 _SILU = 2.3993572805154677
 """z tanh(z / 2) = 2; the left side grows with |z|, so that silu'' = sigmoid' (2 - z tanh(z / 2)) has no more roots."""
 _SILU_LEAST = -0.27846454276107384
 _GELU_TANH_LEAST = -0.17004075057125412
-_CUBIC, _ROOT = 0.044715, math.sqrt(2 / math.pi)
 _GELU_TANH = 1.4185040087908284
 """The only positive root of gelu_tanh'': with T = tanh u, u = k (z + c z^3) it solves
 (1 + 6 c z^2) / (1 + 3 c z^2)^2 = k z T(u), the left side of which falls and the right side of which grows."""
@@ -45,16 +45,12 @@ def _flat(z: Tensor) -> Tensor:
     return torch.zeros_like(z)
 
 
-def _like(alpha: Any, z: Tensor) -> Tensor:
-    return torch.as_tensor(alpha, dtype=z.dtype, device=z.device)
-
-
 # piecewise linear --------------------------------------------------------------------------------------------------
 
 
 def _clip_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     """min(max(z, low), high): constant, z, constant."""
-    low, high = _limits(alpha)
+    low, high = limits(alpha)
     pieces = [Piece(_same, _ones, 0, low, high, relative=0.0, absolute=0.0)]
     if low > -INF:
         pieces.append(Piece(lambda z: torch.full_like(z, low), _flat, 0, -INF, low, relative=0.0, absolute=0.0))
@@ -63,15 +59,9 @@ def _clip_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     return pieces
 
 
-def _limits(alpha: Any) -> tuple[float, float]:
-    """ONNX takes the maximum first: with low > high the result is high."""
-    low, high = (float(side) for side in alpha)
-    return min(low, high), high
-
-
 def _prelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     """alpha z for z <= 0, z for z >= 0; alpha is a number or an array that broadcasts to the node."""
-    slope = _like(alpha, lower)
+    slope = like(alpha, lower)
     return [Piece(lambda z: slope * z, lambda z: slope.expand_as(z), 0, -INF, 0.0), Piece(_same, _ones, 0, 0.0, INF)]
 
 
@@ -85,25 +75,12 @@ def _elu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     return [curved, Piece(_same, _ones, 0, 0.0, INF)]
 
 
-def _elu(alpha: Any, z: Tensor) -> Tensor:
-    return torch.where(z > 0, z, alpha * torch.expm1(z.clamp(max=0)))
-
-
-def _softplus(z: Tensor) -> Tensor:
-    """log(1 + exp z) without overflow; torch's own returns z from z = 20 on."""
-    return z.clamp(min=0) + torch.log1p(torch.exp(-z.abs()))
-
-
 # gates: z times a sigmoid ------------------------------------------------------------------------------------------
 
 
 def _silu_slope(z: Tensor) -> Tensor:
     s = torch.sigmoid(z)
     return s * (1 + z * torch.sigmoid(-z))
-
-
-def _gelu(alpha: Any, z: Tensor) -> Tensor:
-    return z / 2 * torch.special.erfc(-alpha * z)
 
 
 def _gelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
@@ -118,18 +95,14 @@ def _gelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
         return torch.special.erfc(-alpha * z) / 2 + z * (alpha / math.sqrt(math.pi)) * bell
 
     def piece(bend: int, start: float, end: float) -> Piece:
-        return Piece(lambda z: _gelu(alpha, z), derivative, bend, start, end, ELEMENTARY, 2e-15, 2e-14, 1.2)
+        return Piece(lambda z: FUNCTIONS["gelu"](alpha, z), derivative, bend, start, end, ELEMENTARY, 2e-15, 2e-14, 1.2)
 
     return [piece(-1, -INF, -edge), piece(1, -edge, edge), piece(-1, edge, INF)]
 
 
-def _gelu_tanh(z: Tensor) -> Tensor:
-    return z * torch.sigmoid(2 * _ROOT * (z + _CUBIC * z**3))
-
-
 def _gelu_tanh_slope(z: Tensor) -> Tensor:
-    inner = 2 * _ROOT * (z + _CUBIC * z**3)
-    rate = 2 * _ROOT * (1 + 3 * _CUBIC * z**2)
+    inner = 2 * ROOT * (z + CUBIC * z**3)
+    rate = 2 * ROOT * (1 + 3 * CUBIC * z**2)
     return torch.sigmoid(inner) + z * rate * torch.sigmoid(inner) * torch.sigmoid(-inner)
 
 
@@ -223,10 +196,6 @@ def _near(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class Sign:
     """-1, 0 or 1. Across 0 a line through (0, -1) is below as long as it is at most -1 before and 1 at u."""
 
-    def value(self, alpha: Any, z: Tensor) -> Tensor:
-        """sign z."""
-        return torch.sign(z)
-
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Monotone and exact."""
         return _sign(lower), _sign(upper)
@@ -279,17 +248,17 @@ def _curved(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
 
 CURVES: dict[str, Curve | Sign] = {
     "abs": Curve(
-        lambda alpha, z: z.abs(),
+        FUNCTIONS["abs"],
         _fixed(
             Piece(lambda z: -z, lambda z: -_ones(z), 0, -INF, 0.0, 0.0, 0.0),
             Piece(_same, _ones, 0, 0.0, INF, 0.0, 0.0),
         ),
         least=0.0,
     ),
-    "clip": Curve(lambda alpha, z: z.clamp(*_limits(alpha)), _clip_pieces, rising=1),
-    "prelu": Curve(lambda alpha, z: torch.where(z < 0, _like(alpha, z) * z, z), _prelu_pieces),
+    "clip": Curve(FUNCTIONS["clip"], _clip_pieces, rising=1),
+    "prelu": Curve(FUNCTIONS["prelu"], _prelu_pieces),
     "hard_swish": Curve(
-        lambda alpha, z: z * ((z + 3).clamp(0, 6) / 6),
+        FUNCTIONS["hard_swish"],
         _fixed(
             Piece(_flat, _flat, 0, -INF, -3.0),
             Piece(lambda z: z * (z + 3) / 6, lambda z: (2 * z + 3) / 6, 1, -3.0, 3.0, absolute=1e-15,
@@ -298,53 +267,53 @@ CURVES: dict[str, Curve | Sign] = {
         ),
         least=-0.375,
     ),
-    "elu": Curve(_elu, _elu_pieces),
+    "elu": Curve(FUNCTIONS["elu"], _elu_pieces),
     "softplus": Curve(
-        lambda alpha, z: _softplus(z),
-        _fixed(Piece(_softplus, torch.sigmoid, 1, relative=4 * ELEMENTARY)), rising=1, least=0.0,
+        FUNCTIONS["softplus"],
+        _fixed(Piece(softplus, torch.sigmoid, 1, relative=4 * ELEMENTARY)), rising=1, least=0.0,
     ),
     "silu": Curve(
-        lambda alpha, z: z * torch.sigmoid(z),
+        FUNCTIONS["silu"],
         _fixed(*_gate(lambda z: z * torch.sigmoid(z), _silu_slope, _SILU)),
         least=_SILU_LEAST - 1e-15,
     ),
-    "gelu": Curve(_gelu, _gelu_pieces),
+    "gelu": Curve(FUNCTIONS["gelu"], _gelu_pieces),
     "gelu_tanh": Curve(
-        lambda alpha, z: _gelu_tanh(z), _fixed(*_gate(_gelu_tanh, _gelu_tanh_slope, _GELU_TANH)),
+        FUNCTIONS["gelu_tanh"], _fixed(*_gate(gelu_tanh, _gelu_tanh_slope, _GELU_TANH)),
         least=_GELU_TANH_LEAST - 1e-15,
     ),
     "erf": Curve(
-        lambda alpha, z: torch.special.erf(z),
+        FUNCTIONS["erf"],
         _fixed(*_curved(torch.special.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-(z**2)),
                         derivative_error=1e-15)),
         rising=1, least=-1.0, greatest=1.0,
     ),
     "atan": Curve(
-        lambda alpha, z: torch.atan(z), _fixed(*_curved(torch.atan, lambda z: 1 / (1 + z**2))), rising=1,
+        FUNCTIONS["atan"], _fixed(*_curved(torch.atan, lambda z: 1 / (1 + z**2))), rising=1,
         least=-1.5707963267948968, greatest=1.5707963267948968,
     ),
     "softsign": Curve(
-        lambda alpha, z: z / (1 + z.abs()),
+        FUNCTIONS["softsign"],
         _fixed(*_curved(lambda z: z / (1 + z.abs()), lambda z: 1 / (1 + z.abs()) ** 2)),
         rising=1, least=-1.0, greatest=1.0,
     ),
-    "exp": Curve(lambda alpha, z: torch.exp(z), _fixed(Piece(torch.exp, torch.exp, 1)), rising=1, least=0.0),
+    "exp": Curve(FUNCTIONS["exp"], _fixed(Piece(torch.exp, torch.exp, 1)), rising=1, least=0.0),
     "log": Curve(
-        lambda alpha, z: torch.log(z), _fixed(Piece(torch.log, torch.reciprocal, -1, 0.0)), rising=1, defined=_positive
+        FUNCTIONS["log"], _fixed(Piece(torch.log, torch.reciprocal, -1, 0.0)), rising=1, defined=_positive
     ),
     "sqrt": Curve(
-        lambda alpha, z: torch.sqrt(z), _fixed(Piece(torch.sqrt, lambda z: 0.5 / torch.sqrt(z), -1, 0.0)), rising=1,
+        FUNCTIONS["sqrt"], _fixed(Piece(torch.sqrt, lambda z: 0.5 / torch.sqrt(z), -1, 0.0)), rising=1,
         least=0.0, defined=_at_least_zero,
     ),
     "reciprocal": Curve(
-        lambda alpha, z: 1 / z,
+        FUNCTIONS["reciprocal"],
         _fixed(
             Piece(torch.reciprocal, lambda z: -(1 / z) / z, -1, -INF, 0.0),
             Piece(torch.reciprocal, lambda z: -(1 / z) / z, 1, 0.0, INF),
         ),
         rising=-1, defined=_away_from_zero,
     ),
-    "power": Power(lambda alpha, z: z ** int(alpha), _power_pieces),
+    "power": Power(FUNCTIONS["power"], _power_pieces),
     "sin": _wave(torch.sin, torch.cos, 0.0),
     "cos": _wave(torch.cos, lambda z: -torch.sin(z), 0.5),
     "sign": Sign(),

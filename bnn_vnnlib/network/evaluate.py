@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.network import maps, nodes
+from bnn_vnnlib.network.functions import FUNCTIONS
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 
@@ -98,7 +98,7 @@ def _items(parameter: Tensor, rank: int) -> Tensor:
 
 
 def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
-    return ACTIVATIONS[node.kind].value(node.alpha, inputs[0])
+    return FUNCTIONS[node.kind](node.alpha, inputs[0])
 
 
 def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
