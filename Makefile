@@ -23,7 +23,7 @@ help:
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder, KIND=.npz; docs/testing.md"
 	@echo "make fuzz-operators   DRAWS (300) random uses of every ONNX operator, against onnxruntime; docs/testing.md"
-	@echo "make lint   ruff and mypy"
+	@echo "make lint   ruff, mypy and the order of the packages (import-linter)"
 	@echo "make reference  docs/reference from the code"
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
 	@echo "make panel   how useful answers are on ordinary networks; DATA=folder adds MNIST and concrete; benchmarks/panel"
@@ -55,6 +55,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 reference: $(STAMP)
 	$(BIN)/python scripts/reference.py
