@@ -21,6 +21,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import down
 from bnn_vnnlib.bounds.walk import LinearForm, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.problem.problem import Problem, Rows
 
 Transform = Literal["identity", "softmax", "sigmoid"]
 
@@ -145,7 +146,27 @@ def _by_box(rows: Tensor) -> Tensor:
     return rows if rows.dim() == 4 else rows[None]
 
 
-def is_difference(outputs: Tensor) -> Tensor:
-    """Rows a (Y_i - Y_j): the sign of the difference is that of the logits."""
-    nonzero = (outputs != 0).sum(-1)
-    return (nonzero == 2) & (outputs.amax(-1) == -outputs.amin(-1))
+def outside(problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
+    """(N,): no x of the box (N, n) satisfies the linear constraints on the inputs of its item."""
+    extra = problem.constraints
+    if extra is None:
+        return torch.zeros(len(lower), dtype=torch.bool, device=lower.device)
+    return extra.excluded(over_box(extra.inputs, lower, upper)[0]).any(-1)
+
+
+def compares_classes(rows: Rows) -> Tensor:
+    """(N or 1, R): rows a (Y_i - Y_j) <= 0 (or <) over the outputs alone.
+
+    A softmax keeps the order of the classes, so that these rows mean the same over the logits.
+    """
+    outputs = rows.outputs
+    difference = ((outputs != 0).sum(-1) == 2) & (outputs.amax(-1) == -outputs.amin(-1))
+    found = difference & (rows.bound == 0) & (rows.inner_bound == 0)
+    return found if rows.inputs is None else found & (rows.inputs == 0).all(-1)
+
+
+def only_compares_classes(problem: Problem) -> bool:
+    """All rows of all items do (`compares_classes`), and none is stated with inputs."""
+    rows = problem.rows
+    padding = rows.case >= problem.cases
+    return rows.inputs is None and bool((compares_classes(rows) | padding).all())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnn_vnnlib.errors import OptionError, SoundnessError
-from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.question.property import Property, row_false, row_true
 
 OutputCases = Sequence[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]
 """A DNF over the outputs: cases (A, b, strict), each the conjunction of A y <= b (or <)."""
@@ -41,15 +41,11 @@ class Rows:
 
     def excluded(self, lower: Tensor) -> Tensor:
         """(.., N, R): no value that is at least `lower` (.., N, R) satisfies the row."""
-        return _exceeds(self, lower)
+        return row_false(lower, self.bound, self.strict)
 
     def implied(self, upper: Tensor) -> Tensor:
         """(.., N, R): every value that is at most `upper` (.., N, R) satisfies the row."""
-        return torch.where(self.strict, upper < self.inner_bound, upper <= self.inner_bound)
-
-
-def _exceeds(rows: Rows | Constraints, lower: Tensor) -> Tensor:
-    return torch.where(rows.strict, lower >= rows.bound, lower > rows.bound)
+        return row_true(upper, self.inner_bound, self.strict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +62,7 @@ class Constraints:
 
     def excluded(self, lower: Tensor) -> Tensor:
         """(.., N, Q): see `Rows.excluded`."""
-        return _exceeds(self, lower)
+        return row_false(lower, self.bound, self.strict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +125,14 @@ class Problem:
         if constraints is not None:
             constraints = replace(constraints, **cast(constraints))
         return replace(self, rows=rows, constraints=constraints, **cast(self))
+
+    def refuted(self, false: Tensor) -> Tensor:
+        """(.., N, R) which rows are false on all of an item -> (.., N, C): some row of the case is, or it is padded."""
+        return self.any_row(false) | ~self.exists
+
+    def met(self, true: Tensor) -> Tensor:
+        """(.., N, R) which rows hold -> (.., N, C): the case is real, and all of its rows hold."""
+        return self.all_rows(true) & self.exists
 
     def any_row(self, holds: Tensor) -> Tensor:
         """(.., N, R) -> (.., N, C): some row of the case."""

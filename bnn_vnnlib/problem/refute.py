@@ -14,8 +14,9 @@ from torch import Tensor
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.problem.outputs import OutputBounds, is_difference
+from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes, only_compares_classes
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.question.property import row_false, row_true
 from bnn_vnnlib.system.clock import Deadline
 
 LP_SIZE = 200_000
@@ -39,12 +40,12 @@ def refuted_cases(bounds: OutputBounds, weights: WeightBoxes, problem: Problem) 
         false = false | rows.excluded(closed)
     if bounds.transform == "softmax":
         false = false | _false_before_softmax(bounds, weights, problem, problem.lower, problem.upper, 1.0)
-    return _or_combined(problem, found, problem.any_row(false) | ~problem.exists, combine, bounds.engine.deadline)
+    return _or_combined(problem, found, problem.refuted(false), combine, bounds.engine.deadline)
 
 
 def refuted_by(problem: Problem, found: RowBounds, deadline: Deadline) -> Tensor:
     """`refuted_cases` from known lower bounds (K, N, R) of the rows."""
-    done = problem.any_row(problem.rows.excluded(found.lower)) | ~problem.exists
+    done = problem.refuted(problem.rows.excluded(found.lower))
     return _or_combined(problem, found, done, _worth_combining(problem), deadline)
 
 
@@ -67,7 +68,7 @@ def violated_cases(
         true = true | rows.implied(-bounds.closed(weights, lower, upper, -rows.outputs, inputs))
     if bounds.transform == "softmax":
         true = true | _false_before_softmax(bounds, weights, problem, lower, upper, -1.0)
-    return problem.all_rows(true) & problem.exists & bounds.defined(weights, lower, upper)[..., None]
+    return problem.met(true) & bounds.defined(weights, lower, upper)[..., None]
 
 
 def _touches(weights: WeightBoxes, spare: Tensor, open_: Tensor, outputs: Tensor, magnitude: Tensor) -> bool:
@@ -107,12 +108,9 @@ def settled(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, random
 
 def before_softmax(bounds: OutputBounds, problem: Problem) -> OutputBounds:
     """Bounds for the same rows over the logits, where all rows only compare classes: the signs are the same there."""
-    rows = problem.rows
-    if bounds.transform != "softmax" or rows.inputs is not None:
-        return bounds
-    suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
-    real = rows.case < problem.cases
-    return replace(bounds, transform="identity") if bool((suits | ~real).all()) else bounds
+    if bounds.transform == "softmax" and only_compares_classes(problem):
+        return replace(bounds, transform="identity")
+    return bounds
 
 
 def _false_before_softmax(
@@ -123,14 +121,12 @@ def _false_before_softmax(
     sign = 1: the row is false (a (f_i - f_j) > 0, or >= 0 if strict); -1: it holds (<= 0, or < 0 if strict).
     """
     rows = problem.rows
-    suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
-    if rows.inputs is not None:
-        suits = suits & (rows.inputs == 0).all(-1)
+    suits = compares_classes(rows)
     if not bool(suits.any()):
         return suits[None]
     low = bounds.engine.rows(weights, lower, upper, sign * rows.outputs).lower
-    closed = rows.strict if sign > 0 else ~rows.strict
-    return torch.where(closed, low >= 0, low > 0) & suits
+    decided = row_false(low, 0.0, rows.strict) if sign > 0 else row_true(-low, 0.0, rows.strict)
+    return decided & suits
 
 
 def _worth_combining(problem: Problem) -> bool:

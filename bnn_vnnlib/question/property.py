@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +135,26 @@ class Property:
         return len(self.case_box)
 
 
+def row_false(least: Any, bound: Any, strict: Any) -> Any:
+    """Whether no value from `least` on satisfies the row `value <= bound`, or `value < bound` where strict.
+
+    The one place where ties count: a value at the bound satisfies the row unless it is strict. For numbers of one kind:
+    tensors, arrays or fractions. Comparisons of floats are exact, so rounding is paid for before: where `least` is
+    rounded down and `bound` outward (up), then value >= least > bound (or = bound, and the row is strict) holds for
+    the real numbers, too. NaN shows nothing, here and in `row_true`.
+    """
+    return (least > bound) | ((least == bound) & strict)
+
+
+def row_true(most: Any, bound: Any, strict: Any) -> Any:
+    """Whether every value up to `most` satisfies the row.
+
+    That is value <= most < bound, or most = bound and the row is not strict: `row_false` with its sides and its ties
+    exchanged. `most` is to be rounded up, and `bound` inward (down).
+    """
+    return row_false(bound, most, strict ^ True)
+
+
 def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float = 0.0) -> bool:
     """Whether the input x (n,) lies in a box and satisfies its constraints, exactly.
 
@@ -182,7 +203,7 @@ def _hold(rows: HalfSpaces, owner: int, x: Floats, y: Floats, tolerance: float) 
         if rows.inputs is not None:
             total += _dot(rows.inputs[r], x)
         bound = Fraction(float(rows.inner_bound[r])) + Fraction(tolerance)
-        if total > bound or (rows.strict[r] and total == bound):
+        if not row_true(total, bound, bool(rows.strict[r])):
             return False
     return True
 

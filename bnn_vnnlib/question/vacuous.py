@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.question.property import HalfSpaces, Property
+from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
 
 MOST = 1000
 """Cases that are looked at, at most: with so many contradictory ones in a row nothing is said."""
@@ -151,7 +151,7 @@ class _System:
         least = sum((s * Fraction(low if s > 0 else high) for s, low, high in ends), Fraction(0))
         right = combined(self.bound)
         strict = any(self.strict[r] and w > 0 for w, r in zip(weight, used, strict=True))
-        return any(w > 0 for w in weight) and (right < least or (strict and right == least))
+        return any(w > 0 for w in weight) and bool(row_false(least, right, strict))
 
 
 def _system(property: Property, case: int, *, rows: bool) -> _System:

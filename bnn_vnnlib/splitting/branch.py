@@ -126,7 +126,7 @@ class Branching:
         rows = problem.rows
         found = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
         lower, form = found.lower, found.form
-        open_ = ~(problem.any_row(rows.excluded(lower)) | ~problem.exists)
+        open_ = ~problem.refuted(rows.excluded(lower))
         index = torch.nonzero(open_.any(-1))[:, 0]
         if len(index) == 0:
             return boxes.pick(index), boxes.lower[index]

@@ -24,6 +24,7 @@ from bnn_vnnlib.bounds.splits import Choice, SplitBounds, SplitEngine, kinks_of
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.question.property import row_false
 from bnn_vnnlib.splitting.branch import Decided
 from bnn_vnnlib.splitting.pairs import Pairs, grids, scatter
 from bnn_vnnlib.splitting.targets import root_ranges, targets_of
@@ -251,7 +252,7 @@ class _Tree:
     def _closed(self, parts: _Parts, margin: Tensor) -> Tensor:
         """The system has no solution: the mixed rows exceed their bounds, or reach them and all are strict."""
         bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
-        return torch.where((strict | torch.isinf(bound)).all(-1), margin >= 0, margin > 0)
+        return row_false(margin, 0.0, (strict | torch.isinf(bound)).all(-1))
 
     def _settled(self, parts: _Parts) -> Tensor:
         root = self._targets.root[parts.target]

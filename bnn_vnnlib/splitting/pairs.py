@@ -168,7 +168,7 @@ class Pairs:
         rows = self.problem.rows
         low, high = point_box(self.problem, x)
         above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
-        held = (self.problem.all_rows(rows.implied(above)) & self.problem.exists).any(-1)
+        held = self.problem.met(rows.implied(above)).any(-1)
         return held & self.defined(low, high)
 
 

@@ -101,10 +101,8 @@ MUTANTS: dict[str, Mutant] = {
     "cases taken for disjoint": Mutant("problem.disjoint:apart", "<= 0)", "<= 1e9)"),
     "wrong side": Mutant(SAFETY + "_violations", "rows.bound, total", "-rows.bound, total"),
     "wrong side at a point": Mutant(SAFETY + "_all_rows", "-rows.inner_bound", "rows.inner_bound"),
-    "strictness of a refuted row": Mutant("problem.problem:_exceeds", "lower > rows.bound)", "lower >= rows.bound)"),
-    "strictness of a violated row": Mutant(
-        "problem.problem:Rows.implied", "upper < self.inner_bound", "upper <= self.inner_bound"
-    ),
+    "strictness of a refuted row": Mutant("question.property:row_false", "& strict", "& True"),
+    "strictness of a violated row": Mutant("question.property:row_true", "strict ^ True", "True"),
     # low rank, full
     "low rank: no factor": Mutant(CORRELATION + "_by_first_use", "for index in sorted(", "for index in 0 * sorted("),
     "low rank: no diagonal": Mutant(CORRELATION + "independent", "GaussianDiagonal(variances)", "GaussianDiagonal({})"),

@@ -236,7 +236,7 @@ def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
     known = bounds.defined(mean, lower, upper, weight_sets.random_names(bounds.engine.network, expect.posterior))[0]
     held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
     for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
-        held = (problem.all_rows(rows.implied(above)) & problem.exists).any(-1)
+        held = problem.met(rows.implied(above)).any(-1)
         if bool(held.all()):
             break
     return held & known & feasible(problem, x)

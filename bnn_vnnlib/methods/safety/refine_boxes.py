@@ -114,5 +114,5 @@ class BoxSplitting:
             bounds, weights = before_softmax(self._boxes.bounds, part), self._boxes.weights.scaled(self._scale(index))
             rows = part.rows
             least = bounds.rows(weights, lower, upper, rows.outputs, rows.inputs).lower
-            refuted[index] = (part.any_row(rows.excluded(least)) | ~part.exists).all(-1)[0]
+            refuted[index] = part.refuted(rows.excluded(least)).all(-1)[0]
         return problem.all_items(refuted)

@@ -11,7 +11,7 @@ from bnn_vnnlib.methods.safety.refine import owned
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TailBounds, lower_of
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+from bnn_vnnlib.problem.outputs import OutputBounds, outside
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import before_softmax
 from bnn_vnnlib.splitting.forest import Forest
@@ -103,12 +103,7 @@ class InputSplitting:
     def _failures(self, problem: Problem) -> Tensor:
         """(N,) upper bounds on the probability that the item is violated; a box outside the constraints is not."""
         own = self._tails.item_failures(problem)
-        extra = problem.constraints
-        if extra is None:
-            return own
-        least = over_box(extra.inputs, problem.lower, problem.upper)[0]
-        outside = extra.excluded(least).any(-1)
-        return torch.where(outside, 0.0, own)
+        return torch.where(outside(problem, problem.lower, problem.upper), 0.0, own)
 
     def _steepness(self, problem: Problem) -> Tensor:
         """(N, n): slopes of the linear function below the row that decides: the best one of the most violated case."""

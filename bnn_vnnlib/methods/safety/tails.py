@@ -26,7 +26,7 @@ from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.disjoint import some_case
-from bnn_vnnlib.problem.outputs import OutputBounds, is_difference
+from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 
@@ -205,7 +205,7 @@ def tails_apply(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> 
     They bound rows over the graph's outputs before a Softmax: enough for differences compared with 0. A random tensor
     that is a branch of the graph is not served.
     """
-    network, rows = bounds.engine.network, problem.rows
+    network = bounds.engine.network
     random: Sequence[str] = names_of(posterior)
     if isinstance(posterior, GaussianDiagonal):
         random = weight_sets.random_sources(network, posterior)
@@ -213,9 +213,7 @@ def tails_apply(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> 
         return False
     if bounds.transform == "identity":
         return True
-    suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.inner_bound == 0)
-    real = rows.case < problem.cases
-    return bounds.transform == "softmax" and rows.inputs is None and bool((suits | ~real).all())
+    return bounds.transform == "softmax" and only_compares_classes(problem)
 
 
 def by_tails(

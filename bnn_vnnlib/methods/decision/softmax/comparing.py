@@ -21,7 +21,7 @@ from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.splitting import Splitting
 from bnn_vnnlib.methods.deterministic import decide
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.outputs import OutputBounds, is_difference
+from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
 from bnn_vnnlib.problem.problem import Problem
 
 
@@ -62,7 +62,7 @@ class MeanNetwork:
 
         splitting = Splitting(bound, spare.new_zeros(len(item)), SPLIT, self.bounds.engine.deadline, True)
         spare[item, row] = splitting.run(problem.lower[item], problem.upper[item], spare[item, row])
-        return (problem.any_row(suits & (spare > 0)) | ~problem.exists).all(-1)
+        return problem.refuted(suits & (spare > 0)).all(-1)
 
     def _by_neurons(self, problem: Problem) -> Tensor:
         """Rows that this says nothing about, inputs included, become 0 <= 1, which no one refutes."""
@@ -89,10 +89,7 @@ class MeanNetwork:
     def _suits(self, problem: Problem) -> Tensor:
         """(N, R)"""
         rows = problem.rows
-        suits = is_difference(rows.outputs) & (rows.bound == 0) & (rows.case < problem.cases)
-        if rows.inputs is not None:
-            suits = suits & (rows.inputs == 0).all(-1)
-        return suits.expand(len(problem), -1)
+        return (compares_classes(rows) & (rows.case < problem.cases)).expand(len(problem), -1)
 
     def _needed(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """(N, R) twice: what the margins have to spare, and what those of the mean network must exceed."""
