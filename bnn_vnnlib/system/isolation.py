@@ -23,7 +23,7 @@ def trusted_path() -> list[str]:
     anyway.
     """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    running = {_real(Path(__file__).parents[1])} | ({_real(Path(program).parent)} if program else set())
+    running = {_real(Path(__file__).parents[2])} | ({_real(Path(program).parent)} if program else set())
     here = {_real(Path.cwd())} - running
     return list(dict.fromkeys(os.path.abspath(place) for place in sys.path if _real(Path(place)) not in here))
 
