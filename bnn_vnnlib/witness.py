@@ -14,13 +14,14 @@ from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
 from bnn_vnnlib.methods.decision import Decision, DecisionOutcome, violates
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds, wide_stack
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, feasible, point_box
+from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case

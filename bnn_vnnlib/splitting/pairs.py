@@ -16,9 +16,9 @@ from bnn_vnnlib.attack import transformed
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import TINY
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.safety.safety import feasible, point_box
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 
 ROUNDED_ZERO = 1e-9

@@ -16,9 +16,9 @@ from bnn_vnnlib.methods.decision.median import Medians
 from bnn_vnnlib.methods.decision.method import Aimed, Criterion, Method
 from bnn_vnnlib.methods.decision.parts import PartsExpectation
 from bnn_vnnlib.methods.decision.portfolio import Expectation
-from bnn_vnnlib.methods.safety.safety import feasible, point_box
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_by
 

@@ -15,17 +15,11 @@ from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.safety.margins import MarginSearch, mass_at
-from bnn_vnnlib.methods.safety.safety import (
-    SafetyBounds,
-    feasible,
-    from_masses,
-    last_of_each,
-    nothing_known,
-    unsafe_items,
-)
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, unsafe_items
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_cases
 from bnn_vnnlib.system.clock import Deadline

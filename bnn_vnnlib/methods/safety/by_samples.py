@@ -11,17 +11,11 @@ from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.deterministic import decide
-from bnn_vnnlib.methods.safety.safety import (
-    SafetyBounds,
-    feasible,
-    from_masses,
-    last_of_each,
-    nothing_known,
-    unsafe_items,
-)
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, unsafe_items
 from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 
 

@@ -28,10 +28,11 @@ from bnn_vnnlib.methods.safety.refine_inputs import InputSplitting
 from bnn_vnnlib.methods.safety.refine_points import ROUNDED_ZERO, MorePoints
 from bnn_vnnlib.methods.safety.refine_tails import Tuning
 from bnn_vnnlib.methods.safety.refine_wide import Wide
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, feasible, nothing_known
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds, by_tails, tails_apply
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 

@@ -12,11 +12,12 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
 from bnn_vnnlib.methods.safety.large_variance.rows import SPARE, WideBounds
 from bnn_vnnlib.methods.safety.refine import owned, rarely
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, feasible, from_masses, last_of_each, nothing_known, point_box
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import Gaussian, Network
 from bnn_vnnlib.network.posterior import names_of, sample
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 

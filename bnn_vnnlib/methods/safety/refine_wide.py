@@ -9,8 +9,9 @@ from torch import Tensor
 
 from bnn_vnnlib.methods.safety.large_variance.rows import SPARE, WideBounds
 from bnn_vnnlib.methods.safety.refine import owned, rarely
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import lower_of
+from bnn_vnnlib.problem.points import point_box
 from bnn_vnnlib.problem.problem import Problem
 
 CHUNK = 16

@@ -20,13 +20,14 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, point_box
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes
+from bnn_vnnlib.problem.points import point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 
