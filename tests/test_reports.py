@@ -26,7 +26,6 @@ CONFIDENCE = "Answers with a stated confidence, for every posterior that can be 
 VACUOUS = "Nothing vacuous that is easy"
 PAIRS = "Two networks, one draw: monotonicity, fairness, equivalence"
 EXPORTS = ("e_plain_bnn", "e_gather_bnn", "e_transpose_bnn")
-HOUSE = "One law, one registry of methods, one page that explains the house"
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,6 @@ def test_members_keep_their_own_statistics(reports: Path, tmp_path: Path) -> Non
         np.testing.assert_allclose(found, replay(read_model(file), x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason=HOUSE)
 def test_one_function_three_exports(reports: Path) -> None:
     """The same bounds, however the inputs come in."""
     x = np.array([[0.5, -0.3, 0.8, 0.1]])
@@ -165,4 +163,4 @@ def test_one_function_three_exports(reports: Path) -> None:
             result = verify_batch(model, x - 0.02, x + 0.02, labels=label, query=query)
             found.append(np.concatenate([np.ravel(result.lower), np.ravel(result.upper)]))
         for bounds in found[1:]:
-            np.testing.assert_allclose(bounds, found[0], atol=1e-6)
+            np.testing.assert_array_equal(bounds, found[0])

@@ -103,10 +103,10 @@ def _wide_classifiers(data: Path, count: int) -> Iterator[tuple[str, float, floa
 def points(data: Folder, count: int = 50) -> None:
     """The expected probability of the predicted class at points: lower bounds by method, beside an estimate."""
     from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
-    from bnn_vnnlib.methods.decision.softmax.layers import one_layer, stack
     from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows, Source
     from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
     from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
+    from bnn_vnnlib.network.dense_chain import dense_chain
     from bnn_vnnlib.system.clock import Deadline
 
     table = Table("posterior", "factor", "estimate", "closed forms", "powers", "tilted", "s a point, tilted")
@@ -114,17 +114,16 @@ def points(data: Folder, count: int = 50) -> None:
     for name, factor, model, x in _classifiers(data, count):
         if not isinstance(model.posterior, GaussianDiagonal):
             raise typer.BadParameter("the posterior is not Gaussian")
-        shallow = one_layer(model.network, model.posterior, device)
-        layers = stack(model.network, model.posterior, device)
-        if layers is None:
-            raise typer.BadParameter("not a chain of dense layers")
-        if shallow is None:
+        layers = dense_chain(model.network, model.posterior, device)
+        if layers is None or layers.kinds != {"relu"}:
+            raise typer.BadParameter("not a chain of dense layers with Relu")
+        if len(layers.layers) != 2:
             continue
         expected = predictive(model, 4000)(x)
         rows = torch.nn.functional.one_hot(expected.argmax(-1), expected.shape[-1]).to(x)[:, None]
         row = [name, f"{factor:g}", f"{expected.amax(-1).mean():.4f}"]
         seconds = 0.0
-        sources: tuple[Source, ...] = (OneLayerSoftmax(shallow), ExponentialMoments(layers, (1e-2,)), Tilted(shallow))
+        sources: tuple[Source, ...] = (OneLayerSoftmax(layers), ExponentialMoments(layers, (1e-2,)), Tilted(layers))
         for source in sources:
             found, seconds = timed(partial(SoftmaxRows(source, Deadline()).lower, x, x, rows))
             row.append(f"{found.mean():.4f}")

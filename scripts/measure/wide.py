@@ -17,27 +17,27 @@ import numpy as np
 import torch
 import typer
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem, from_labels
 from bnn_vnnlib.system.clock import Deadline
 
 
-def network(file: Path, scale: float) -> tuple[Stack, np.ndarray]:
+def network(file: Path, scale: float) -> tuple[DenseChain, np.ndarray]:
     """The layers, with standard deviations times `scale`, and the points."""
     data = np.load(file, allow_pickle=True)
     count = sum(name.startswith("mean_") for name in data) // 2
 
-    def layer(place: int) -> Dense:
+    def layer(place: int) -> DenseLayer:
         names = f"{2 * place}", f"{2 * place + 1}"
         parts = [data[f"mean_{names[0]}"].T, data[f"mean_{names[1]}"]]
         parts += [(scale * data[f"std_{names[0]}"].T) ** 2, (scale * data[f"std_{names[1]}"]) ** 2]
-        return Dense(*(torch.tensor(np.ascontiguousarray(part), dtype=torch.float64) for part in parts))
+        return DenseLayer.exact(*(torch.tensor(np.ascontiguousarray(part), dtype=torch.float64) for part in parts))
 
-    return Stack(tuple(layer(k) for k in range(count)), "relu"), data["X"]
+    return DenseChain.relu(*(layer(k) for k in range(count))), data["X"]
 
 
-def outputs(stack: Stack, x: torch.Tensor, count: int) -> torch.Tensor:
+def outputs(stack: DenseChain, x: torch.Tensor, count: int) -> torch.Tensor:
     """(count, m): outputs at x of sampled networks.
 
     Given its inputs, the outputs of a layer are independent Gaussians, which are drawn instead of weights.
@@ -52,7 +52,7 @@ def outputs(stack: Stack, x: torch.Tensor, count: int) -> torch.Tensor:
     return h
 
 
-def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[float, float]:
+def sampled(stack: DenseChain, x: torch.Tensor, label: int, count: int) -> tuple[float, float]:
     """Estimates at x: the share of sampled networks that keep the class, and 1 - the sum over rows of failures."""
     h = outputs(stack, x, count)
     others = torch.arange(h.shape[1]) != label
@@ -60,7 +60,7 @@ def sampled(stack: Stack, x: torch.Tensor, label: int, count: int) -> tuple[floa
     return float(kept.all(1).double().mean()), 1 - float((~kept).double().mean(0).sum())
 
 
-def question(stack: Stack, x: torch.Tensor, eps: float) -> tuple[Problem, int]:
+def question(stack: DenseChain, x: torch.Tensor, eps: float) -> tuple[Problem, int]:
     """Class of the mean network at x, kept over the box."""
     h = x
     for place, layer in enumerate(stack.layers):

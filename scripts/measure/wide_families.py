@@ -19,10 +19,10 @@ import torch
 import typer
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model.reading import model_from_proto
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -53,12 +53,12 @@ def trained() -> tuple[Layers, torch.Tensor]:
     return list(zip(weights[::2], weights[1::2], strict=True)), points
 
 
-def family(layers: Layers, spread: float) -> Stack:
+def family(layers: Layers, spread: float) -> DenseChain:
     """Standard deviations of `spread` times the means."""
-    return Stack(tuple(Dense(w, b, (spread * w) ** 2, (spread * b) ** 2) for w, b in layers), "relu")
+    return DenseChain.relu(*(DenseLayer.exact(w, b, (spread * w) ** 2, (spread * b) ** 2) for w, b in layers))
 
 
-def as_graph(stack: Stack) -> tuple[Network, GaussianDiagonal]:
+def as_graph(stack: DenseChain) -> tuple[Network, GaussianDiagonal]:
     """The same network, as the tails read it."""
     tensors: dict[str, np.ndarray] = {}
     variances: dict[str, np.ndarray] = {}
@@ -84,7 +84,7 @@ def as_graph(stack: Stack) -> tuple[Network, GaussianDiagonal]:
     return model_from_proto(proto).network, GaussianDiagonal(variances)
 
 
-def estimated(stack: Stack, low: torch.Tensor, high: torch.Tensor, label: int, networks: int) -> float:
+def estimated(stack: DenseChain, low: torch.Tensor, high: torch.Tensor, label: int, networks: int) -> float:
     """The share of sampled networks that keep the label at every point that the descent visits."""
     generator, safe = torch.Generator().manual_seed(0), 0
     for _ in range(networks):

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, least_margins, least_margins_deep, margins_at
 
@@ -42,7 +42,7 @@ RADIUS = 0.02
 class Case:
     """Is row . f(x) - bound <= 0 for some x of [low, high]."""
 
-    net: Stack
+    net: DenseChain
     row: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -52,7 +52,7 @@ class Case:
         """(count,) exact infima over the box."""
         parts = self.row, self.bound, self.low, self.high, count, seed
         if len(self.net.layers) == 2:
-            return least_margins(OneLayer(*self.net.layers), *parts)
+            return least_margins(self.net, *parts)
         if len(self.net.layers) == 3:
             return least_margins_deep(self.net, *parts)
         return margins_at(self.net, self.row, self.bound, self.low, count, seed)
@@ -68,7 +68,7 @@ class Case:
             self.low[None], self.high[None], self.row[None], np.array([self.bound]), np.zeros(1, dtype=np.int64)
         )
         if len(self.net.layers) == 2:
-            return float(one_layer.failures(OneLayer(*self.net.layers), question, Deadline())[0])
+            return float(one_layer.failures(self.net, question, Deadline())[0])
         return float(two_layers.failures(self.net, question, Deadline())[0])
 
 
@@ -83,16 +83,16 @@ def drawn(seed: int, place: int, hidden: int, *, box: bool) -> Case:
         layers = _odd(rng, layers)
         row = row * float(2.0 ** rng.integers(-20, 20))
         radius = radius * rng.choice([0.0, 1.0], 2, p=[0.3, 0.7])
-    case = Case(Stack(tuple(layers), "relu"), row, x0 - radius, x0 + radius, 0.0)
+    case = Case(DenseChain.relu(*layers), row, x0 - radius, x0 + radius, 0.0)
     share = float(rng.choice([0.001, 0.01, 0.1])) if place else 0.002
     return replace(case, bound=float(np.quantile(case.least(EACH, 1), share)))
 
 
-def _odd(rng: np.random.Generator, layers: list[Dense]) -> list[Dense]:
+def _odd(rng: np.random.Generator, layers: list[DenseLayer]) -> list[DenseLayer]:
     """Some of what the docstring of this module names."""
     if rng.random() < 0.3:  # one neuron twice, in law
         place = torch.tensor([0, 0, *range(2, layers[0].outputs)])
-        layers[0] = Dense(*(part[place] for part in vars(layers[0]).values()))
+        layers[0] = DenseLayer.exact(*(part[place] for part in vars(layers[0]).values()))
     for k, layer in enumerate(layers):
         if rng.random() < 0.3:
             layer = replace(layer, bias_variance=torch.zeros_like(layer.bias))
@@ -104,7 +104,7 @@ def _odd(rng: np.random.Generator, layers: list[Dense]) -> list[Dense]:
     for k in range(len(layers) - 1):
         unit = torch.tensor(2.0 ** rng.integers(-15, 15, layers[k].outputs))
         mean, bias, variance, noise = vars(layers[k]).values()
-        layers[k] = Dense(mean * unit[:, None], bias * unit, variance * unit[:, None] ** 2, noise * unit**2)
+        layers[k] = DenseLayer.exact(mean * unit[:, None], bias * unit, variance * unit[:, None] ** 2, noise * unit**2)
         after = layers[k + 1]
         layers[k + 1] = replace(after, mean=after.mean / unit, variance=after.variance / unit**2)
     return layers

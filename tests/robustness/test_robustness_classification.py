@@ -14,11 +14,11 @@ from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, one_layer
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, Effort, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
 from bnn_vnnlib.methods.decision.softmax.splitting import Splitting
+from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_labels, from_property
@@ -28,8 +28,8 @@ from robustness.robustness_builders import bounds_of, expectation, model, proper
 CPU = torch.device("cpu")
 
 
-def layers_of(net) -> OneLayer:
-    found = one_layer(net.network, net.posterior, CPU)
+def layers_of(net) -> DenseChain:
+    found = dense_chain(net.network, net.posterior, CPU)
     assert found is not None
     return found
 
@@ -213,11 +213,10 @@ def test_an_item_does_not_depend_on_its_neighbours():
 
 def test_graphs_without_the_form_are_left_alone():
     net = random_model(0, [2, 4, 3])
-    assert one_layer(net.network, net.posterior, CPU) is not None
-    for other in (
-        random_model(0, [2, 4, 3], activation="tanh"), random_model(0, [2, 4, 4, 3]), random_model(0, [2, 3]),
-    ):  # fmt: skip
-        assert one_layer(other.network, other.posterior, CPU) is None
+    assert dense_chain(net.network, net.posterior, CPU) is not None
+    for other in (random_model(0, [2, 4, 3], activation="tanh"), random_model(0, [2, 3])):
+        expect = expectation(other, "softmax")
+        assert not methods(expect.bounds, other.posterior, expect.weights, expect.mass).thorough
 
 
 @pytest.mark.parametrize("widths", [[2, 6, 3], [2, 5, 5, 3]])

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents, Ranges, Row
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 
 BUDGET = 1e-3
 
 
-def dense(rng: np.random.Generator, outputs: int, inputs: int, spread: float, shift: float = 0.0) -> Dense:
+def dense(rng: np.random.Generator, outputs: int, inputs: int, spread: float, shift: float = 0.0) -> DenseLayer:
     """Random means; deviations of about `spread`, exactly 0 if it is."""
 
     def random(*shape: int) -> Tensor:
         return torch.as_tensor(rng.normal(size=shape))
 
     deviations = [torch.as_tensor(spread * rng.uniform(0.5, 1.5, size=s)) for s in ((outputs, inputs), (outputs,))]
-    return Dense(random(outputs, inputs), random(outputs) + shift, *(d * d for d in deviations))
+    return DenseLayer.exact(random(outputs, inputs), random(outputs) + shift, *(d * d for d in deviations))
 
 
 def log_moment(alpha: float, beta: float, m: float, s: float) -> mpmath.mpf:
@@ -40,7 +40,7 @@ def log_moment(alpha: float, beta: float, m: float, s: float) -> mpmath.mpf:
     return mpmath.log(mpmath.ncdf(kink) + mpmath.quad(integrand, places))
 
 
-def exactly(u: np.ndarray, before: Dense, last: Dense, h: np.ndarray) -> float:
+def exactly(u: np.ndarray, before: DenseLayer, last: DenseLayer, h: np.ndarray) -> float:
     """log E exp(u . f) where h are the fixed inputs of `before`, and f = last(relu(before(h)))."""
     a, b, v, w = (part.numpy() for part in (last.mean, last.bias, last.variance, last.bias_variance))
     m = before.mean.numpy() @ h + before.bias.numpy()
@@ -61,7 +61,7 @@ def bounds(exponents: Exponents, ranges: Ranges, u: np.ndarray, x: np.ndarray) -
 def test_one_hidden_layer(seed: int, spread: float) -> None:
     """Nothing is lost at a point; over a box the curvature of the variances is."""
     rng = np.random.default_rng(seed)
-    stack = Stack((dense(rng, 3, 2, spread), dense(rng, 2, 3, spread)), "relu")
+    stack = DenseChain.relu(dense(rng, 3, 2, spread), dense(rng, 2, 3, spread))
     exponents, u, x = Exponents(stack, BUDGET), 0.5 * rng.normal(size=(4, 2)), rng.normal(size=2)
     assert exponents.delta == 0
     center = torch.as_tensor(x)[None]
@@ -80,7 +80,7 @@ def test_one_hidden_layer(seed: int, spread: float) -> None:
 def test_a_random_layer_between_fixed_ones(seed: int) -> None:
     """Where the second layer reads fixed numbers, its means and variances are known, and little is lost."""
     rng = np.random.default_rng(seed)
-    stack = Stack((dense(rng, 3, 2, 0.0), dense(rng, 3, 3, 0.4), dense(rng, 2, 3, 0.0)), "relu")
+    stack = DenseChain.relu(dense(rng, 3, 2, 0.0), dense(rng, 3, 3, 0.4), dense(rng, 2, 3, 0.0))
     exponents, u, x = Exponents(stack, BUDGET), rng.normal(size=(6, 2)), rng.normal(size=2)
     assert exponents.delta == BUDGET
     center = torch.as_tensor(x)[None]
@@ -96,7 +96,7 @@ def test_a_random_layer_between_fixed_ones(seed: int) -> None:
 def test_squares_with_negative_coefficients(seed: int) -> None:
     """beta z^2 lies below its tangent, which is exact where z hardly varies."""
     rng = np.random.default_rng(seed)
-    stack = Stack((dense(rng, 3, 2, 1e-5), dense(rng, 3, 3, 0.1), dense(rng, 2, 3, 0.1)), "relu")
+    stack = DenseChain.relu(dense(rng, 3, 2, 1e-5), dense(rng, 3, 3, 0.1), dense(rng, 2, 3, 0.1))
     exponents, x = Exponents(stack, BUDGET), rng.normal(size=2)
     center = torch.as_tensor(x)[None]
     ranges = exponents.ranges(center, center)
@@ -114,7 +114,7 @@ def test_squares_with_negative_coefficients(seed: int) -> None:
 def test_sides_are_as_far_out_as_their_share_of_the_budget_asks(seed: int) -> None:
     """Active neurons make means of the next layer Gaussian: by Chernoff a side is sigma sqrt(2 log(1 / p)) away."""
     rng = np.random.default_rng(seed)
-    stack = Stack((dense(rng, 4, 2, 0.3, shift=50.0), dense(rng, 5, 4, 0.3), dense(rng, 2, 5, 0.1)), "relu")
+    stack = DenseChain.relu(dense(rng, 4, 2, 0.3, shift=50.0), dense(rng, 5, 4, 0.3), dense(rng, 2, 5, 0.1))
     exponents, x = Exponents(stack, BUDGET), torch.as_tensor(rng.normal(size=(1, 2)))
     first, second = stack.layers[:2]
     box = exponents.ranges(x, x).rectangles[1]

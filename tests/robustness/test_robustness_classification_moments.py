@@ -13,12 +13,12 @@ from bnn_vnnlib.methods.decision.softmax import powers
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment, relu_planes
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, Stack, stack
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
 from bnn_vnnlib.methods.decision.softmax.splitting import Effort
+from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
@@ -29,8 +29,8 @@ NORMAL = 6.2
 """A Gaussian is that many deviations from its mean with probability 6e-10."""
 
 
-def stack_of(net) -> Stack:
-    found = stack(net.network, net.posterior, CPU)
+def stack_of(net) -> DenseChain:
+    found = dense_chain(net.network, net.posterior, CPU)
     assert found is not None
     return found
 
@@ -285,7 +285,7 @@ def test_where_nothing_is_known_nothing_is_claimed(spread):
 def test_one_hidden_layer_gains_where_deviations_are_large():
     net = random_model(7, [3, 10, 4], spread=1.0)
     layers = stack_of(net)
-    closed = OneLayerSoftmax(OneLayer(*layers.layers))
+    closed = OneLayerSoftmax(layers)
     source = WithMoments(closed, ExponentialMoments(layers, (1e-2,)))
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     old, new = (both(SoftmaxRows(one, Deadline()), x, x, 4) for one in (closed, source))
@@ -294,7 +294,7 @@ def test_one_hidden_layer_gains_where_deviations_are_large():
     assert float((new[1] - new[0]).mean()) < 0.8 * float((old[1] - old[0]).mean())
     narrow = random_model(7, [3, 10, 4], spread=1e-3)
     layers = stack_of(narrow)
-    closed = OneLayerSoftmax(OneLayer(*layers.layers))
+    closed = OneLayerSoftmax(layers)
     source = WithMoments(closed, ExponentialMoments(layers, (1e-2,)))
     old, new = (both(SoftmaxRows(one, Deadline()), x, x, 4) for one in (closed, source))
     assert torch.equal(old[0], new[0])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
 from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, one_layer, stack
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.tilted import Tilted, _Moments
+from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
@@ -26,8 +26,8 @@ NORMAL = 6.2
 """A Gaussian is that many deviations from its mean with probability 6e-10."""
 
 
-def form(net) -> OneLayer:
-    found = one_layer(net.network, net.posterior, CPU)
+def form(net) -> DenseChain:
+    found = dense_chain(net.network, net.posterior, CPU)
     assert found is not None
     return found
 
@@ -201,7 +201,7 @@ def test_closer_than_the_others_where_deviations_are_moderate():
     gaps = {}
     for name, source in (
         ("tilted", Tilted(found)), ("closed", OneLayerSoftmax(found)),
-        ("powers", ExponentialMoments(stack(net.network, net.posterior, CPU), (1e-2,))),
+        ("powers", ExponentialMoments(dense_chain(net.network, net.posterior, CPU), (1e-2,))),
     ):  # fmt: skip
         low = classes_from_below(source, x, x, 4)
         gaps[name] = float((1 - low.sum(-1)).mean())

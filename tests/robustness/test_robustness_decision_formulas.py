@@ -13,7 +13,6 @@ from scipy.stats import norm
 from bnn_vnnlib.methods.decision.by_weights import on_union
 from bnn_vnnlib.methods.decision.regression import characteristic
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
-from bnn_vnnlib.methods.decision.regression.chain import Layer, chain_of
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import _relaxation
 from bnn_vnnlib.methods.decision.regression.quadrature import Rule
@@ -23,12 +22,12 @@ from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, one_layer
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
+from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.problem.mass import CentredUnion
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
@@ -48,8 +47,8 @@ def log_excess_of(a: float, square: float, m: float, s: float) -> float:
     return float(np.log((np.exp(a * z + square * z**2 / 2) * p).sum()) - a * (z * p).sum())
 
 
-def one_neuron(m: float, s: float) -> Dense:
-    return Dense(torch.zeros(1, 1).double(), tensor(m), torch.zeros(1, 1).double(), tensor(s * s))
+def one_neuron(m: float, s: float) -> DenseLayer:
+    return DenseLayer.exact(torch.zeros(1, 1).double(), tensor(m), torch.zeros(1, 1).double(), tensor(s * s))
 
 
 def bounded_excess(a: float, square: float, m: float, s: float, constant: float = 0.0) -> float:
@@ -81,7 +80,7 @@ def two_classes(first: float, second: float) -> OneLayerSoftmax:
         [(np.zeros((1, 1)), [2.0]), ([[first], [second]], [0.0, 0.0])],
         [(np.zeros((1, 1)), [0.04]), ([[0.01], [0.09]], [0.02, 0.03])],
     )
-    layers = one_layer(net.network, net.posterior, CPU)
+    layers = dense_chain(net.network, net.posterior, CPU)
     assert layers is not None
     return OneLayerSoftmax(layers)
 
@@ -150,7 +149,7 @@ def test_a_class_is_no_more_likely_than_another_one_lets_it() -> None:
 def deep(*layers: tuple[float, float, float, float]) -> MomentsDeep:
     """A chain of single neurons; a layer: weight, bias and their deviations."""
     net = model([([[w]], [b]) for w, b, _, _ in layers], [([[v**2]], [u**2]) for *_, v, u in layers])
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     return MomentsDeep.over(chain, Deadline())
 
@@ -195,13 +194,13 @@ def test_the_mean_network_has_to_keep_what_noise_takes() -> None:
     z = np.maximum(0.2 * np.linspace(-8, 8, 100_001), 0.0)
     p = np.exp(-(np.linspace(-8, 8, 100_001) ** 2) / 2)
     assert (p / (1 + np.exp(z - 0.06))).sum() / p.sum() < 0.499
-    layers = one_layer(net.network, net.posterior, CPU)
+    layers = dense_chain(net.network, net.posterior, CPU)
     assert layers is not None
     criterion = MeanNetwork(bounds_of(net, "softmax"), OneLayerSoftmax(layers))
     low = -torch.ones(1, 21, dtype=torch.float64)
     assert not bool(criterion.refuted(from_labels(low, -low, torch.tensor([0]), 2)).any())
     wide = replace(net, network=replace(net.network, tensors={**net.network.tensors, "b1": np.array([0.2, 0.0])}))
-    layers = one_layer(wide.network, wide.posterior, CPU)
+    layers = dense_chain(wide.network, wide.posterior, CPU)
     assert layers is not None
     criterion = MeanNetwork(bounds_of(wide, "softmax"), OneLayerSoftmax(layers))
     assert bool(criterion.refuted(from_labels(low, -low, torch.tensor([0]), 2)).all())
@@ -227,7 +226,7 @@ def test_boxes_that_wait_when_time_is_up_count(calls: int) -> None:
 def test_slopes_of_a_row_lie_in_their_range(kind: str, width: int, spread: float) -> None:
     """Which a box may become a face for."""
     net = random_model(5, [2, width, 1], spread=spread, activation=kind)
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     generator = torch.Generator().manual_seed(0)
     for radius in (0.01, 0.2, 1.0):
@@ -250,7 +249,7 @@ def test_slopes_of_a_row_lie_in_their_range(kind: str, width: int, spread: float
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_parabola_for_tanh_misses_by_what_it_says(sign: float) -> None:
     """Over wide boxes, where the cubics alone would not cover it."""
-    line = Layer(*(tensor(v)[None] for v in (1, 0, 0)), *(tensor(v) for v in (0, 0, 0)))
+    line = DenseLayer.exact(tensor(1)[None], tensor(0), tensor(0)[None], tensor(0))
     center = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
     for radius in (0.5, 1.5, 3.0):
         lower, upper = center - radius, center + radius
@@ -276,7 +275,7 @@ def test_what_lies_beyond_the_period_is_paid_for(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("radius", [0.3, 1.0, 2.5])
 def test_curvatures_of_tanh_over_a_box_lie_in_their_range(radius: float) -> None:
-    line = Layer(*(tensor(v)[None] for v in (1, 0, 0)), *(tensor(v) for v in (0, 0, 0)))
+    line = DenseLayer.exact(tensor(1)[None], tensor(0), tensor(0)[None], tensor(0))
     center = torch.linspace(-4, 4, 161, dtype=torch.float64)[:, None]
     lower, upper = center - radius, center + radius
     rows = rows_over(line, line, "tanh", 0.0, torch.ones_like(center), None, center.abs() + radius)

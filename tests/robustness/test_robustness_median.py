@@ -19,10 +19,10 @@ from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.decision.median_sources import half_lower
-from bnn_vnnlib.methods.decision.regression.chain import chain_of
 from bnn_vnnlib.methods.decision.regression.characteristic import Sums
 from bnn_vnnlib.methods.decision.regression.distribution import _reach, quantiles
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
+from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.mass import CentredUnion
@@ -123,7 +123,7 @@ def test_quantiles_with_an_atom_and_without_noise_say_nothing_wrong():
 @settings(max_examples=15, deadline=None)
 def test_moves_from_the_centre_have_the_variance_that_is_paid_for(seed, radius):
     net = random_model(seed, [2, 6, 2], spread=0.5)
-    chain = chain_of(net.network, net.posterior, torch.device("cpu"))
+    chain = dense_chain(net.network, net.posterior, torch.device("cpu"))
     source = OneLayerMedians(chain, Deadline())
     center = torch.as_tensor(np.random.default_rng(seed).normal(size=(1, 2)))
     low, high = center - radius, center + radius
@@ -138,7 +138,7 @@ def test_moves_from_the_centre_have_the_variance_that_is_paid_for(seed, radius):
 def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     """P(Delta < E Delta - d) = p for d = sd sqrt(1 / p - 1) is reached by a law on two points."""
     net = random_model(0, [2, 6, 2], spread=0.5)
-    source = OneLayerMedians(chain_of(net.network, net.posterior, torch.device("cpu")), Deadline())
+    source = OneLayerMedians(dense_chain(net.network, net.posterior, torch.device("cpu")), Deadline())
     monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.zeros((4, len(shares))))
     monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 1e3))
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
@@ -155,7 +155,7 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
 
 
 def one_hidden(first, last, variances):
-    chain = chain_of(*net_parts(model([first, last], variances, likelihood="gaussian")))
+    chain = dense_chain(*net_parts(model([first, last], variances, likelihood="gaussian")))
     return OneLayerMedians(chain, Deadline())
 
 
@@ -166,7 +166,7 @@ def net_parts(net):
 def test_half_a_deviation_is_not_enough_between_mean_and_median(monkeypatch):
     """P = 1/2 at distance sd from the mean is reached by a law on two points."""
     net = random_model(0, [2, 6, 2], spread=0.5)
-    source = OneLayerMedians(chain_of(*net_parts(net)), Deadline())
+    source = OneLayerMedians(dense_chain(*net_parts(net)), Deadline())
     monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.full((4, len(shares)), -np.inf))
     monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 3.0))
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))

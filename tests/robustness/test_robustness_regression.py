@@ -15,9 +15,9 @@ from robustness_builders import from_nodes, model, outputs, random_model
 from scipy.stats import norm
 
 from bnn_vnnlib.methods.decision.regression import methods
-from bnn_vnnlib.methods.decision.regression.chain import Chain, chain_of
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE
 from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu
+from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
@@ -33,8 +33,8 @@ def tensor(value: Any) -> torch.Tensor:
     return torch.as_tensor(np.asarray(value, np.float64))
 
 
-def chain(net: Model) -> Chain:
-    found = chain_of(net.network, net.posterior, CPU)
+def chain(net: Model) -> DenseChain:
+    found = dense_chain(net.network, net.posterior, CPU)
     assert found is not None
     return found
 

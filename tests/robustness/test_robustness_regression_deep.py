@@ -10,8 +10,8 @@ import torch
 from robustness_builders import outputs, random_model
 
 from bnn_vnnlib.methods.decision.regression import methods
-from bnn_vnnlib.methods.decision.regression.chain import chain_of
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep, pieces
+from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
@@ -25,14 +25,14 @@ def tensor(value: Any) -> torch.Tensor:
 
 
 def moments(net: Model) -> MomentsDeep:
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     return MomentsDeep.over(chain, Deadline())
 
 
 def sampled_layers(net: Model, x: np.ndarray, count: int) -> list[np.ndarray]:
     """z^1, z^2, ... (count, K) at one x for sampled weights, from plain numpy."""
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     rng = np.random.default_rng(0)
     z, found = np.broadcast_to(x, (count, len(x))), []

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from robustness_builders import model, outputs, random_model
 
 from bnn_vnnlib.methods.decision.regression import methods
-from bnn_vnnlib.methods.decision.regression.chain import chain_of
 from bnn_vnnlib.methods.decision.regression.parabola import by_coordinates, convexified, least
 from bnn_vnnlib.methods.decision.regression.quadrature import LARGEST, Series, expectations_for
 from bnn_vnnlib.methods.decision.regression.smooth import C2, C3, C4
+from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
@@ -40,7 +40,7 @@ def ranges(net: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray
 
 def by_quadrature(net: Model, x: np.ndarray, activation: str) -> np.ndarray:
     """E f at points (B, n), by a fine rule."""
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     hidden, top = chain.layers
     m = x @ hidden.mean.numpy().T + hidden.bias.numpy()

@@ -17,9 +17,9 @@ from scipy.stats import norm
 
 from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
-from bnn_vnnlib.methods.decision.regression.chain import chain_of
 from bnn_vnnlib.methods.decision.regression.characteristic import TERM, Sums, expected_relu, log_generating, term
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 
@@ -44,7 +44,7 @@ def ranges(net: Model, lower: Any, upper: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def sampled(net: Model, x: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """E f at points (B, n) and standard errors: layer 1 sampled, the rest in closed form."""
-    chain = chain_of(net.network, net.posterior, CPU)
+    chain = dense_chain(net.network, net.posterior, CPU)
     assert chain is not None
     first, second, top = chain.layers
     rng = np.random.default_rng(seed)

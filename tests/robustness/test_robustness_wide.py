@@ -13,7 +13,6 @@ from scipy import special, stats
 
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer
 from bnn_vnnlib.methods.safety.large_variance import transforms
 from bnn_vnnlib.methods.safety.large_variance.chaos import _local, chaos
 from bnn_vnnlib.methods.safety.large_variance.gaussian import log_half_line, mean_abs
@@ -25,6 +24,7 @@ from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, fail
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
 from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, spread, terms
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, problem, properties, rows
@@ -33,27 +33,29 @@ from robustness.wide_builders import dense, least_margins, network, sampled
 ROW = np.array([1.0, -1.0])
 
 
-def asked(net: OneLayer, x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
+def asked(net: DenseChain, x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
     return RowsAtBoxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
 
 
-def parts(net: OneLayer, question: RowsAtBoxes) -> tuple[Neurons, Weights, Lines]:
+def parts(net: DenseChain, question: RowsAtBoxes) -> tuple[Neurons, Weights, Lines]:
     layer = neurons(net.first, question.lower, question.upper)
     weights = last_weights(net.last, question.outputs, question.bound)[0]
     return layer, weights, lines(layer, weights)
 
 
-def placed(net: OneLayer, x0: np.ndarray, share: float) -> float:
+def placed(net: DenseChain, x0: np.ndarray, share: float) -> float:
     """A bound that the margin at x0 stays below with about this probability."""
     return float(np.quantile(least_margins(net, ROW, 0.0, x0, x0, 4000, 7), share))
 
 
-def of(seed: int, hidden: int, deviation: float, eps: float = 0.0, share: float = 0.1) -> tuple[OneLayer, RowsAtBoxes]:
+def of(
+    seed: int, hidden: int, deviation: float, eps: float = 0.0, share: float = 0.1
+) -> tuple[DenseChain, RowsAtBoxes]:
     net, x0 = network(seed, 2, hidden, 2, deviation), np.random.default_rng(1000 + seed).normal(size=2)
     return net, asked(net, x0, eps, placed(net, x0, share))
 
 
-def terms_of(net: OneLayer, question: RowsAtBoxes, times: float = 1.0) -> Terms:
+def terms_of(net: DenseChain, question: RowsAtBoxes, times: float = 1.0) -> Terms:
     layer, weights, found = parts(net, question)
     return terms(layer, weights, found, times / found.scale)
 
@@ -94,7 +96,9 @@ def test_one_neuron_is_exact_by_quadrature(neuron: tuple[float, float, float, fl
     z, out = np.maximum(m + s * node, 0.0), mu + d * node
     truth = float(mass @ special.ndtr(-(bias + out[:, None] * z) / 0.8) @ mass)
     parts = (((m,),), (0.0,), ((s**2,),), (0.0,)), (((mu,),), (bias,), ((d**2,),), (0.64,))
-    net = OneLayer(*(Dense(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts))
+    net = DenseChain.relu(
+        *(DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
+    )
     one = np.ones((1, 1))
     found = float(failures(net, RowsAtBoxes(one, one, one, np.zeros(1), np.zeros(1, dtype=int)), Deadline())[0])
     assert truth <= found <= 1.01 * truth
@@ -106,7 +110,7 @@ def test_ranges_that_depend_on_the_noise_are_not_taken_as_independent() -> None:
     tiny = torch.tensor([[1e-10]], dtype=torch.float64)
     one = torch.ones(1, 1, dtype=torch.float64)
     zero = torch.zeros(1, dtype=torch.float64)
-    net = OneLayer(Dense(2 * one, zero, one, tiny[0]), Dense(-one, zero, tiny, tiny[0]))
+    net = DenseChain.relu(DenseLayer.exact(2 * one, zero, one, tiny[0]), DenseLayer.exact(-one, zero, tiny, tiny[0]))
     question = RowsAtBoxes(np.array([[-1.0]]), np.array([[1.0]]), np.ones((1, 1)), np.array([-6.0]), np.array([0]))
     assert failures(net, question, Deadline())[0] >= special.ndtr(-4.0)
 
@@ -310,10 +314,10 @@ def test_half_lines() -> None:
 def test_weights_that_are_not_random_are_not_served() -> None:
     net, question = of(1, 4, 0.7, 0.1)
     still = replace(net.last, variance=torch.zeros_like(net.last.variance))
-    assert failures(OneLayer(net.first, still), question, Deadline())[0] == 1.0
+    assert failures(DenseChain.relu(net.first, still), question, Deadline())[0] == 1.0
 
 
-def _wide_model(seed: int) -> tuple[Model, OneLayer, np.ndarray]:
+def _wide_model(seed: int) -> tuple[Model, DenseChain, np.ndarray]:
     rng = np.random.default_rng(seed)
     net = network(seed, 6, 24, 3, 0.8)
     layers = [(part.mean.numpy(), part.bias.numpy()) for part in (net.first, net.last)]
@@ -354,7 +358,7 @@ def test_the_portfolio_decides_what_tails_do_not(share: float, verdict: str) -> 
 def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     """A batch costs no more memory than its rows, and the numbers are the same."""
     rng = np.random.default_rng(0)
-    net = OneLayer(dense(rng, 8, 3, spread=0.5), dense(rng, 2, 8, spread=0.5))
+    net = DenseChain.relu(dense(rng, 8, 3, spread=0.5), dense(rng, 2, 8, spread=0.5))
     x = rng.normal(size=(1, 3))
     scaled = np.concatenate([x, 1e-5 * x])
     row, bound = np.array([[1.0, -1.0], [1e5, -1e5]]), np.array([-1.0, -1.0])
@@ -367,7 +371,9 @@ def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
 def test_moments_that_overflow_leave_nothing_known() -> None:
     rng = np.random.default_rng(0)
     first, last = dense(rng, 4, 2, spread=0.5), dense(rng, 1, 4, spread=0.5)
-    huge = type(last)(last.mean * 1e160, last.bias, last.variance * 1e300, last.bias_variance)
+    huge = DenseLayer.exact(last.mean * 1e160, last.bias, last.variance * 1e300, last.bias_variance)
     x = np.ones((1, 2))
-    found = failures(OneLayer(first, huge), RowsAtBoxes(x, x, np.ones((1, 1)), np.zeros(1), np.array([0])), Deadline())
+    found = failures(
+        DenseChain.relu(first, huge), RowsAtBoxes(x, x, np.ones((1, 1)), np.zeros(1), np.array([0])), Deadline()
+    )
     assert found.tolist() == [1.0]

@@ -10,24 +10,22 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.methods.safety.large_variance import change
 from bnn_vnnlib.methods.safety.large_variance.around import Around, around
 from bnn_vnnlib.methods.safety.large_variance.change import loss, second
 from bnn_vnnlib.methods.safety.large_variance.last import last_weights
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from robustness.wide_builders import dense, least_margins, least_margins_deep
 
 ROW = np.array([1.0, -1.0])
 
 
-def known(seed: int, widths: tuple[int, ...] = (2, 4, 3, 2)) -> tuple[Stack, np.ndarray]:
+def known(seed: int, widths: tuple[int, ...] = (2, 4, 3, 2)) -> tuple[DenseChain, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return Stack(tuple(dense(rng, o, i, spread=1e-9) for i, o in itertools.pairwise(widths)), "relu"), rng.normal(
-        size=2
-    )
+    return DenseChain.relu(*(dense(rng, o, i, spread=1e-9) for i, o in itertools.pairwise(widths))), rng.normal(size=2)
 
 
-def at_corner(net: Stack, x: np.ndarray, eps: float, side: int) -> Around:
+def at_corner(net: DenseChain, x: np.ndarray, eps: float, side: int) -> Around:
     """x* at one of four corners of the box, or in its middle, so that either end of delta counts."""
     places = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1], [0, 0]])
     return around(net.layers[0], (x + eps * places[side])[None], x[None] - eps, x[None] + eps)
@@ -41,7 +39,7 @@ def test_known_weights_move_within_their_ranges(seed: int, side: int) -> None:
     eps = 0.6
     layer = at_corner(net, x, eps, side)
     at = second(layer, net.layers[1], np.random.default_rng(seed).normal(size=(1, 4)), 1e-3)
-    shallow = OneLayer(net.layers[0], net.layers[1])
+    shallow = DenseChain.relu(net.layers[0], net.layers[1])
     for k, sign in itertools.product(range(3), (1.0, -1.0)):
         row = sign * np.eye(3)[k]
         there = least_margins(shallow, row, 0.0, layer.point[0], layer.point[0], 3, 1)
@@ -80,8 +78,10 @@ def test_noise_of_a_bias_widens_the_inputs() -> None:
 def test_noise_of_the_last_layer_turns_gradients(moved: float) -> None:
     """One input, one neuron each, all but D known: the row loses |D| times what the second layer's input falls by."""
     one = torch.ones((1, 1), dtype=torch.float64)
-    hidden = Dense(one, torch.full((1,), 5.0, dtype=torch.float64), 1e-20 * one, torch.full((1,), 1e-20).double())
-    last = Dense(moved * one, torch.zeros(1).double(), one, torch.zeros(1).double())
+    hidden = DenseLayer.exact(
+        one, torch.full((1,), 5.0, dtype=torch.float64), 1e-20 * one, torch.full((1,), 1e-20).double()
+    )
+    last = DenseLayer.exact(moved * one, torch.zeros(1).double(), one, torch.zeros(1).double())
     layer = around(hidden, np.zeros((1, 1)), np.full((1, 1), -0.5), np.full((1, 1), 0.5))
     at = second(layer, hidden, np.ones((1, 1)), 0.01)
     weights = last_weights(last, np.ones((1, 1)), np.zeros(1))[0]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance import chaos as module
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
 from bnn_vnnlib.methods.safety.large_variance.last import last_weights
 from bnn_vnnlib.methods.safety.large_variance.lines import lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import neurons
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 GAUSS = np.polynomial.legendre.leggauss(80)
 
@@ -33,7 +33,7 @@ def of(case: tuple[float, float, float, float]) -> tuple[Chaos, np.ndarray, np.n
     """The moments of one neuron over +-.05 around 0; a = A - E A at nodes of (D, zeta) and their weights."""
     m, s, mu, d = case
     parts = (((1.0,),), (m,), ((0.01,),), (s**2,)), (((mu,),), (0.0,), ((d**2,),), (0.01,))
-    first, last = (Dense(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
+    first, last = (DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
     layer = neurons(first, np.array([[-0.05]]), np.array([[0.05]]))
     weights, _, _ = last_weights(last, np.ones((1, 1)), np.zeros(1))
     found = lines(layer, weights)

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.methods.safety.large_variance import composed, two_layers
 from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, bounded, lowest
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, least_margins, least_margins_deep, network
 
@@ -115,7 +115,9 @@ def test_lines_on_the_second_layer(
 ) -> None:
     """D relu(z) is at least what the composed row says, for every z of the range and every D."""
     high = low + width
-    second = Dense(*(torch.tensor(value, dtype=torch.float64) for value in ([[1.0]], [0.0], [[1e-6]], [0.0])))
+    second = DenseLayer.exact(
+        *(torch.tensor(value, dtype=torch.float64) for value in ([[1.0]], [0.0], [[1e-6]], [0.0]))
+    )
     weights = Weights(*(np.array(value) for value in ([[mean]], [[dev]], [0.3], [0.0])))
     ends = (np.array([[value]]) for value in (low, high, share))
     rows, sides, _, _ = composed.composed(second, weights, *ends)
@@ -127,16 +129,18 @@ def test_lines_on_the_second_layer(
 
 def test_noise_of_both_biases() -> None:
     """B's own, and that of the second layer's bias times the row."""
-    second = Dense(*(torch.tensor(value, dtype=torch.float64) for value in ([[1.0]], [0.0], [[1e-6]], [0.04])))
+    second = DenseLayer.exact(
+        *(torch.tensor(value, dtype=torch.float64) for value in ([[1.0]], [0.0], [[1e-6]], [0.04]))
+    )
     weights = Weights(*(np.array(value) for value in ([[2.0]], [[0.1]], [0.3], [0.3])))
     rows, *_ = composed.composed(second, weights, *(np.array([[value]]) for value in (1.0, 2.0, 0.5)))
     assert rows.bias_dev[0] == pytest.approx(0.5)  # .3 and 2 times .2
 
 
-def small(seed: int, spread: float = 0.05) -> tuple[Stack, np.ndarray]:
+def small(seed: int, spread: float = 0.05) -> tuple[DenseChain, np.ndarray]:
     rng = np.random.default_rng(seed)
     layers = [dense(rng, out, into, spread=spread) for into, out in itertools.pairwise((2, 3, 3, 2))]
-    return Stack(tuple(layers), "relu"), rng.normal(size=2)
+    return DenseChain.relu(*layers), rng.normal(size=2)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -157,7 +161,9 @@ def test_what_ranges_spend_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) ->
     net, x = small(0)
     spent: list[np.ndarray] = []
 
-    def exact(second: Dense, layer: Neurons, levels: np.ndarray, deadline: Deadline) -> tuple[np.ndarray, np.ndarray]:
+    def exact(
+        second: DenseLayer, layer: Neurons, levels: np.ndarray, deadline: Deadline
+    ) -> tuple[np.ndarray, np.ndarray]:
         spent.append(levels)
         return -np.ones(second.outputs), np.ones(second.outputs)
 
@@ -176,7 +182,7 @@ def test_ranges_hold_as_often_as_they_say(seed: int) -> None:
     eps, level, count = 0.02, 0.05, 20_000
     layer = neurons(net.layers[0], x[None] - eps, x[None] + eps)
     low, high = composed.ranges(net.layers[1], layer, np.full(3, level), Deadline())
-    shallow = OneLayer(net.layers[0], net.layers[1])
+    shallow = DenseChain.relu(net.layers[0], net.layers[1])
     for k, sign in itertools.product(range(3), (1.0, -1.0)):
         least = least_margins(shallow, sign * np.eye(3)[k], 0.0, x - eps, x + eps, count, 4 + k)
         hits = int((least < (low[k] if sign > 0 else -high[k])).sum())

@@ -10,12 +10,12 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.safety.large_variance import second_order
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, Parabola, parabolas
 from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints, at_points, least_variance
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, sampled
 
@@ -99,11 +99,11 @@ def test_parabolas_lie_above(seed: int) -> None:
     assert gains > count // 4
 
 
-def second_layer(seed: int, outputs: int, inputs: int) -> tuple[Dense, Law]:
+def second_layer(seed: int, outputs: int, inputs: int) -> tuple[DenseLayer, Law]:
     rng = np.random.default_rng(seed)
     layer = dense(rng, outputs, inputs, spread=0.3)
     size = 1 / np.sqrt(inputs)
-    layer = Dense(layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance)
+    layer = DenseLayer.exact(layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance)
     return layer, law(rng.normal(size=inputs), rng.uniform(0.3, 1.0, inputs))
 
 
@@ -127,15 +127,15 @@ def test_moments_of_quadratic_forms(seed: int) -> None:
         assert bound < truth + (0.35 if bent else 0.02) + 0.3 * abs(truth) * bent
 
 
-def stack(seed: int, spread: float) -> tuple[Stack, torch.Tensor]:
+def stack(seed: int, spread: float) -> tuple[DenseChain, torch.Tensor]:
     rng, layers = np.random.default_rng(seed), []
     for inputs, outputs in ((3, 8), (8, 8), (8, 2)):
         layer, size = dense(rng, outputs, inputs, spread=spread), 1 / np.sqrt(inputs)
-        layers.append(Dense(layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance))
-    return Stack(tuple(layers), "relu"), torch.tensor(rng.normal(size=(1, 3)))
+        layers.append(DenseLayer.exact(layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance))
+    return DenseChain.relu(*layers), torch.tensor(rng.normal(size=(1, 3)))
 
 
-def hidden(net: Stack, x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def hidden(net: DenseChain, x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means and variances in front of the second layer, and its outputs, (S, H2) each."""
     rng = np.random.default_rng(11)
     v, b = sampled(net.layers[0], count, rng)

@@ -12,9 +12,9 @@ from scipy import special, stats
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures, log_kappa
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import model, rows
@@ -23,7 +23,7 @@ from robustness.wide_builders import dense, sampled
 ROW = np.array([1.0, -1.0])
 
 
-def stack(seed: int, spread: float, widths: tuple[int, ...] = (3, 12, 12, 2)) -> Stack:
+def stack(seed: int, spread: float, widths: tuple[int, ...] = (3, 12, 12, 2)) -> DenseChain:
     rng = np.random.default_rng(seed)
     layers = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -31,10 +31,10 @@ def stack(seed: int, spread: float, widths: tuple[int, ...] = (3, 12, 12, 2)) ->
         size = 1 / np.sqrt(inputs)
         scaled = (layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance)
         layers.append(type(layer)(*scaled))
-    return Stack(tuple(layers), "relu")
+    return DenseChain.relu(*layers)
 
 
-def outputs(net: Stack, x: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def outputs(net: DenseChain, x: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Outputs (S, m) and the last hidden layer (S, H) of sampled networks."""
     rng, h = np.random.default_rng(seed), np.broadcast_to(x, (count, len(x)))
     hidden = h
@@ -76,8 +76,8 @@ def test_the_lemma_wins_over_markov_alone() -> None:
     """One layer of hidden units that hardly move: M is Gaussian, and the bound comes near Phi(-u)."""
     net, x = stack(3, 1e-3, (3, 40, 2)), np.random.default_rng(3).normal(size=3)
     last = net.layers[-1]
-    noisy = Stack(
-        (net.layers[0], type(last)(last.mean, last.bias, torch.ones_like(last.variance), last.bias_variance)), "relu"
+    noisy = DenseChain.relu(
+        net.layers[0], DenseLayer.exact(last.mean, last.bias, torch.ones_like(last.variance), last.bias_variance)
     )
     margin = outputs(noisy, x, 20_000, 1)[0] @ ROW
     bound = float(margin.mean() - 2.5 * margin.std())

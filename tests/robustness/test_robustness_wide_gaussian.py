@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, cost, slopes
 from bnn_vnnlib.methods.safety.large_variance.change import _inputs, loss, second
 from bnn_vnnlib.methods.safety.large_variance.last import Weights
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.two_layers import BUDGETS, failures
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense
 
@@ -26,7 +26,7 @@ QUANTILE, CHERNOFF = -special.ndtri(SHARE), math.sqrt(-2 * math.log(SHARE))
 def active() -> Around:
     """One neuron that is surely active, z ~ N(500, 1.25), V ~ N(1, .25)."""
     parts = (((1.0,),), (499.0,), ((0.25,),), (1.0,))
-    first, one = Dense(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1))
+    first, one = DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1))
     return around(first, one, 0.9 * one, 1.1 * one)
 
 
@@ -62,8 +62,8 @@ def test_reach() -> None:
     assert down[0, 0] >= 0.1 * (-1 + 1.5 * 0.5)
     parts = (((10.0,),), (0.0,), ((0.25,),), (1.0,))
     layer = around(
-        Dense(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1)), np.full((1, 1), 0.9),
-        np.full((1, 1), 1.1),
+        DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in parts)),
+        np.ones((1, 1)), np.full((1, 1), 0.9), np.full((1, 1), 1.1),
     )  # fmt: skip
     up, _ = layer.reach(1.5)
     exact = 0.1 * (10 + 1.5 * 0.5)
@@ -73,7 +73,7 @@ def test_reach() -> None:
 def test_what_the_events_spend_is_in_every_bound() -> None:
     """A row that is nearly sure, over a box: the smaller budget is all that is left."""
     rng = np.random.default_rng(0)
-    net = Stack(tuple(dense(rng, out, into, spread=0.05) for into, out in ((2, 4), (4, 4), (4, 2))), "relu")
+    net = DenseChain.relu(*(dense(rng, out, into, spread=0.05) for into, out in ((2, 4), (4, 4), (4, 2))))
     one = np.ones((1, 2))
     question = RowsAtBoxes(one, 1.01 * one, np.array([[1.0, -1.0]]), np.array([-1e4]), np.zeros(1, dtype=np.int64))
     small = BUDGETS[1]
@@ -88,7 +88,9 @@ def test_noise_of_the_last_layer(bias: float, moved: float) -> None:
     """
     one, small = np.ones((1, 1)), 1e-8
     first, middle = (
-        Dense(*(torch.tensor(part, dtype=torch.float64) for part in (((1.0,),), (shift,), ((small,),), (1e-6,))))
+        DenseLayer.exact(
+            *(torch.tensor(part, dtype=torch.float64) for part in (((1.0,),), (shift,), ((small,),), (1e-6,)))
+        )
         for shift in (bias, 50.0)
     )
     layer = around(first, one, 0.9 * one, 1.1 * one)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance import inversion, transforms
 from bnn_vnnlib.methods.safety.large_variance.inversion import below
 from bnn_vnnlib.methods.safety.large_variance.last import last_weights
@@ -15,6 +14,7 @@ from bnn_vnnlib.methods.safety.large_variance.lines import lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, neurons
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
 from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, terms
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 GAUSS = np.polynomial.legendre.leggauss(60)
 NOISE, COARSE = 0.4, 6
@@ -38,7 +38,7 @@ def of(
     """Terms over +-eps around 0 of one input with V ~ N(1, 1); X at all nodes and levels, and the weights of these."""
     m, s, mu, d = case
     parts = (((1.0,),), (m,), ((1.0,),), (s**2,)), (((mu,),), (2.0,), ((d**2,),), (noise**2,))
-    first, last = (Dense(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
+    first, last = (DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
     layer = neurons(first, np.full((1, 1), -eps), np.full((1, 1), eps))
     weights, _, _ = last_weights(last, np.ones((1, 1)), np.zeros(1))
     drawn = lines(layer, weights)

@@ -11,19 +11,19 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
 from bnn_vnnlib.methods.safety.large_variance.gaussian import mean_abs
 from bnn_vnnlib.methods.safety.large_variance.last import last_weights
 from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, LEVELS, SHARES, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, network, sampled
 
 
-def layer_of(*parts: object) -> Dense:
+def layer_of(*parts: object) -> DenseLayer:
     """Mean, bias, variance, variance of the bias."""
-    return Dense(*(torch.tensor(part, dtype=torch.float64) for part in parts))
+    return DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in parts))
 
 
 def asked(low: np.ndarray, high: np.ndarray, row: np.ndarray, bound: float) -> RowsAtBoxes:
@@ -103,8 +103,8 @@ def test_rounding_of_means_is_paid_for() -> None:
     assert blur[0] > distance
     one, far = layer_of(((1.0,),), (0.0,), ((1.0,),), (0.0,)), np.full(1, -1e6)
     for net, row, x in (
-        (OneLayer(layer_of(mean, (0.0,), ones, (0.0,)), one), np.ones(1), np.ones(3)),
-        (OneLayer(one, last), np.ones(3), np.ones(1)),
+        (DenseChain.relu(layer_of(mean, (0.0,), ones, (0.0,)), one), np.ones(1), np.ones(3)),
+        (DenseChain.relu(one, last), np.ones(3), np.ones(1)),
     ):
         assert failures(net, replace(asked(x, x, row, 0.0), bound=far), Deadline())[0] > distance
 

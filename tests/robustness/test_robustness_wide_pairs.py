@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
 from bnn_vnnlib.methods.safety.large_variance import pairs, unions
 from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import least_margins, network, sampled
@@ -27,7 +27,7 @@ def at_point(x: np.ndarray, bound: np.ndarray, rows: np.ndarray = ROWS) -> Pairs
     return PairsAtBoxes(x[None], x[None], rows[None], bound[None], np.array([0]))
 
 
-def margins(net: OneLayer, x: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
+def margins(net: DenseChain, x: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     """(count, 2) rows at x of sampled networks; given the hidden layer, the outputs are drawn."""
     rng = np.random.default_rng(seed)
     v, b = sampled(net.first, count, rng)
@@ -49,15 +49,15 @@ def test_both_rows_at_a_point(seed: int, hidden: int) -> None:
     assert found > (0.95 * hits / count - 1e-3 if hidden > 10 else 0.0)
 
 
-def gaussian(mean: np.ndarray, covariance: np.ndarray) -> OneLayer:
+def gaussian(mean: np.ndarray, covariance: np.ndarray) -> DenseChain:
     """Outputs that are Gaussian, but for a hidden neuron of hardly any weight."""
     tiny = torch.full((3, 1), 1e-30, dtype=torch.float64)
-    first = Dense(*(torch.tensor(part, dtype=torch.float64) for part in ([[0.0]], [-1.0], [[1.0]], [1.0])))
+    first = DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in ([[0.0]], [-1.0], [[1.0]], [1.0])))
     shift, noise = (
         torch.tensor([0.0, *-mean]),
         torch.tensor([covariance[0, 1], *(np.diag(covariance) - covariance[0, 1])]),
     )
-    return OneLayer(first, Dense(torch.zeros_like(tiny), shift, tiny**2 * 1e10, noise))
+    return DenseChain.relu(first, DenseLayer.exact(torch.zeros_like(tiny), shift, tiny**2 * 1e10, noise))
 
 
 @settings(max_examples=150, deadline=None)
@@ -120,8 +120,9 @@ def test_an_atom_beside_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "SMOOTH", ((0.05, 3.5),))
     half, one = torch.full((1, 1), 0.5, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64)
     shift = torch.tensor([0.02, 0.0, 0.0], dtype=torch.float64)
-    net = OneLayer(
-        Dense(0 * half, 0 * half[0], half, half[0]), Dense(0 * one, shift, one, torch.full_like(shift, 1e-12))
+    net = DenseChain.relu(
+        DenseLayer.exact(0 * half, 0 * half[0], half, half[0]),
+        DenseLayer.exact(0 * one, shift, one, torch.full_like(shift, 1e-12)),
     )
     count = 400_000
     hits = int((margins(net, np.ones(1), ROWS, count, 3) <= 0).all(1).sum())
@@ -174,12 +175,12 @@ def test_the_envelope_is_above_all_waves_beyond(steps: tuple[float, float], rows
     assert 0 < total / 4 <= float(pairs._rest(pair, step, eta)[0])
 
 
-def three_classes(seed: int, hidden: int, eps: float) -> tuple[OneLayer, np.ndarray, Problem]:
+def three_classes(seed: int, hidden: int, eps: float) -> tuple[DenseChain, np.ndarray, Problem]:
     """Rows of both other classes that fail often, and often together."""
     net, x = network(seed, 2, hidden, 3, 0.7), np.random.default_rng(seed).normal(size=2)
     own = margins(net, x, ROWS, 20_000, 1)
     shift = net.last.bias + torch.tensor([0.0, *np.quantile(own, 0.1, axis=0)])
-    net = replace(net, last=replace(net.last, bias=shift))
+    net = DenseChain.relu(net.first, replace(net.last, bias=shift))
     low, high = torch.tensor(x - eps)[None], torch.tensor(x + eps)[None]
     return net, x, from_labels(low, high, torch.tensor([0]), 3)
 
@@ -191,7 +192,7 @@ def test_a_union_is_above_what_fails(seed: int, hidden: int, eps: float) -> None
     count = 20_000
     least = [least_margins(net, row, 0.0, x - eps, x + eps, count, 5) for row in ROWS]
     failed = int((np.minimum(*least) <= 0).sum())
-    found = float(WideBounds(Stack((net.first, net.last), "relu"), Deadline()).item_failures(question)[0])
+    found = float(WideBounds(DenseChain.relu(net.first, net.last), Deadline()).item_failures(question)[0])
     assert stats.binom.sf(failed - 1, count, min(found, 1.0)) > 1e-9
     if eps == 0:
         assert found < sum(float((part <= 0).mean()) for part in least) - 0.005

@@ -13,22 +13,22 @@ from scipy import special
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
 from bnn_vnnlib.methods.safety.large_variance import curved, moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, parabolas
 from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, sampled
 
 
-def stack(*widths: int, spread: float = 0.1) -> Stack:
+def stack(*widths: int, spread: float = 0.1) -> DenseChain:
     rng = np.random.default_rng(0)
-    return Stack(tuple(dense(rng, b, a, spread=spread) for a, b in itertools.pairwise(widths)), "relu")
+    return DenseChain.relu(*(dense(rng, b, a, spread=spread) for a, b in itertools.pairwise(widths)))
 
 
-def far(net: Stack, wide: float = 0.0) -> list[tuple[float, torch.Tensor]]:
+def far(net: DenseChain, wide: float = 0.0) -> list[tuple[float, torch.Tensor]]:
     """Of a row that is nearly sure."""
     x, row = torch.full((1, 2), 0.5, dtype=torch.float64), torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
     return failures(net, RowsAtPoints(x - wide, x + wide, row, torch.tensor([[-1e4]], dtype=torch.float64)), Deadline())

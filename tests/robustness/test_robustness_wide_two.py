@@ -14,7 +14,6 @@ from torch import Tensor
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.safety.large_variance import change
 from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.change import Second, loss, second
@@ -24,6 +23,7 @@ from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
 from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
 from bnn_vnnlib.methods.safety.large_variance.unsure import _random, cheapest
 from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -34,18 +34,18 @@ from support.clock import Clock
 ROW = np.array([1.0, -1.0])
 
 
-def stack(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
+def stack(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
     rng, layers = np.random.default_rng(seed), []
     for inputs, outputs in itertools.pairwise(widths):
         layers.append(dense(rng, outputs, inputs, spread=spread))
-    return Stack(tuple(layers), "relu")
+    return DenseChain.relu(*layers)
 
 
 def asked(x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
     return RowsAtBoxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
 
 
-def placed(net: Stack, x0: np.ndarray, share: float) -> float:
+def placed(net: DenseChain, x0: np.ndarray, share: float) -> float:
     return float(np.quantile(least_margins_deep(net, ROW, 0.0, x0, x0, 4000, 7), share))
 
 
@@ -78,7 +78,7 @@ def test_least_margins_are_exact(eps: float) -> None:
     assert (grid - least).max() < 0.02 * eps + 1e-12
 
 
-def scaled(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
+def scaled(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
     """Standard deviations of `spread` times the means, which shrink with the inputs of a layer."""
     rng, layers = np.random.default_rng(seed), []
     for inputs, outputs in itertools.pairwise(widths):
@@ -86,7 +86,7 @@ def scaled(seed: int, widths: tuple[int, ...], spread: float) -> Stack:
         bias = torch.tensor(0.1 * rng.normal(size=outputs))
         layer = dense(rng, outputs, inputs, spread=1.0)
         layers.append(type(layer)(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
-    return Stack(tuple(layers), "relu")
+    return DenseChain.relu(*layers)
 
 
 def test_moderate_noise_over_a_box_is_far_from_vacuous() -> None:
@@ -95,7 +95,7 @@ def test_moderate_noise_over_a_box_is_far_from_vacuous() -> None:
     assert float(failures(net, question, Deadline())[0]) < 0.2
 
 
-def placed_wide(net: Stack, x0: np.ndarray, share: float) -> float:
+def placed_wide(net: DenseChain, x0: np.ndarray, share: float) -> float:
     rng, h = np.random.default_rng(0), np.broadcast_to(x0, (40_000, len(x0)))
     for place, layer in enumerate(net.layers):
         noise = np.sqrt(h**2 @ layer.variance.numpy().T + layer.bias_variance.numpy())
@@ -105,7 +105,7 @@ def placed_wide(net: Stack, x0: np.ndarray, share: float) -> float:
 
 
 def parts(
-    net: Stack, x0: np.ndarray, eps: float, structure: float
+    net: DenseChain, x0: np.ndarray, eps: float, structure: float
 ) -> tuple[Around, Second, Weights, Rectangle | None, float]:
     weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
     lower, upper = x0[None] - eps, x0[None] + eps
@@ -371,9 +371,9 @@ def test_small_coefficients_of_large_weights_count() -> None:
     """A coefficient whose square underflows, of weights so uncertain that its product does not."""
     tiny, big, ones = 0.7 * 2.0**-537, 2.0**500, np.ones(2)
     variances = np.array([big**2 * ones, 0.01 * ones])
-    last = Dense(*map(torch.tensor, (np.array([0 * ones, ones]), np.zeros(2), variances, np.zeros(2))))
+    last = DenseLayer.exact(*map(torch.tensor, (np.array([0 * ones, ones]), np.zeros(2), variances, np.zeros(2))))
     weights, _, good = last_weights(last, np.array([[tiny, 1.0]]), np.zeros(1))
     assert not good[0] or (weights.dev[0] >= tiny * big).all()
-    first = Dense(*map(torch.tensor, (np.ones((2, 2)), np.zeros(2), np.full((2, 2), 1e102), ones)))
+    first = DenseLayer.exact(*map(torch.tensor, (np.ones((2, 2)), np.zeros(2), np.full((2, 2), 1e102), ones)))
     box = np.array([[1e-170, 1e-170]])
     assert not around(first, box, box, box * 2).served.any()

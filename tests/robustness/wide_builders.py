@@ -7,24 +7,24 @@ import itertools
 import numpy as np
 import torch
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer, Stack
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 
 
-def dense(rng: np.random.Generator, outputs: int, inputs: int, *, spread: float, bias: float = 0.5) -> Dense:
+def dense(rng: np.random.Generator, outputs: int, inputs: int, *, spread: float, bias: float = 0.5) -> DenseLayer:
     """A layer whose standard deviations are about `spread` times the size of the means."""
     mean = rng.normal(size=(outputs, inputs))
     dev = spread * rng.uniform(0.5, 1.5, (outputs, inputs))
     shift, noise = bias * rng.normal(size=outputs), bias * spread * rng.uniform(0.5, 1.5, outputs)
-    return Dense(*(torch.tensor(part) for part in (mean, shift, dev**2, noise**2)))
+    return DenseLayer.exact(*(torch.tensor(part) for part in (mean, shift, dev**2, noise**2)))
 
 
-def network(seed: int, inputs: int, hidden: int, outputs: int, spread: float = 0.7) -> OneLayer:
+def network(seed: int, inputs: int, hidden: int, outputs: int, spread: float = 0.7) -> DenseChain:
     """f(x) = W relu(V x + b) + c."""
     rng = np.random.default_rng(seed)
-    return OneLayer(dense(rng, hidden, inputs, spread=spread), dense(rng, outputs, hidden, spread=spread))
+    return DenseChain.relu(dense(rng, hidden, inputs, spread=spread), dense(rng, outputs, hidden, spread=spread))
 
 
-def sampled(layer: Dense, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def sampled(layer: DenseLayer, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Weights (S, o, i) and biases (S, o)."""
     mean, bias, variance, noise = (
         part.numpy() for part in (layer.mean, layer.bias, layer.variance, layer.bias_variance)
@@ -58,7 +58,7 @@ def candidates(v: np.ndarray, b: np.ndarray, lower: np.ndarray, upper: np.ndarra
 
 
 def least_margins(
-    layers: OneLayer, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
+    layers: DenseChain, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
 ) -> np.ndarray:
     """(S,): exact infima over a two-dimensional box of row . f(x) - bound, for sampled weights."""
     rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def least_margins(
 
 
 def least_margins_deep(
-    layers: Stack, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
+    layers: DenseChain, row: np.ndarray, bound: float, lower: np.ndarray, upper: np.ndarray, count: int, seed: int
 ) -> np.ndarray:
     """(S,): the same for two hidden layers; exact, since in each of the cells on which the first layer is linear the
     second one's kinks are lines, and the least value lies where two kinks or edges cross. Cells that do not meet the
@@ -103,7 +103,7 @@ def _least_in_cells(
     return np.asarray(((hidden @ d[..., None])[..., 0] + e[:, None]).min(1))
 
 
-def margins_at(layers: Stack, row: np.ndarray, bound: float, x: np.ndarray, count: int, seed: int) -> np.ndarray:
+def margins_at(layers: DenseChain, row: np.ndarray, bound: float, x: np.ndarray, count: int, seed: int) -> np.ndarray:
     """(S,): row . f(x) - bound at a point, for sampled weights of any number of layers."""
     rng, h = np.random.default_rng(seed), np.broadcast_to(x, (count, len(x)))
     for place, layer in enumerate(layers.layers):

@@ -20,10 +20,10 @@ from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.decision.median_sources import MedianSource, TailMedians, WeightMedians
 from bnn_vnnlib.methods.decision.method import Criterion, Method, moderate
-from bnn_vnnlib.methods.decision.regression.chain import chain_of
 from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
 from bnn_vnnlib.methods.decision.softmax.together import Together
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.network.nodes import Constant
@@ -192,9 +192,9 @@ class Medians:
         if isinstance(self.posterior, WeightSamples) or self.only_weights:
             return ()
         engine = self.bounds.engine
-        if not moderate(engine.network, self.posterior):
+        if engine.network.softmax_axis is not None or not moderate(engine.network, self.posterior):
             return ()
-        chain = chain_of(engine.network, self.posterior, self.weights.scale.device)
+        chain = dense_chain(engine.network, self.posterior, self.weights.scale.device)
         if chain is None or not OneLayerMedians.serves(chain):
             return ()
         return (self._rows(OneLayerMedians(chain, engine.deadline), BOXES["one layer"]),)

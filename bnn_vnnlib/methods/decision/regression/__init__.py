@@ -34,15 +34,15 @@ def methods(
     network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device, deadline: Deadline
 ) -> tuple[RegressionMethod, ...]:
     """The methods that apply to this graph, cheapest first; none for anything but a chain of dense Gaussian layers."""
-    from bnn_vnnlib.methods.decision.regression.chain import chain_of
     from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
     from bnn_vnnlib.methods.decision.regression.one_layer import OneLayer
     from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+    from bnn_vnnlib.network.dense_chain import dense_chain
     from bnn_vnnlib.network.network import GaussianDiagonal
 
-    if not isinstance(posterior, GaussianDiagonal):
+    if not isinstance(posterior, GaussianDiagonal) or network.softmax_axis is not None:
         return ()
-    chain = chain_of(network, posterior, device)
+    chain = dense_chain(network, posterior, device)
     if chain is None:
         return ()
     found: list[RegressionMethod] = []

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.regression.chain import Chain, Layer
 from bnn_vnnlib.methods.decision.regression.characteristic import Sums
 from bnn_vnnlib.methods.decision.regression.distribution import quantiles, spread
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows, squares
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 SHARES = np.array([0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2])
@@ -46,13 +46,13 @@ MEMORY = 2**21
 class OneLayerMedians:
     """Lower bounds on the medians of the outputs and of their negatives."""
 
-    chain: Chain
+    chain: DenseChain
     deadline: Deadline
 
     name: ClassVar[str] = "closed forms"
 
     @staticmethod
-    def serves(chain: Chain) -> bool:
+    def serves(chain: DenseChain) -> bool:
         """One hidden layer of relu."""
         return len(chain.activations) == 1 and chain.kinds == {"relu"}
 
@@ -100,7 +100,7 @@ class OneLayerMedians:
 
     @cached_property
     def _arrays(self) -> tuple[dict[str, np.ndarray], ...]:
-        names = Layer.__dataclass_fields__
+        names = DenseLayer.__dataclass_fields__
         return tuple({k: getattr(layer, k).cpu().numpy() for k in names} for layer in self.chain.layers)
 
     def _sums(self, center: Tensor) -> Sums:

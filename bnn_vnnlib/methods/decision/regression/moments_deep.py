@@ -31,10 +31,10 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.regression.chain import Chain, Layer
 from bnn_vnnlib.methods.decision.regression.relu import squares
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE
 from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 PIECES = 64
@@ -61,19 +61,19 @@ class MomentsDeep:
     steep : for each layer from the second on, D^2 (out, K_l) for the hidden layers l below it, from the top down
     """
 
-    chain: Chain
+    chain: DenseChain
     deadline: Deadline
     steep: tuple[tuple[Tensor, ...], ...]
 
     name: ClassVar[str] = "moments"
 
     @staticmethod
-    def serves(chain: Chain) -> bool:
+    def serves(chain: DenseChain) -> bool:
         """Two or more layers of relu."""
         return len(chain.activations) >= 2 and chain.kinds == {"relu"}
 
     @staticmethod
-    def over(chain: Chain, deadline: Deadline) -> MomentsDeep:
+    def over(chain: DenseChain, deadline: Deadline) -> MomentsDeep:
         """Prepare the slopes, which are the same for all boxes."""
         return MomentsDeep(chain, deadline, tuple(_steep(chain, k) for k in range(1, len(chain.layers) - 1)))
 
@@ -126,7 +126,7 @@ def pieces(lower: Tensor, upper: Tensor, weight: Tensor, count: int) -> tuple[Te
     return low, high
 
 
-def _widened(layer: Layer, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _widened(layer: DenseLayer, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Range of mu.z + b for z in [low, high], rounded outward."""
     positive, negative = layer.mean.clamp(min=0), layer.mean.clamp(max=0)
     size = torch.maximum(low.abs(), high.abs())
@@ -137,7 +137,7 @@ def _widened(layer: Layer, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return below - paid, above + paid
 
 
-def _root(layer: Layer, square: Tensor, sign: int) -> Tensor:
+def _root(layer: DenseLayer, square: Tensor, sign: int) -> Tensor:
     """sqrt(sum sig^2 z^2 + sig_b^2) from z^2 (B, in), rounded down (sign -1) or up."""
     q = square @ layer.variance.mT + layer.bias_variance
     return torch.sqrt((q * (1 + sign * gamma(layer.inputs + 16)) + sign * TINY).clamp(min=0)) * (1 + sign * 4 * UNIT)
@@ -151,7 +151,7 @@ def _relu_above(m: Tensor, s: Tensor) -> Tensor:
     return (mean_relu(m, s) + 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
 
 
-def _first(layer: Layer, lower: Tensor, upper: Tensor) -> tuple[Moments, Tensor, tuple[Tensor, Tensor]]:
+def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[Moments, Tensor, tuple[Tensor, Tensor]]:
     """Layer 1: its moments, upper bounds of Var z, and (E z^2 from below, Var z^2 from above)."""
     m_low, m_high = _widened(layer, lower, upper)
     least, most = squares(lower, upper)
@@ -185,7 +185,7 @@ def _spread(steep: tuple[Tensor, ...], found: list[Moments], variance: Tensor) -
     return torch.stack(parts).sum(0) * (1 + gamma(len(steep) + 8)) + TINY
 
 
-def _next(layer: Layer, below: Moments, spread: Tensor, fluctuation: tuple[Tensor, Tensor] | None) -> Moments:
+def _next(layer: DenseLayer, below: Moments, spread: Tensor, fluctuation: tuple[Tensor, Tensor] | None) -> Moments:
     m_low, m_high = _widened(layer, below.low, below.high)
     noise = _root(layer, below.square, 1) ** 2 * (1 + 4 * UNIT) + TINY
     s = _root(layer, below.low**2, -1)
@@ -203,7 +203,7 @@ def _next(layer: Layer, below: Moments, spread: Tensor, fluctuation: tuple[Tenso
     return Moments(low, high, square, noise)
 
 
-def _steep(chain: Chain, k: int) -> tuple[Tensor, ...]:
+def _steep(chain: DenseChain, k: int) -> tuple[Tensor, ...]:
     """D^2 of mu_i.z^k, i over layer k's neurons, for the hidden layers k, k - 1, ..., 1; rounded up."""
     top = chain.layers[k]
     low, high = top.mean - top.slack, top.mean + top.slack
@@ -222,7 +222,7 @@ def _steep(chain: Chain, k: int) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _rows(top: Layer, low: Tensor, high: Tensor, outputs: Tensor) -> Tensor:
+def _rows(top: DenseLayer, low: Tensor, high: Tensor, outputs: Tensor) -> Tensor:
     """(N, P, R): lower bounds of outputs (N, R, m) over E z in [low, high] (N, P, K)."""
     weight = outputs @ top.mean
     wrong = gamma(top.outputs + 4) * (outputs.abs() @ top.mean.abs()) + outputs.abs() @ top.slack * (1 + 1e-12) + TINY

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.decision.regression.branching import Relaxation, minimise
-from bnn_vnnlib.methods.decision.regression.chain import Chain, Layer
 from bnn_vnnlib.methods.decision.regression.quadrature import expectations_for
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.methods.decision.regression.smooth import TanhRows
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 CURVED_INPUTS = 64
@@ -27,13 +27,13 @@ CURVED_INPUTS = 64
 class OneLayer:
     """Lower bounds for a chain with one activation."""
 
-    chain: Chain
+    chain: DenseChain
     deadline: Deadline
 
     name: ClassVar[str] = "closed forms"
 
     @staticmethod
-    def serves(chain: Chain) -> bool:
+    def serves(chain: DenseChain) -> bool:
         """One activation of a known kind."""
         if len(chain.activations) != 1:
             return False
@@ -57,15 +57,15 @@ class OneLayer:
         return found.reshape(count, height)
 
 
-def _relaxation(kind: str, hidden: Layer, size: Tensor) -> Relaxation:
+def _relaxation(kind: str, hidden: DenseLayer, size: Tensor) -> Relaxation:
     if kind in ("relu", "leaky_relu"):
         return ReluRows(hidden)
     return TanhRows(hidden, expectations_for(hidden.deviation(size**2).nan_to_num(0.0, 0.0, 0.0)))
 
 
-def _halved(layer: Layer) -> Layer:
+def _halved(layer: DenseLayer) -> DenseLayer:
     """The pre-activations over 2, exactly."""
-    return Layer(
-        layer.mean / 2, layer.slack / 2, layer.variance / 4,
-        layer.bias / 2, layer.bias_slack / 2, layer.bias_variance / 4,
+    return DenseLayer(
+        layer.mean / 2, layer.bias / 2, layer.variance / 4, layer.bias_variance / 4,
+        layer.slack / 2, layer.bias_slack / 2,
     )  # fmt: skip

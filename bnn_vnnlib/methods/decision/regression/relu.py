@@ -24,9 +24,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.regression.branching import Bounded
-from bnn_vnnlib.methods.decision.regression.chain import Layer
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, FLOOR, Rows
 from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 STEEPEST = 0.4
 """More than phi(0)."""
@@ -43,7 +43,7 @@ def squares(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 class ReluRows:
     """Relaxation for `branching.minimise`."""
 
-    hidden: Layer
+    hidden: DenseLayer
 
     @property
     def size(self) -> int:

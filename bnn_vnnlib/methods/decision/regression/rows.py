@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
-from bnn_vnnlib.methods.decision.regression.chain import Layer
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 ABSOLUTE = 1e-14
 """Absolute error allowed to Phi, phi and tanh in torch (tested against mpmath)."""
@@ -57,7 +57,7 @@ class Rows:
 
 
 def rows_over(
-    hidden: Layer, top: Layer, kind: str, alpha: float, outputs: Tensor, inputs: Tensor | None, size: Tensor
+    hidden: DenseLayer, top: DenseLayer, kind: str, alpha: float, outputs: Tensor, inputs: Tensor | None, size: Tensor
 ) -> Rows:
     """The rows outputs (M, m), inputs (M, n) or None over boxes with |x| <= size (M, n).
 

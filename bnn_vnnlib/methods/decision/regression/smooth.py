@@ -27,11 +27,11 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.regression.branching import Bounded
-from bnn_vnnlib.methods.decision.regression.chain import Layer
 from bnn_vnnlib.methods.decision.regression.parabola import least
 from bnn_vnnlib.methods.decision.regression.quadrature import Expectations
 from bnn_vnnlib.methods.decision.regression.relu import squares
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, Rows
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 C2, C3, C4 = 0.7699, 2.0, 4.0859
 
@@ -64,7 +64,7 @@ class Fit:
 class TanhRows:
     """Relaxation for `branching.minimise`."""
 
-    hidden: Layer
+    hidden: DenseLayer
     expected: Expectations
 
     @property

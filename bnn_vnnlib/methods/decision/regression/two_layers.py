@@ -19,9 +19,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.methods.decision.regression.bending import WIDER, interpolation_errors
-from bnn_vnnlib.methods.decision.regression.chain import Chain
 from bnn_vnnlib.methods.decision.regression.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, star_points
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 
 Floats = NDArray[np.float64]
@@ -99,13 +99,13 @@ class _Rows:
 class TwoLayers:
     """Lower bounds for a chain of two relu layers."""
 
-    chain: Chain
+    chain: DenseChain
     deadline: Deadline
 
     name: ClassVar[str] = "closed forms"
 
     @staticmethod
-    def serves(chain: Chain) -> bool:
+    def serves(chain: DenseChain) -> bool:
         """Two layers of relu."""
         return len(chain.activations) == 2 and chain.kinds == {"relu"}
 

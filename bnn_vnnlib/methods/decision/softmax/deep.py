@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.powers import ABOVE, BELOW, questions
 from bnn_vnnlib.methods.decision.softmax.typical import typical
+from bnn_vnnlib.network.dense_chain import DenseChain
 
 NOISY = 0.01
 """Log excess from which on exponential moments are asked, too: it costs D up to a quarter of that."""
@@ -31,7 +31,7 @@ class ExponentialMoments:
     budgets : values of delta, of which the best is taken
     """
 
-    stack: Stack
+    chain: DenseChain
     budgets: tuple[float, ...]
 
     name: ClassVar[str] = "exponential moments"
@@ -39,24 +39,24 @@ class ExponentialMoments:
     @property
     def count(self) -> int:
         """Classes."""
-        return self.stack.layers[-1].outputs
+        return self.chain.layers[-1].outputs
 
     @cached_property
     def _exponents(self) -> list[Exponents]:
-        found = [Exponents(self.stack, budget) for budget in self.budgets]
+        found = [Exponents(self.chain, budget) for budget in self.budgets]
         return found if found[0].sides else found[:1]
 
     @property
     def size(self) -> int:
         """Numbers that one box takes."""
         m = self.count
-        widest = max(max(layer.mean.shape) for layer in self.stack.layers)
+        widest = max(max(layer.mean.shape) for layer in self.chain.layers)
         rows = m * ((m - 1) * len(BELOW) + 1 + len(ABOVE))
         return 32 * max(self._exponents[0].size, rows * widest)
 
     def value(self, x: Tensor) -> Tensor:
         """(P, m): about D at points, as if logits were independent Gaussians (MacKay's approximation)."""
-        last = typical(self.stack, x)[-1]
+        last = typical(self.chain, x)[-1]
         variance = last.v + last.m_spread**2
         return torch.softmax(last.m / torch.sqrt(1 + math.pi / 8 * variance), -1)
 

@@ -33,9 +33,9 @@ from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, relu_planes
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.typical import Typical, typical
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 
 FLOOR = 1e-6
 """Relative deviation that a side is expected to have at least."""
@@ -66,7 +66,7 @@ class Ranges:
 class Exponents:
     """One network; budget : delta, which is spent if there is a second hidden layer."""
 
-    stack: Stack
+    chain: DenseChain
     budget: float
 
     @property
@@ -77,27 +77,27 @@ class Exponents:
     @property
     def sides(self) -> int:
         """Events at one x."""
-        return 4 * sum(layer.outputs for layer in self.stack.layers[1:-1])
+        return 4 * sum(layer.outputs for layer in self.chain.layers[1:-1])
 
     @property
     def size(self) -> int:
         """Numbers that the ranges of one box take."""
-        widths = [layer.outputs for layer in self.stack.layers[:-1]]
-        below = [self.stack.layers[0].mean.shape[1], *widths]
+        widths = [layer.outputs for layer in self.chain.layers[:-1]]
+        below = [self.chain.layers[0].mean.shape[1], *widths]
         return max([4 * widths[k] * max(below[: k + 1]) for k in range(1, len(widths))], default=sum(below))
 
     def ranges(self, lower: Tensor, upper: Tensor) -> Ranges:
         """Of boxes (P, n)."""
-        first = hidden(self.stack.layers[0], lower, upper)
-        expected = typical(self.stack, first.center)
+        first = hidden(self.chain.layers[0], lower, upper)
+        expected = typical(self.chain, first.center)
         found = Ranges(first, expected, [_rectangle(first.low, first.high, first.least, first.most, expected[0])])
-        for place in range(1, len(self.stack.layers) - 1):
+        for place in range(1, len(self.chain.layers) - 1):
             found.rectangles.append(self._claimed(place, found))
         return found
 
     def lines(self, ranges: Ranges, outputs: Tensor) -> Lines:
         """Lines below -log E[exp(u . f) 1_G], u = outputs (P or 1, R, m), each entry rounded once at most."""
-        last = self.stack.layers[-1]
+        last = self.chain.layers[-1]
         outputs = outputs.expand(len(ranges.first.center), -1, -1)
         square = outputs * outputs
         g = 2 * gamma(2 * last.outputs + 8)
@@ -107,18 +107,18 @@ class Exponents:
             shift + g * size + TINY, outputs @ last.mean, g * (outputs.abs() @ last.mean.abs()) + TINY,
             (square @ last.variance) / 2 * (1 + g) + TINY,
         )  # fmt: skip
-        return self._back(len(self.stack.layers) - 2, row, ranges)
+        return self._back(len(self.chain.layers) - 2, row, ranges)
 
     def squares(self, ranges: Ranges, weights: Tensor) -> Lines:
         """Lines below -log E[exp(sum_j weights_j h_j^2) 1_G], h the last hidden layer's outputs, weights (P, R, H)
         exact."""
         zero = torch.zeros_like(weights)
         row = self._row(zero[..., 0], zero, zero, weights + 2 * UNIT * weights.abs() + TINY)
-        return self._back(len(self.stack.layers) - 2, row, ranges)
+        return self._back(len(self.chain.layers) - 2, row, ranges)
 
     def _claimed(self, place: int, ranges: Ranges) -> Rectangle:
         """Four sides of every neuron of a layer, each missed with probability exp(-level) at most."""
-        layer, guess = self.stack.layers[place], ranges.typical[place]
+        layer, guess = self.chain.layers[place], ranges.typical[place]
         level = math.log(self.sides / self.budget) * (1 + 1e-12)
         reach = math.sqrt(2 * level)
         below = ranges.rectangles[place - 1].most[:, None]
@@ -172,7 +172,7 @@ class Exponents:
             )  # fmt: skip
             place -= 1
 
-    def _crossed(self, place: int, row: Row, ranges: Ranges) -> tuple[Dense, Tensor, tuple[Tensor, Tensor]]:
+    def _crossed(self, place: int, row: Row, ranges: Ranges) -> tuple[DenseLayer, Tensor, tuple[Tensor, Tensor]]:
         """Behind the activation: the layer in front of it, the constant, and coefficients of (m, v)."""
         middle = ranges.typical[place].output[:, None]
         negative = row.beta.clamp(max=0.0)
@@ -186,10 +186,10 @@ class Exponents:
         plane = relu_planes(row.alpha, row.beta, Rectangle(*(side[:, None] for side in vars(box).values())))
         total = row.constant + plane.constant.sum(-1)
         error = gamma(2 * lost.shape[-1] + 16) * (row.constant.abs() + plane.constant.abs().sum(-1))
-        return self.stack.layers[place], total + error, (plane.mean, plane.square)
+        return self.chain.layers[place], total + error, (plane.mean, plane.square)
 
 
-def _over_inputs(layer: Dense, constant: Tensor, plane: tuple[Tensor, Tensor], first: Hidden) -> Lines:
+def _over_inputs(layer: DenseLayer, constant: Tensor, plane: tuple[Tensor, Tensor], first: Hidden) -> Lines:
     """constant + mean . m(x) + square . v(x), as lines below its negative."""
     mean, square = plane
     x, r = first.center[:, None], first.radius[:, None]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, cdf, density, excess_above_mean, relu_mean
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Hidden:
     square, square_above : q at the centre, from below (where x^2 underflows) and above, up to a relative gamma
     """
 
-    layer: Dense
+    layer: DenseLayer
     center: Tensor
     radius: Tensor
     middle: Tensor
@@ -107,7 +107,7 @@ class Hidden:
         return Lines(value - error, slope)
 
 
-def hidden(layer: Dense, lower: Tensor, upper: Tensor) -> Hidden:
+def hidden(layer: DenseLayer, lower: Tensor, upper: Tensor) -> Hidden:
     """The layer over boxes (P, n)."""
     center = (lower + upper) / 2
     radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)

@@ -70,11 +70,15 @@ class SoftmaxRows:
     Parameters
     ----------
     effort : split the inputs; None = one look at each box
+    law_distance : of the law that the source bounds from that of the network (see `DenseChain`), as the source may take
+        rounded weights as exact; a row over D, which lies between its least and largest coefficient, is off by as much
+        times their difference
     """
 
     source: Source
     deadline: Deadline
     effort: Effort | None = None
+    law_distance: float = 0.0
 
     @property
     def name(self) -> str:
@@ -153,7 +157,14 @@ class SoftmaxRows:
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         missing = self.source.count - outputs.shape[-1]  # a logit that is always 0
-        lines, numbers = self.source.rows(lower, upper, torch.nn.functional.pad(outputs, (0, missing)), context)
+        outputs = torch.nn.functional.pad(outputs, (0, missing))
+        lines, numbers = self.source.rows(lower, upper, outputs, context)
+        if self.law_distance > 0:
+            moved = self.law_distance * (outputs.amax(-1) - outputs.amin(-1)) * (1 + 8 * UNIT)
+            lines, numbers = (
+                Lines(lines.value - moved - 2 * UNIT * (lines.value.abs() + moved), lines.slope),
+                numbers - moved - 2 * UNIT * (numbers.abs() + moved),
+            )
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
         if inputs is not None:

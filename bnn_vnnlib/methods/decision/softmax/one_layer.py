@@ -16,10 +16,10 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
+from bnn_vnnlib.network.dense_chain import DenseChain
 
 SMALL = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
@@ -32,7 +32,7 @@ UP = 1 + 2.0**-40
 class OneLayerSoftmax:
     """Everything about one network that does not depend on the box."""
 
-    layers: OneLayer
+    layers: DenseChain
 
     name: ClassVar[str] = "closed forms"
 

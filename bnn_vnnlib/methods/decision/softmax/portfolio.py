@@ -13,11 +13,11 @@ from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import ALL, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, Stack, stack
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.splitting import Effort
 from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
+from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
@@ -60,27 +60,28 @@ def methods(
         samples = Samples(bounds.engine, weights, mass, bounds.transform == "sigmoid")
         return Portfolio((SoftmaxRows(samples, deadline),), (SoftmaxRows(samples, deadline, SPLIT),))
     device = weights.scale.device
-    found = None if outputs > LARGEST else stack(network, posterior, device)
-    if found is None or found.kind != "relu":
+    found = None if outputs > LARGEST else dense_chain(network, posterior, device)
+    if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
         tails = _tails(bounds, posterior, device)
         return Portfolio(quick=tails) if outputs <= ALL else Portfolio(tails=tails)
-    layers = found.with_zero_logit() if bounds.transform == "sigmoid" else found
+    layers = found.with_zero_output() if bounds.transform == "sigmoid" else found
     if len(layers.layers) == 2:
         return _shallow(bounds, layers)
     quick, thorough = ExponentialMoments(layers, BUDGETS), ExponentialMoments(layers, SPLIT_BUDGET)
+    distance = layers.law_distance
     return Portfolio(
-        (SoftmaxRows(quick, deadline),), (SoftmaxRows(thorough, deadline, SPLIT_DEEP),),
+        (SoftmaxRows(quick, deadline, None, distance),), (SoftmaxRows(thorough, deadline, SPLIT_DEEP, distance),),
         tails=_tails(bounds, posterior, device),
     )  # fmt: skip
 
 
-def _shallow(bounds: OutputBounds, layers: Stack) -> Portfolio:
-    deadline = bounds.engine.deadline
-    closed = OneLayerSoftmax(OneLayer(*layers.layers))
+def _shallow(bounds: OutputBounds, layers: DenseChain) -> Portfolio:
+    deadline, distance = bounds.engine.deadline, layers.law_distance
+    closed = OneLayerSoftmax(layers)
     source = WithMoments(closed, ExponentialMoments(layers, BUDGETS))
-    criteria = (MeanNetwork(bounds, closed),) if bounds.transform == "softmax" else ()
-    points = SoftmaxRows(Tilted(OneLayer(*layers.layers)), deadline)
-    return Portfolio((SoftmaxRows(source, deadline),), (SoftmaxRows(source, deadline, SPLIT),), criteria, (points,))
+    criteria = (MeanNetwork(bounds, closed),) if bounds.transform == "softmax" and distance == 0 else ()
+    quick, thorough = (SoftmaxRows(source, deadline, effort, distance) for effort in (None, SPLIT))
+    return Portfolio((quick,), (thorough,), criteria, (SoftmaxRows(Tilted(layers), deadline, None, distance),))
 
 
 def _tails(bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> tuple[SoftmaxTails, ...]:

@@ -29,10 +29,10 @@ from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, Stack
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes
 from bnn_vnnlib.methods.decision.softmax.typical import typical
+from bnn_vnnlib.network.dense_chain import DenseChain
 
 SCALES = (1.0, 0.6, 0.3)
 """Means are scaled by these before the gradient is taken: the softmax of a noisy network is flatter than its mean's."""
@@ -54,7 +54,7 @@ GRAIN = 2.0**20
 class Tilted:
     """A `method.Source`."""
 
-    layers: OneLayer
+    layers: DenseChain
 
     name: ClassVar[str] = "closed forms"
 
@@ -99,7 +99,7 @@ class Tilted:
     def _below(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P, m): D_i from below, at least 0."""
         m = self.count
-        g = _tilts(typical(Stack((self.layers.first, self.layers.last), "relu"), (lower + upper) / 2)[-1].m)
+        g = _tilts(typical(self.layers, (lower + upper) / 2)[-1].m)
         unit = torch.eye(m, dtype=g.dtype, device=g.device)
         top = 2 * g[..., None, :] + (unit - unit[:, None])  # (P, C, m, m, m): 2 g + e_l - e_i
         moments = _Moments(self.layers, hidden(self.layers.first, lower, upper))
@@ -125,7 +125,7 @@ def _tilts(mean: Tensor) -> Tensor:
 class _Moments:
     """log E exp(u . f) over boxes, from both sides, for rows u (P, R, m)."""
 
-    layers: OneLayer
+    layers: DenseChain
     neurons: Hidden
 
     def above(self, rows: Tensor) -> Tensor:

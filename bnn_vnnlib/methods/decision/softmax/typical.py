@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
+from bnn_vnnlib.network.dense_chain import DenseChain
 
 FADED = 0.02**2
 """Share of the variance in front of an activation that is left behind it, at least: dead neurons may wake."""
@@ -32,17 +32,17 @@ class Typical:
     output_variance: Tensor
 
 
-def typical(stack: Stack, x: Tensor) -> list[Typical]:
+def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
     """Of every layer; the output of the last one is not activated."""
     nodes, weights = (x.new_tensor(part) for part in (NODES, WEIGHTS / WEIGHTS.sum()))
     found = []
     h, noise = x, torch.zeros_like(x)
-    for place, layer in enumerate(stack.layers):
+    for place, layer in enumerate(chain.layers):
         m, spread = h @ layer.mean.mT + layer.bias, noise @ (layer.mean**2).mT
         v = (h * h + noise) @ layer.variance.mT + layer.bias_variance
         shaken = (4 * h * h * noise + 2 * noise * noise) @ (layer.variance**2).mT
         h, noise = m, v + spread
-        if place + 1 < len(stack.layers):
+        if place + 1 < len(chain.layers):
             values = torch.relu(m[..., None] + torch.sqrt(noise)[..., None] * nodes)
             h = values @ weights
             noise = ((values - h[..., None]) ** 2) @ weights + FADED * noise

@@ -32,8 +32,8 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.bounds.rounding import gamma
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, density, mean_relu
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `Around.served`."""
@@ -96,7 +96,7 @@ class Around:
         return (up + lip) * UP**2 + 1e-100, (down + lip) * UP**2 + 1e-100
 
 
-def around(first: Dense, point: Floats, lower: Floats, upper: Floats) -> Around:
+def around(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) -> Around:
     """The layer at points (Q, n) of boxes (Q, n)."""
     mean, bias, variance, noise = (
         part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)

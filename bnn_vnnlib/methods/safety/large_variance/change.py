@@ -42,11 +42,11 @@ from scipy import special
 
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, cost, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, mean_relu
 from bnn_vnnlib.methods.safety.large_variance.last import Weights
 from bnn_vnnlib.methods.safety.large_variance.unsure import Costs, cheapest
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 RATES = (0.7, 0.9, 1.0, 1.2)
 """tau over the best one for a Gaussian law, for zeta."""
@@ -79,7 +79,7 @@ def quantile(share: float) -> float:
     return float(-special.ndtri(share)) * (1 + 1e-9) + 1e-9
 
 
-def second(layer: Around, dense: Dense, guess: Floats, structure: float) -> Second:
+def second(layer: Around, dense: DenseLayer, guess: Floats, structure: float) -> Second:
     """Ranges at all points, for rows whose gradient in h is about `guess` (Q, H1)."""
     mean, bias, variance, noise = (
         part.detach().cpu().numpy() for part in (dense.mean, dense.bias, dense.variance, dense.bias_variance)

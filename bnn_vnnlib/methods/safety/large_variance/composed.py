@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, Floats
 from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 BUDGET = 0.04
@@ -37,21 +37,21 @@ inputs they are too wide.
 """
 
 
-def serves(stack: Stack) -> bool:
+def serves(chain: DenseChain) -> bool:
     """Two hidden layers, and few inputs."""
-    (first, count), (middle, _) = (layer.mean.shape for layer in stack.layers[:2])
-    return len(stack.layers) == 3 and first * count * middle <= LARGEST
+    (first, count), (middle, _) = (layer.mean.shape for layer in chain.layers[:2])
+    return len(chain.layers) == 3 and first * count * middle <= LARGEST
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
-def failures(stack: Stack, lower: Floats, upper: Floats, weights: Weights, deadline: Deadline) -> Floats:
+def failures(chain: DenseChain, lower: Floats, upper: Floats, weights: Weights, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that rows over the second layer fail somewhere in one box (n,); 1 where
     nothing is known. BUDGET is in each.
     """
     center = (lower + upper)[None] / 2
-    at = typical(stack, torch.as_tensor(center))[1]
+    at = typical(chain, torch.as_tensor(center))[1]
     mean, spread = at.m[0].numpy(force=True), torch.sqrt(at.v + at.m_spread**2)[0].numpy(force=True) + 1e-100
-    layer, second, rows = neurons(stack.layers[0], lower[None], upper[None]), stack.layers[1], len(weights.bias)
+    layer, second, rows = neurons(chain.layers[0], lower[None], upper[None]), chain.layers[1], len(weights.bias)
     if not layer.served[0]:
         return np.ones(rows)
     low, high = ranges(second, layer, _levels(weights, mean, spread), deadline)
@@ -81,7 +81,7 @@ def _levels(weights: Weights, mean: Floats, spread: Floats) -> Floats:
 
 
 def composed(
-    second: Dense, weights: Weights, low: Floats, high: Floats, share: Floats
+    second: DenseLayer, weights: Weights, low: Floats, high: Floats, share: Floats
 ) -> tuple[Weights, Sides, Floats, np.ndarray]:
     """Rows over the first layer's outputs.
 
@@ -111,7 +111,7 @@ def composed(
     return Weights(rows.mean, rows.dev, rows.bias, noise), sides, blur, good
 
 
-def ranges(second: Dense, layer: Neurons, levels: Floats, deadline: Deadline) -> tuple[Floats, Floats]:
+def ranges(second: DenseLayer, layer: Neurons, levels: Floats, deadline: Deadline) -> tuple[Floats, Floats]:
     """(H2,), (H2,): l and u over the one box of `layer`; they do not hold with probabilities of at most `levels` (H2,)
     for each of them.
     """

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance.law import Law
 from bnn_vnnlib.methods.safety.large_variance.parabolas import PAID, Parabola
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 REACH = 3.5
 """z."""
@@ -45,7 +45,7 @@ LARGEST = 0.98
 """Largest eigenvalue that is served."""
 
 
-def first_moments(dense: Dense, law: Law, found: Parabola, spent: float, *, bent: bool) -> Tensor:
+def first_moments(dense: DenseLayer, law: Law, found: Parabola, spent: float, *, bent: bool) -> Tensor:
     """(P, R): log E exp of sums of parabolas (P, R, H2) but for their constants, on J; infinite where there is none.
 
     Parameters
@@ -74,14 +74,14 @@ def first_moments(dense: Dense, law: Law, found: Parabola, spent: float, *, bent
     return total.nan_to_num(torch.inf, torch.inf)
 
 
-def _about(dense: Dense, found: Parabola, center: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _about(dense: DenseLayer, found: Parabola, center: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The parabolas about m at h = center: their values' sum (P, R), slopes (P, R, H2), and alpha (P, R, H1)."""
     gap = center @ dense.mean.mT + dense.bias - found.center
     slope = found.slope + found.bend * gap
     return (found.slope * gap + found.bend * gap**2 / 2).sum(-1), slope, slope @ dense.mean
 
 
-def _second(dense: Dense, law: Law, found: Parabola, at: tuple[Tensor, Tensor, Tensor], spent: float) -> Tensor:
+def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tensor, Tensor], spent: float) -> Tensor:
     """(P, R): what the quadratic form adds."""
     alpha, beta, center = at
     form = torch.einsum("pri,ik,il->prkl", found.bend, dense.mean, dense.mean)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bnn_vnnlib.bounds.rounding import gamma
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Complexes, Floats, half_line, log_half_line
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Weights:
         return Weights(*(part[some] for part in vars(self).values()))
 
 
-def last_weights(last: Dense, outputs: Floats, bound: Floats) -> tuple[Weights, Floats, np.ndarray]:
+def last_weights(last: DenseLayer, outputs: Floats, bound: Floats) -> tuple[Weights, Floats, np.ndarray]:
     """Of the rows outputs . f(x) - bound, (A, m) and (A,).
 
     Returns

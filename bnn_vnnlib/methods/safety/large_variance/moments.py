@@ -27,10 +27,10 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents, Ranges
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.typical import Typical
 from bnn_vnnlib.methods.safety.large_variance import second_order
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
@@ -62,21 +62,21 @@ class RowsAtPoints:
     bound: Tensor
 
 
-def failures(stack: Stack, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
+def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
     """For each budget delta and (P, R): the row holds at x with at most this probability while G does; at most 1. As
     many budgets as time suffices for.
 
     G is the same for all rows at a point, so that its delta is paid once for them all.
     """
-    sharper = second_order.serves(stack)
+    sharper = second_order.serves(chain)
 
     def tried(budget: float) -> tuple[float, Tensor]:
-        exponents = Exponents(stack, budget)
-        values = _sharper(stack, budget, question, deadline) if sharper else _with(exponents, question)
+        exponents = Exponents(chain, budget)
+        values = _sharper(chain, budget, question, deadline) if sharper else _with(exponents, question)
         return exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)
 
     budgets = SHARPER if sharper else BUDGETS
-    return deadline.reached(budgets if Exponents(stack, budgets[0]).sides else budgets[:1], tried)
+    return deadline.reached(budgets if Exponents(chain, budgets[0]).sides else budgets[:1], tried)
 
 
 def _rates(guess: Typical, a: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
 
 
 def _with(exponents: Exponents, question: RowsAtPoints) -> Tensor:
-    last, a = exponents.stack.layers[-1], question.outputs
+    last, a = exponents.chain.layers[-1], question.outputs
     ranges = exponents.ranges(question.lower, question.upper)
     lam = _rates(ranges.typical[-1], a)
     logs = _at_rates(lam[..., None] * -a, lambda rows: exponents.lines(ranges, rows), ranges)
@@ -108,10 +108,10 @@ def _log_factor(lam: Tensor, least: Tensor) -> Tensor:
     return torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=lam.device)
 
 
-def _sharper(stack: Stack, budget: float, question: RowsAtPoints, deadline: Deadline) -> Tensor:
+def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline: Deadline) -> Tensor:
     """The same for two hidden layers, with the exponents of `second_order`."""
-    last, a = stack.layers[-1], question.outputs
-    at = second_order.at_points(stack, question.lower, question.upper, budget)
+    last, a = chain.layers[-1], question.outputs
+    at = second_order.at_points(chain, question.lower, question.upper, budget)
     lam = _rates(at.typical[-1], a)
     shift, spent = lam * question.bound, SPARE * budget
     variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance

@@ -28,8 +28,8 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.bounds.rounding import gamma
-from bnn_vnnlib.methods.decision.softmax.layers import Dense
 from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Floats, mean_abs
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 LEVELS = np.array([0.0, 0.8, 1.8, 5.2])
 """y_l; the slopes of the lines are chosen for the last but one."""
@@ -57,7 +57,7 @@ class Inputs:
     served: np.ndarray
 
 
-def inputs(first: Dense, points: Floats) -> Inputs:
+def inputs(first: DenseLayer, points: Floats) -> Inputs:
     """Of the hidden layer at points (P, n)."""
     mean, bias, variance, noise = (
         part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
@@ -106,7 +106,7 @@ class Neurons:
         return np.maximum(self.levels[..., -1], 2e-100)
 
 
-def neurons(first: Dense, lower: Floats, upper: Floats) -> Neurons:
+def neurons(first: DenseLayer, lower: Floats, upper: Floats) -> Neurons:
     """The hidden layer over boxes (P, n)."""
     mean, variance = (part.detach().cpu().numpy() for part in (first.mean, first.variance))
     center = (lower + upper) / 2

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
 from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Floats
 from bnn_vnnlib.methods.safety.large_variance.inversion import below
@@ -16,6 +15,7 @@ from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_w
 from bnn_vnnlib.methods.safety.large_variance.lines import RATES, Lines, lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.transforms import terms
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 
 MEMORY, ROWS = 2**23, 8
@@ -50,7 +50,7 @@ class RowsAtBoxes:
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
-def failures(layers: OneLayer, question: RowsAtBoxes, deadline: Deadline) -> Floats:
+def failures(layers: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known, or time
     is up before.
     """

@@ -34,7 +34,6 @@ import torch
 from scipy import special
 
 from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, OneLayer
 from bnn_vnnlib.methods.safety.large_variance.gaussian import (
     DOWN,
     PAID,
@@ -47,6 +46,7 @@ from bnn_vnnlib.methods.safety.large_variance.gaussian import (
     mean_relu,
 )
 from bnn_vnnlib.methods.safety.large_variance.neurons import Inputs, inputs
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 WAVES = 16
@@ -100,7 +100,7 @@ class _Pair:
     spread: Floats
 
 
-def both(layers: OneLayer, question: PairsAtBoxes, deadline: Deadline) -> Floats:
+def both(layers: DenseChain, question: PairsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): lower bounds on the probability that both rows hold at some point of the box; 0 where nothing is known."""
     found = np.zeros(len(question.box))
     each = max(1, MEMORY // (layers.first.outputs * 2 * WAVES * (WAVES + 1)))
@@ -112,7 +112,7 @@ def both(layers: OneLayer, question: PairsAtBoxes, deadline: Deadline) -> Floats
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as 0
-def _bounded(layers: OneLayer, question: PairsAtBoxes) -> Floats:
+def _bounded(layers: DenseChain, question: PairsAtBoxes) -> Floats:
     pair = _pair(layers, question)
     period = np.abs(pair.center) + BEYOND * pair.spread
     step = np.pi / period
@@ -141,7 +141,7 @@ def _series(step: Floats) -> tuple[Floats, Floats, Complexes]:
     return w * step[:, :1], v * step[:, 1:], np.concatenate([single, single, double, -double])
 
 
-def _pair(layers: OneLayer, question: PairsAtBoxes) -> _Pair:
+def _pair(layers: DenseChain, question: PairsAtBoxes) -> _Pair:
     mean, bias, variance, noise = (part.numpy(force=True) for part in vars(layers.last).values())
     a = question.outputs
     d, size = a @ mean, np.abs(a) @ np.abs(mean)
@@ -160,7 +160,7 @@ def _pair(layers: OneLayer, question: PairsAtBoxes) -> _Pair:
     return _Pair(d, size, covariance, known, noises, at, center, spread)
 
 
-def _worst(first: Dense, gradient: Floats, question: PairsAtBoxes) -> Floats:
+def _worst(first: DenseLayer, gradient: Floats, question: PairsAtBoxes) -> Floats:
     """(A, n): x, the corner where both rows are smallest on average to first order. Any x of the box will do."""
     lower, upper = question.lower[question.box], question.upper[question.box]
     center = (lower + upper) / 2

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.rounding import UNIT
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer, Stack, stack
 from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.unions import shared
 from bnn_vnnlib.methods.safety.tails import lower_of, tails_apply
+from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
@@ -43,11 +43,11 @@ SPARE = 1e-6
 class WideBounds:
     """Bounds for one network and posterior: over boxes if it has one or two hidden layers, else at points."""
 
-    def __init__(self, stack: Stack, deadline: Deadline) -> None:
-        self._stack, self._deadline = stack, deadline
-        self._shallow = OneLayer(*stack.layers) if len(stack.layers) == 2 else None
-        self._boxes = self._shallow is not None or two_layers.serves(stack)
-        self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in stack.layers)), ITEMS)
+    def __init__(self, chain: DenseChain, deadline: Deadline) -> None:
+        self._chain, self._deadline = chain, deadline
+        self._shallow = chain if len(chain.layers) == 2 else None
+        self._boxes = self._shallow is not None or two_layers.serves(chain)
+        self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in chain.layers)), ITEMS)
 
     @property
     def quick(self) -> bool:
@@ -67,11 +67,11 @@ class WideBounds:
         tails lose little and splits of the inputs gain more. A guess at the centre, on which nothing rests.
         """
         rows, center = problem.rows, (problem.lower + problem.upper) / 2
-        layers = typical(self._stack, center)
+        layers = typical(self._chain, center)
         outputs = rows.outputs.expand(len(problem), -1, -1)
         spread = torch.sqrt((outputs**2 * (layers[-1].v + layers[-1].m_spread ** 2)[:, None]).sum(-1)) + 1e-300
-        gradient = outputs @ self._stack.layers[-1].mean
-        for layer, at in reversed(list(zip(self._stack.layers[:-1], layers[:-1], strict=True))):
+        gradient = outputs @ self._chain.layers[-1].mean
+        for layer, at in reversed(list(zip(self._chain.layers[:-1], layers[:-1], strict=True))):
             gradient = (gradient * (at.m > 0)[:, None]) @ layer.mean
         moved = (gradient.abs() @ ((problem.upper - problem.lower) / 2)[..., None])[..., 0]
         spare = ((outputs * layers[-1].m[:, None]).sum(-1) - rows.bound - moved) / spread
@@ -103,7 +103,7 @@ class WideBounds:
 
         pieces = itertools.chain(*(self._pieces(served & kind) for kind in (point, ~point)))
         self._deadline.reached(pieces, bounded)
-        return found
+        return (found + self._chain.law_distance).clamp(max=1.0)
 
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
         """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero; 0
@@ -120,7 +120,7 @@ class WideBounds:
                 found[index] = torch.maximum(found[index], some_case(part, part.total(values) + delta))
 
         self._deadline.reached(self._pieces(torch.ones_like(found, dtype=torch.bool)), bounded)
-        return found
+        return (found - self._chain.law_distance * (1 + 4 * UNIT)).clamp(min=0.0)
 
     def _pieces(self, chosen: Tensor) -> list[Tensor]:
         """Indices of the chosen items (N,), in parts to be looked at together."""
@@ -137,7 +137,7 @@ class WideBounds:
         outputs, bound, real = _asked(problem, lower, upper, outputs, inputs, bound)
         if self._shallow is None and (bool((lower == upper).all()) if point is None else point):
             points = RowsAtPoints(lower, upper, outputs, torch.where(real, bound, 0.0))
-            ways = moments.failures(self._stack, points, self._deadline)
+            ways = moments.failures(self._chain, points, self._deadline)
             return [(delta, torch.where(real, values, 1.0)) for delta, values in ways]
         item, row = torch.nonzero(real, as_tuple=True)
         question = RowsAtBoxes(
@@ -148,7 +148,7 @@ class WideBounds:
         if self._shallow is not None:
             values = one_layer.failures(self._shallow, question, self._deadline)
         else:
-            values = two_layers.failures(self._stack, question, self._deadline)
+            values = two_layers.failures(self._chain, question, self._deadline)
         found[item, row] = torch.as_tensor(values, device=found.device)
         return [(0.0, found)]
 
@@ -177,12 +177,14 @@ def _added(total: Tensor, problem: Problem, less: Tensor | float = 0.0) -> Tenso
     return (total * (1 + 4 * (terms + 8) * UNIT) - less).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
 
 
-def wide_stack(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> Stack | None:
+def wide_stack(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> DenseChain | None:
     """The network as dense layers with ReLU and independent Gaussian weights, if that is what it is."""
     if not tails_apply(bounds, posterior, problem):
         return None
-    found = stack(bounds.engine.network, posterior, problem.lower.device)
-    if found is None or found.kind != "relu" or any(max(layer.mean.shape) > LARGEST for layer in found.layers):
+    found = dense_chain(bounds.engine.network, posterior, problem.lower.device)
+    if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
+        return None
+    if any(max(layer.mean.shape) > LARGEST for layer in found.layers):
         return None
     last = found.layers[-1]
     random = bool(((last.variance > 0) | (last.mean == 0)).all())

@@ -22,11 +22,11 @@ from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.layers import Dense, Stack
 from bnn_vnnlib.methods.decision.softmax.typical import Typical, typical
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NODES, PAID, Parabola, parabolas
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 
 WIDEST, MEMORY = 256, 2**23
@@ -39,16 +39,16 @@ LARGEST_BETA = 0.4
 """beta s^2 of the rows that bound variances, at most."""
 
 
-def serves(stack: Stack) -> bool:
+def serves(chain: DenseChain) -> bool:
     """Two hidden layers, not too wide for a matrix a row."""
-    return len(stack.layers) == 3 and stack.layers[0].outputs <= WIDEST
+    return len(chain.layers) == 3 and chain.layers[0].outputs <= WIDEST
 
 
 @dataclass(frozen=True, eq=False)
 class AtPoints:
     """What is known of P points at a budget: the first layer's law, typical values, ranges (P, 1, H2)."""
 
-    stack: Stack
+    chain: DenseChain
     law: Law
     typical: list[Typical]
     ranges: Rectangle
@@ -60,12 +60,12 @@ class AtPoints:
 
     def rates_at_once(self, rows: int) -> int:
         """How many rates of that many rows to look at in one go."""
-        return max(1, MEMORY // (len(self.law.blur) * rows * self.stack.layers[1].outputs * NODES * LEVELS))
+        return max(1, MEMORY // (len(self.law.blur) * rows * self.chain.layers[1].outputs * NODES * LEVELS))
 
     def log_moments(self, u: Tensor, spent: float) -> Tensor:
         """(2, P, R): upper bounds on log E[e^{u . f}; G] and on log E[e^{u . f}; G, J] for u (P, R, m),
         each entry rounded once at most."""
-        last, square = self.stack.layers[2], u * u
+        last, square = self.chain.layers[2], u * u
         alpha, size = u @ last.mean, u.abs() @ last.mean.abs()
         beta = square @ last.variance / 2 * (1 + PAID)
         known, paid = u @ last.bias + square @ last.bias_variance / 2, u.abs() @ last.bias.abs()
@@ -89,7 +89,7 @@ class AtPoints:
 
     def _first(self, found: Parabola, spent: float, *, bent: bool) -> Tensor:
         total = found.constant.sum(-1) + PAID * found.constant.abs().sum(-1)
-        return total + first_moments(self.stack.layers[1], self.law, found, spent, bent=bent)
+        return total + first_moments(self.chain.layers[1], self.law, found, spent, bent=bent)
 
     def log_coupled(self, weights: Tensor) -> Tensor:
         """Like `log_squares`, from the ends of the ranges: relu(m + s N) is at least relu(low + least N) for N > 0, and
@@ -122,14 +122,14 @@ def over_rates(rows: Tensor, above: Callable[[Tensor], Tensor]) -> Tensor:
     return above(flat).reshape(points, rates, height).transpose(0, 1)
 
 
-def at_points(stack: Stack, lower: Tensor, upper: Tensor, budget: float) -> AtPoints:
+def at_points(chain: DenseChain, lower: Tensor, upper: Tensor, budget: float) -> AtPoints:
     """For boxes (P, n) of size nearly zero; P(not G) <= budget."""
-    first = hidden(stack.layers[0], lower, upper)
-    law, expected = law_of(first), typical(stack, first.center)
-    return AtPoints(stack, law, expected, _ranges(stack.layers[1], law, expected[1], budget))
+    first = hidden(chain.layers[0], lower, upper)
+    law, expected = law_of(first), typical(chain, first.center)
+    return AtPoints(chain, law, expected, _ranges(chain.layers[1], law, expected[1], budget))
 
 
-def _ranges(dense: Dense, law: Law, guess: Typical, budget: float) -> Rectangle:
+def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Rectangle:
     level = math.log(4 * dense.outputs / budget) * (1 + 1e-12)
     reach = math.sqrt(2 * level)
     mean, square, _ = law.plain()

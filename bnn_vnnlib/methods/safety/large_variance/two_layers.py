@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.decision.softmax.layers import Stack
 from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.methods.safety.large_variance import composed, second_order
 from bnn_vnnlib.methods.safety.large_variance import moments as at_points
@@ -26,6 +25,7 @@ from bnn_vnnlib.methods.safety.large_variance.gaussian import Floats
 from bnn_vnnlib.methods.safety.large_variance.last import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
 
@@ -60,88 +60,88 @@ LARGEST = 2**22
 """Numbers that one row may take at once."""
 
 
-def serves(stack: Stack) -> bool:
+def serves(chain: DenseChain) -> bool:
     """Two hidden layers, and not too many inputs and neurons."""
-    return len(stack.layers) == 3 and _size(stack) <= LARGEST
+    return len(chain.layers) == 3 and _size(chain) <= LARGEST
 
 
-def _size(stack: Stack) -> int:
-    (first, inputs), (middle, _) = (layer.mean.shape for layer in stack.layers[:2])
+def _size(chain: DenseChain) -> int:
+    (first, inputs), (middle, _) = (layer.mean.shape for layer in chain.layers[:2])
     return int(middle * first * inputs)
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
-def failures(stack: Stack, question: RowsAtBoxes, deadline: Deadline) -> Floats:
+def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): upper bounds on the probabilities that a row holds somewhere in its box; 1 where nothing is known."""
     found = np.ones(len(question.box))
-    weights, blur, good = last_weights(stack.layers[-1], question.outputs, question.bound)
+    weights, blur, good = last_weights(chain.layers[-1], question.outputs, question.bound)
 
     def tried(budget: Budget, chosen: np.ndarray) -> None:
         for some in np.split(chosen, range(each, len(chosen), each)):
             if len(some):
                 deadline.check()
-                values = _bounded(stack, question, weights.rows(some), some, deadline, budget) + blur[some]
+                values = _bounded(chain, question, weights.rows(some), some, deadline, budget) + blur[some]
                 found[some] = np.fmin(found[some], values)
 
-    each = max(1, MEMORY // _size(stack))
+    each = max(1, MEMORY // _size(chain))
     first, second_ = BUDGETS
     floor = first.structure + first.ranges + first.shares[0]
     with suppress(OutOfTime):  # what was found before counts
         tried(first, np.flatnonzero(good))
         tried(second_, np.flatnonzero(good & (found < FLOOR * floor)))
-        for box in np.unique(question.box[found > HARD]) if composed.serves(stack) else ():
+        for box in np.unique(question.box[found > HARD]) if composed.serves(chain) else ():
             some = np.flatnonzero(good & (question.box == box) & (found > HARD))
             if len(some):
                 values = composed.failures(
-                    stack, question.lower[box], question.upper[box], weights.rows(some), deadline
+                    chain, question.lower[box], question.upper[box], weights.rows(some), deadline
                 )
                 found[some] = np.fmin(found[some], values + blur[some])
     return np.minimum(found, 1.0)
 
 
 def _bounded(
-    stack: Stack, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline, budget: Budget
+    chain: DenseChain, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline, budget: Budget
 ) -> Floats:
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
-    point, guess = _worst(stack, lower, upper, weights)
-    layer = around(stack.layers[0], point, lower, upper)
-    at = second(layer, stack.layers[1], guess, budget.structure)
-    ranges, spent = _ranges(stack, point, budget.ranges)
+    point, guess = _worst(chain, lower, upper, weights)
+    layer = around(chain.layers[0], point, lower, upper)
+    at = second(layer, chain.layers[1], guess, budget.structure)
+    ranges, spent = _ranges(chain, point, budget.ranges)
     lost = np.stack([loss(layer, at, weights, share, ranges) for share in budget.shares], 1)
     known = np.isfinite(lost) & layer.served[:, None]
     bound = np.nextafter(question.bound[some, None] + np.where(known, lost, 0.0) * (1 + 1e-9), np.inf)
     best = np.ones_like(lost)
-    hopeful = np.flatnonzero((_margins(stack, point, question.outputs[some]) > bound.min(1)) & known.any(1))
+    hopeful = np.flatnonzero((_margins(chain, point, question.outputs[some]) > bound.min(1)) & known.any(1))
     if len(hopeful):
         x = torch.as_tensor(point[hopeful])
         outputs = torch.as_tensor(question.outputs[some[hopeful]])[:, None].expand(-1, bound.shape[1], -1)
-        ways = at_points.failures(stack, RowsAtPoints(x, x, outputs, torch.as_tensor(bound[hopeful])), deadline)
+        ways = at_points.failures(chain, RowsAtPoints(x, x, outputs, torch.as_tensor(bound[hopeful])), deadline)
         best[hopeful] = np.stack([best[hopeful], *(values.numpy() + delta for delta, values in ways)]).min(0)
     spent = spent + budget.structure
     return (np.where(known, best, 1.0) + spent[:, None] + np.array(budget.shares)).min(1) * (1 + 1e-9)
 
 
-def _ranges(stack: Stack, point: Floats, budget: float) -> tuple[Rectangle | None, Floats]:
+def _ranges(chain: DenseChain, point: Floats, budget: float) -> tuple[Rectangle | None, Floats]:
     """Of (m, s) given h at points (Q, n), and the probability that one of them does not hold, (Q,)."""
-    if not second_order.serves(stack):
+    if not second_order.serves(chain):
         return None, np.zeros(len(point))
     x = torch.as_tensor(point)
-    at = second_order.at_points(stack, x, x, budget)
+    at = second_order.at_points(chain, x, x, budget)
     return at.ranges, budget + at.law.blur.numpy()
 
 
-def _margins(stack: Stack, point: Floats, outputs: Floats) -> Floats:
+def _margins(chain: DenseChain, point: Floats, outputs: Floats) -> Floats:
     """(Q,): the rows' means, about; where they do not exceed what is lost nothing can be won."""
-    mean = typical(stack, torch.as_tensor(point))[-1].m.numpy()
+    mean = typical(chain, torch.as_tensor(point))[-1].m.numpy()
     return np.asarray((mean * outputs).sum(1))
 
 
-def _worst(stack: Stack, lower: Floats, upper: Floats, weights: Weights) -> tuple[Floats, Floats]:
+def _worst(chain: DenseChain, lower: Floats, upper: Floats, weights: Weights) -> tuple[Floats, Floats]:
     """(Q, n): x*, and the gradient (Q, H1) in the first layer's outputs there. Any x* of the box is sound."""
     center, radius = (lower + upper) / 2, (upper - lower) / 2
-    layer = around(stack.layers[0], center, lower, upper)
-    at = typical(stack, torch.as_tensor(center))[1]
-    dense = stack.layers[1]
+    layer = around(chain.layers[0], center, lower, upper)
+    at = typical(chain, torch.as_tensor(center))[1]
+    dense = chain.layers[1]
     share = torch.special.ndtr(at.m / torch.sqrt(at.v + at.m_spread**2 + 1e-300)).numpy()
     mean, variance = dense.mean.numpy(), dense.variance.numpy()
     scaled, moved = weights.mean * share, weights.dev * share

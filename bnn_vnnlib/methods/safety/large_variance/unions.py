@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.layers import OneLayer
 from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 
@@ -19,7 +19,7 @@ LEAST = 1e-4
 
 
 def shared(
-    layers: OneLayer, problem: Problem, outputs: Tensor, bound: Tensor, failures: Tensor, deadline: Deadline
+    layers: DenseChain, problem: Problem, outputs: Tensor, bound: Tensor, failures: Tensor, deadline: Deadline
 ) -> Tensor:
     """(N,): at least this much may be taken from the sum over cases of an item.
 
