@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
-from bnn_vnnlib.runs.worker import FLEET
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```(python|sh|)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,7 +38,6 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
                 case _:
                     assert said.splitlines()[0] == text.strip()
                     checked += 1
-    FLEET.close()
     assert checked == 4
     with (tmp_path / "results" / "table.csv").open() as stream:
         rows = [(row["result"], row["checked"]) for row in csv.DictReader(stream)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
-from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Seed, Threads, Workers
+from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError, did_you_mean
 from bnn_vnnlib.system.printable import printable
 
@@ -51,6 +51,7 @@ def compare(
     rerun: Rerun = "never",
     workers: Workers = None,
     threads: Threads = None,
+    scheduler: Scheduler = None,
     seed: Seed = 0,
     recipes: Annotated[
         bool,
@@ -66,9 +67,9 @@ def compare(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.files.benchmarks import read_benchmarks
+        from bnn_vnnlib.jobs.pool import Places
         from bnn_vnnlib.runs.compare import Plan
         from bnn_vnnlib.runs.compare import compare as compared
-        from bnn_vnnlib.runs.pools import Places
         from bnn_vnnlib.runs.run import selected
         from bnn_vnnlib.runs.tools import tool as tool_of
 
@@ -81,7 +82,7 @@ def compare(
         instances = selected(read_benchmarks(benchmarks), only or [])
         if not instances:
             raise OptionError("no instance is left to compare" if only else "the tables hold no instances")
-        where = Places.shared(workers, threads, None)
+        where = Places.shared(workers, threads, scheduler)
 
         def told(name: str, number: int, total: int, entry: Entry) -> None:
             facts = entry.record["run"]

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bnn_vnnlib.cli.options import QueryName
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.system.isolation import cores, usual_threads
+from bnn_vnnlib.system.isolation import usual_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,10 +55,11 @@ EVERY = 10.0
 """Seconds between two lines of progress, where nobody looks at a terminal."""
 
 
-def places(workers: int | None, threads: int | None) -> dict[str, int]:
-    """`workers` and `threads` of a job: threads as the environment says, else one; workers as there are cores for."""
-    threads = threads or usual_threads()
-    return {"workers": workers or max(1, cores() // threads), "threads": threads}
+def places(workers: int | None, threads: int | None, scheduler: str | None) -> dict[str, Any]:
+    """`workers`, `threads` (where not given: as the environment says, else one) and `scheduler` of a job."""
+    from bnn_vnnlib.jobs.pool import Places
+
+    return vars(Places.shared(workers, threads or usual_threads(), scheduler))
 
 
 def widths(delta: list[float] | None) -> list[float] | float | None:

@@ -52,6 +52,7 @@ def radius(
     ] = None,
     workers: long_jobs.Workers = None,
     threads: long_jobs.Threads = None,
+    scheduler: options.Scheduler = None,
     debug: options.Debug = False,
 ) -> None:
     """Find the largest certified-robust and the smallest certified-unrobust radius (l-infinity) of each input.
@@ -74,7 +75,7 @@ def radius(
             found = radii(
                 long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
                 delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
-                **long_jobs.places(workers, threads), watch=watch,
+                **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, summary(found))
         long_jobs.tell(console, found.spent, "inputs", out)

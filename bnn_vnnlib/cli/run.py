@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from bnn_vnnlib.runs.pools import Places
+    from bnn_vnnlib.jobs.pool import Places
     from bnn_vnnlib.runs.run import How, Run
 
 
@@ -84,7 +84,7 @@ def run(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.runs.pools import Places
+        from bnn_vnnlib.jobs.pool import Places
         from bnn_vnnlib.runs.run import How
 
         for option, value in (("--timeout", timeout), ("--margin", margin), ("--memory", memory)):

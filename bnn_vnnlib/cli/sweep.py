@@ -30,6 +30,7 @@ from bnn_vnnlib.cli.options import (
     Method,
     NumBoxes,
     Rule,
+    Scheduler,
     Search,
     Seed,
     Strict,
@@ -77,6 +78,7 @@ def sweep(
     strict: Strict = False,
     workers: Workers = None,
     threads: Threads = None,
+    scheduler: Scheduler = None,
     debug: Debug = False,
 ) -> None:
     """Bound every box of one or several tables, millions of them, on one or many networks.
@@ -99,7 +101,7 @@ def sweep(
         )  # fmt: skip
         with shown(console, "boxes") as watch:
             found = swept(
-                read, bounding, out=out, chunk=chunk, points=points, **places(workers, threads), watch=watch,
+                read, bounding, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
         tell(console, found.spent, "boxes", out)

@@ -47,6 +47,7 @@ def uncertainty(
     ] = None,
     workers: long_jobs.Workers = None,
     threads: long_jobs.Threads = None,
+    scheduler: options.Scheduler = None,
     debug: options.Debug = False,
 ) -> None:
     """Bound the decision in balls (l-infinity) of several radii around each input, and read uncertainty from it.
@@ -67,7 +68,7 @@ def uncertainty(
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
                 delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
-                **long_jobs.places(workers, threads), watch=watch,
+                **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)
         long_jobs.tell(console, found.spent, "balls", out)

@@ -10,10 +10,10 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.benchmarks import Instance, existing
 from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
-from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.run import How, Run
 from bnn_vnnlib.runs.store import Again, Entry, Store
 from bnn_vnnlib.runs.task import Task, run_task

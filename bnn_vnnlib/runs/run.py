@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 from bnn_vnnlib import __version__
 from bnn_vnnlib.files.benchmarks import Instance, existing
 from bnn_vnnlib.files.sidecar import unfinished
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.pools import Places, completed
 from bnn_vnnlib.runs.store import Again, Entry, Runnable, Store, hashes
 from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task
@@ -133,8 +134,8 @@ class Run:
         """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
         of = {id(task): hashes(task) for task in self.todo}
         try:
-            with where.executor() as executor:
-                for task, outcome in completed(executor, function, self.todo):
+            with where.pool() as pool:
+                for task, outcome in pool.completed(deque(self.todo), lambda task: (function, task)):
                     kept = outcome if isinstance(outcome, Outcome) else _lost(task, outcome)
                     yield self.store.write(task, kept, of[id(task)])
         finally:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,15 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.sidecar import plain, read_object, sidecar_path, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
+from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.runs.worker import FLEET, Died, Overdue
 
 GRACE = 10.0
 """`verify` ends itself within 5 s of its limit; a process that is not back after this many seconds hangs."""
+
+MODULES = ("torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.cli", "bnn_vnnlib.witness", "bnn_vnnlib.model.reading",
+           "bnn_vnnlib.methods.safety.safety", "bnn_vnnlib.methods.decision")  # fmt: skip
+"""Everything slow that a process imports before the first time limit counts."""
 
 LOG_TAIL = 20_000
 """Characters of what was printed, for the log of an instance that failed."""
@@ -138,33 +145,53 @@ def run_task(task: Task) -> Outcome:
         attempt = _Attempt(Path(folder))
         try:
             return _decided(task, attempt)
-        except (Died, Overdue) as error:
-            FLEET.discard()
+        except Exception as error:
+            discard()
             return _cut_off(task, attempt, error)
         finally:
             if task.fresh:
-                FLEET.discard()
+                discard()
+
+
+def decide(arguments: list[str], log: str) -> int:
+    """Exit code of a command line, worked off in the process of an instance: exactly as `bnn-vnnlib` works it off.
+
+    Parameters
+    ----------
+    log : file of the instance for both output streams, so that even the last words of a crash are kept
+    """
+    app = import_module("bnn_vnnlib.cli").app  # a program to be run, not a part of this one
+
+    with open(log, "wb") as stream:
+        for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(stream.fileno(), descriptor)
+    try:
+        app(arguments, obj=time.monotonic())
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    return 0
 
 
 def _decided(task: Task, attempt: _Attempt) -> Outcome:
-    worker, attempt.prepare_time = FLEET.worker(task.threads, task.memory)
+    worker, attempt.prepare_time = own_worker(Kind(task.threads, task.memory, MODULES))
     attempt.begun = time.monotonic()
     limit = None if task.timeout is None else task.timeout + GRACE
-    code = worker.ask(task.command(attempt.results), attempt.log, limit)
+    code = worker.call(decide, task.command(attempt.results), str(attempt.log), limit=limit)
     taken = time.monotonic() - attempt.begun
     outcome = _read(task, attempt, taken)
     if outcome is None:
         return _without(task, Verdict.ERROR, f"no results file; exit code {code}", attempt.prepare_time, taken, attempt)
     if code == 1:  # a fault of the program: whatever it left behind in the process shall not reach another instance
-        FLEET.discard()
+        discard()
     if not (task.check and outcome.verdict is Verdict.SAT):
         return outcome
-    worker.ask(task.check_command(attempt.results, outcome.record["query"]), attempt.log, limit)
+    check = task.check_command(attempt.results, outcome.record["query"])
+    worker.call(decide, check, str(attempt.log), limit=limit)
     said = attempt.log.read_text(errors="replace").split("\n", 1)[0]
     return replace(outcome, checked=said)
 
 
-def _cut_off(task: Task, attempt: _Attempt, error: Died | Overdue) -> Outcome:
+def _cut_off(task: Task, attempt: _Attempt, error: Exception) -> Outcome:
     """A process that is gone may have written its last words: `verify` ends itself where its time limit passes."""
     taken = time.monotonic() - attempt.begun
     outcome = _read(task, attempt, taken)
@@ -173,7 +200,8 @@ def _cut_off(task: Task, attempt: _Attempt, error: Died | Overdue) -> Outcome:
     if isinstance(error, Overdue):
         reason = f"the process hung beyond the time limit and was ended ({error})"
         return _without(task, Verdict.TIMEOUT, reason, attempt.prepare_time, taken, attempt)
-    return _without(task, Verdict.ERROR, f"the process died: {error}", attempt.prepare_time, taken, attempt)
+    how = str(error) if isinstance(error, Died) else f"{type(error).__name__}: {error}"  # a MemoryError, for one
+    return _without(task, Verdict.ERROR, f"the process died: {how}", attempt.prepare_time, taken, attempt)
 
 
 def _read(task: Task, attempt: _Attempt, taken: float) -> Outcome | None:

@@ -12,20 +12,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.files.sidecar import plain, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
+from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.runs.groups import GROUPS
 from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
-from bnn_vnnlib.system.isolation import usual_threads, with_threads
+from bnn_vnnlib.system.isolation import usual_threads
 
 KILL_AFTER = 60.0
 """Seconds beyond the limit after which a tool is killed, as in the competition."""
+
+PREPARE_LIMIT = 600.0
+"""Seconds for the preparation of an instance, as in the competition."""
 
 _LARGEST = 2**31  # bytes of a file that is unpacked for a tool, or that a tool leaves
 _WORDS = {"holds": "unsat", "violated": "sat", "timed-out": "timeout", "timedout": "timeout", "to": "timeout"}
@@ -163,21 +166,23 @@ class ToolTask:
 def run_tool(task: ToolTask) -> Outcome:
     """Have a tool decide an instance, in a process group of its own that is killed as in the competition."""
     with tempfile.TemporaryDirectory(prefix="bnn-vnnlib-") as folder:
-        places = _places(task, Path(folder))
-        prepare_time = 0.0
+        places, log, prepare_time = _places(task, Path(folder)), Path(folder) / "log.txt", 0.0
         if task.tool.prepare is not None:
-            code, log, prepare_time = _call(task.tool.words(task.tool.prepare, places), 600.0, task.threads)
+            words = task.tool.words(task.tool.prepare, places)
+            code, prepare_time = _call(words, log, PREPARE_LIMIT, task.threads)
             if code != 0:
                 reason = f"prepare_instance.sh ended with {code}: the instance is skipped"
-                return _outcome(task, "error", reason, prepare_time, 0.0, log)
-        code, log, taken = _call(task.tool.words(task.tool.command, places), task.timeout + KILL_AFTER, task.threads)
-        results = Path(places["results"])
-        text = read_bytes(results, _LARGEST).decode(errors="replace") if results.is_file() else log
+                return _outcome(task, "error", reason, prepare_time, 0.0, _tail(log))
+        words = task.tool.words(task.tool.command, places)
+        code, taken = _call(words, log, task.timeout + KILL_AFTER, task.threads)
+        results, printed = Path(places["results"]), _tail(log)
+        text = read_bytes(results, _LARGEST).decode(errors="replace") if results.is_file() else printed
         word, witness = _said(text)
         if code is None and word is None:
-            return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, log)
+            return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, printed)
         if word is None:
-            return _outcome(task, "error", f"no verdict; exit code {code}", prepare_time, taken, log)
+            how = f"the process died: {code}" if isinstance(code, str) else f"no verdict; exit code {code}"
+            return _outcome(task, "error", how, prepare_time, taken, printed)
         return _outcome(task, word, f"said by {task.tool.name}", prepare_time, taken, "", witness)
 
 
@@ -196,28 +201,39 @@ def _places(task: ToolTask, folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _call(words: list[str], limit: float, threads: int | None) -> tuple[int | None, str, float]:
-    """(exit code, None if it had to be killed; what was printed; seconds)"""
+def _call(words: list[str], log: Path, limit: float, threads: int | None) -> tuple[int | str | None, float]:
+    """(exit code; None if it had to be killed; how its process died), and seconds.
+
+    A worker starts the tool and belongs to its process group, so that none of what the tool starts outlives either.
+    """
+    worker, _ = own_worker(Kind(threads))
     begun = time.monotonic()
-    with tempfile.TemporaryFile() as log:
+    try:
+        code: int | str | None = worker.call(run_words, words, str(log), limit=limit)
+    except Overdue:
+        code = None
+    except Died as error:
+        code = str(error)
+    taken = time.monotonic() - begun
+    discard()  # the whole group: tools start helpers that outlive them
+    return code, taken
+
+
+def run_words(words: list[str], log: str) -> int:
+    """Exit code of a program without standard input; 127, as in a shell, where it cannot be started."""
+    with open(log, "wb") as stream:
         try:
-            process = GROUPS.start(words, stdout=log, stderr=subprocess.STDOUT, env=with_threads(threads))
+            return subprocess.call(words, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)  # noqa: S603
         except OSError as error:
-            return 127, f"{words[0]}: {error.strerror}", 0.0
-        try:
-            code: int | None = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            GROUPS.end(process)  # the whole group: tools start helpers that outlive them
-        taken = time.monotonic() - begun
-        return code, _tail(log), taken
+            stream.write(f"{words[0]}: {error.strerror}".encode())
+            return 127
 
 
-def _tail(log: IO[bytes]) -> str:
+def _tail(log: Path) -> str:
     """The last of what was printed, which may be gigabytes."""
-    log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * LOG_TAIL))  # a letter has four bytes at most
-    return log.read().decode(errors="replace")[-LOG_TAIL:]
+    with log.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4 * LOG_TAIL))  # a letter has four bytes at most
+        return stream.read().decode(errors="replace")[-LOG_TAIL:]
 
 
 def _said(text: str) -> tuple[str | None, str]:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
@@ -31,7 +32,7 @@ from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, joined, usual_chunk
+from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, growing, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Bounding
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
@@ -229,7 +230,7 @@ def uncertainty(
     source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,
     delta: ArrayLike | None = None, own: bool = False, bounding: Bounding | None = None,
     out: str | Path | None = None, chunk: int | None = None, workers: int = 1, threads: int | None = None,
-    watch: Watch | None = None,
+    scheduler: str | None = None, watch: Watch | None = None,
 ) -> UncertaintyResult:  # fmt: skip
     """Bound the decision over balls of several radii around each input, and read uncertainty from the bounds.
 
@@ -260,7 +261,7 @@ def uncertainty(
     setting = how.settled(model)
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
-    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
     parts = carry_out(job, folder, where, watch)

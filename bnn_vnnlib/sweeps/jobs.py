@@ -5,36 +5,26 @@ A chunk is done at once, or in steps, each of which is kept as well.
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.worker import Died, Kind, discard, own_worker
 from bnn_vnnlib.sweeps.arrays import Arrays
 from bnn_vnnlib.sweeps.folder import Cost, Folder, Kept, Part, Step
 from bnn_vnnlib.system.environment import plain_state
-from bnn_vnnlib.system.heap import keep_freed_memory
-from bnn_vnnlib.system.isolation import isolated
 
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
-
-AHEAD = 2
-"""Chunks handed out to each worker at a time, so that none waits for the next."""
 
 FIRST, GROWTH = 4, 4
 """Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
@@ -114,26 +104,7 @@ def _read(path: Path) -> Model:
     return read_model(path)
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Where the work is done.
-
-    Attributes
-    ----------
-    number : processes (1: this one)
-    threads : torch threads of each; None: as they are (in other processes: as the environment says, else one)
-    """
-
-    number: int = 1
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("workers", self.number), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, found {value}")
-
-
-def carry_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | None = None) -> list[Part]:
+def carry_out(job: Job, folder: Folder | None, where: Places, watch: Watch | None = None) -> list[Part]:
     """Do what is left of a job and return all parts in order.
 
     Raises
@@ -142,12 +113,12 @@ def carry_out(job: Job, folder: Folder | None, workers: Workers, watch: Watch | 
     InputError : a worker process was ended from outside
     """
     if folder is None:
-        return _carried_out(job, None, workers, watch)
+        return _carried_out(job, None, where, watch)
     with folder.opened(job.settings) as kept:
-        return _carried_out(job, kept, workers, watch)
+        return _carried_out(job, kept, where, watch)
 
 
-def _carried_out(job: Job, kept: Kept | None, workers: Workers, watch: Watch | None) -> list[Part]:
+def _carried_out(job: Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
     todo = [chunk for chunk in range(len(job)) if kept is None or chunk not in kept.parts]
     begun = {} if kept is None else {chunk: kept.step(chunk) for chunk in todo if chunk in kept.steps}
     rows, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))
@@ -161,7 +132,7 @@ def _carried_out(job: Job, kept: Kept | None, workers: Workers, watch: Watch | N
             watch(Progress(finished + sum(halves.values()), rows, first, steps, again))
 
     tell()
-    for chunk, found in _parts(job, todo, begun, workers):
+    for chunk, found in _parts(job, todo, begun, where):
         if isinstance(found, Step):
             halves[chunk] = found.done
             steps += 1
@@ -206,54 +177,48 @@ def joined(parts: Sequence[Part], order: Sequence[str]) -> Arrays:
     return {name: values[index] for name, values in columns.items()}
 
 
-def _parts(
-    job: Job, todo: Sequence[int], begun: Mapping[int, Step], workers: Workers
-) -> Iterator[tuple[int, Part | Step]]:
-    """The chunks and their steps, as they are done."""
-    if workers.number == 1 or len(todo) <= 1:
-        with _threads(workers.threads):
+def _parts(job: Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:
+    """The chunks and their steps, as they are done: here, if they are to be done one after the other."""
+    if not todo:
+        return
+    if where.scheduler is None and (where.workers == 1 or len(todo) <= 1):
+        with _threads(where.threads):
             for chunk in todo:
                 found: Part | Step | None = begun.get(chunk)
                 while not isinstance(found, Part):
                     found = _run(job.task(chunk), found)
                     yield chunk, found
         return
-    context = multiprocessing.get_context("spawn")
-    number = min(workers.number, len(todo))
-    life, line = context.Pipe(duplex=False)  # the workers end when this end of the line is closed, even by a kill
-    pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(workers.threads, life))
+    waiting, kind = deque(todo), Kind(where.threads)
+
+    def call(chunk: int) -> tuple[Any, ...]:
+        return _in_process, kind, job.task(chunk), begun.get(chunk)
+
+    with replace(where, workers=min(where.workers, len(todo))).pool() as pool:
+        for chunk, result in pool.completed(waiting, call):
+            if isinstance(result, Died):
+                raise InputError(
+                    f"a worker process was ended from outside, twice at the same chunk ({result}); what is finished is "
+                    "kept: give the same command again, with fewer workers if memory was short"
+                )
+            if isinstance(result, BaseException):
+                raise result
+            if isinstance(result, Step):
+                begun[chunk] = result
+                waiting.appendleft(chunk)
+            yield chunk, result
+
+
+def _in_process(kind: Kind, task: Task, earlier: Step | None) -> Part | Step:
+    """`_run` in the process of this thread; once more in a new one, if that one is ended from outside."""
+    with suppress(Died):
+        return own_worker(kind)[0].call(_run, task, earlier)
+    discard()
     try:
-        yield from _from_pool(pool, job, todo, begun, AHEAD * number)
-        pool.shutdown()
-    except BrokenProcessPool:
-        message = "a worker process was ended from outside, perhaps for lack of memory; what is finished is kept: "
-        raise InputError(f"{message}give the same command again, with fewer workers") from None
-    finally:
-        line.close()
-        pool.shutdown(cancel_futures=True)
-        life.close()
-
-
-def _from_pool(
-    pool: ProcessPoolExecutor, job: Job, todo: Sequence[int], begun: Mapping[int, Step], ahead: int
-) -> Iterator[tuple[int, Part | Step]]:
-    running: dict[Future[Part | Step], int] = {}
-    waiting = iter(todo)
-
-    def submit(chunk: int, earlier: Step | None) -> None:
-        with isolated():  # this may start a process
-            running[pool.submit(_run, job.task(chunk), earlier)] = chunk
-
-    while True:
-        while len(running) < ahead and (chunk := next(waiting, None)) is not None:
-            submit(chunk, begun.get(chunk))
-        if not running:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            chunk, found = running.pop(future), future.result()
-            if isinstance(found, Step):
-                submit(chunk, found)
-            yield chunk, found
+        return own_worker(kind)[0].call(_run, task, earlier)
+    except Died:
+        discard()
+        raise
 
 
 @plain_state()
@@ -291,19 +256,3 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _start(threads: int | None, life: Connection) -> None:
-    """A worker process: whoever started it decides when it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
-    keep_freed_memory()
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def _end_with(life: Connection) -> None:
-    multiprocessing.connection.wait([life])
-    os._exit(1)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
@@ -19,7 +20,7 @@ from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
 from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, joined, usual_chunk
+from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
@@ -167,7 +168,7 @@ class RadiusJob:
 def radii(
     source: Source, inputs: Inputs, search: Radii, *, threshold: float | None = None, delta: ArrayLike | None = None,
     own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int | None = None,
-    workers: int = 1, threads: int | None = None, watch: Watch | None = None,
+    workers: int = 1, threads: int | None = None, scheduler: str | None = None, watch: Watch | None = None,
 ) -> RadiusResult:  # fmt: skip
     """MaxRR and MinUR in l-infinity balls around each input, by bisection over all inputs together.
 
@@ -194,7 +195,7 @@ def radii(
     how = _with_thresholds(bounding or Bounding(), threshold, model)
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
-    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
-from bnn_vnnlib.sweeps.jobs import Source, Watch, Workers, carry_out, growing, joined, usual_chunk
+from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, growing, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, Bounding
 from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
@@ -225,7 +226,8 @@ def _blocks(number: int, pair: Pair) -> list[_Block]:
 @plain_state()
 def sweep(
     pairs: Sequence[Pair], bounding: Bounding | None = None, *, out: str | Path | None = None, chunk: int | None = None,
-    points: bool = False, workers: int = 1, threads: int | None = None, watch: Watch | None = None,
+    points: bool = False, workers: int = 1, threads: int | None = None,
+    scheduler: str | None = None, watch: Watch | None = None,
 ) -> SweepResult:  # fmt: skip
     """Bound every box of every table.
 
@@ -239,13 +241,15 @@ def sweep(
     points : keep the attacked point of each row
     workers, threads : processes, and threads of each (None: torch's own number; in other processes as the environment
         says, else 1)
+    scheduler : address of a Dask scheduler, on which the chunks are bounded, or "local": a cluster of so many workers
+        on this machine; the workers must find the networks under the same paths
     watch : called after each chunk
 
     Raises
     ------
     InputError : tables, networks and options that do not fit, before any work; a folder that holds another sweep
     """
-    where, folder = Workers(workers, threads), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
     job = SweepJob(pairs, bounding or Bounding(), chunk, points, workers)

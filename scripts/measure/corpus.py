@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bnn_vnnlib.files.benchmarks import Instance
-from bnn_vnnlib.runs.pools import Places
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.runs.run import How, Run
 from bnn_vnnlib.runs.store import Entry, Store
 

@@ -13,7 +13,6 @@ from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import tools
 from bnn_vnnlib.runs.agreement import Answer, Contradiction, Line, agreement, contradictions, solved
 from bnn_vnnlib.runs.tools import RECIPES, Tool, ToolTask, run_tool, tool
-from bnn_vnnlib.runs.worker import FLEET
 from support.command import call
 
 PROPERTY = """
@@ -172,7 +171,6 @@ def test_a_comparison(benchmark, tmp_path):
     kinds = ("--network", "mean", "--network", "sampled", "--network", "merged")
     args = (benchmark, "--out", out, "--tool", liar, *kinds, "--samples", 3, "--query", "decision", "--workers", 1)
     said = compare(*args).stderr
-    FLEET.close()
     rows = {(row["network"], row["property"], row["variant"]): row for row in table(out / "comparison.csv")}
     assert len(rows) == 2 + 2 * (1 + 3 + 1)
     # The plain network stays below 1; the mean reaches 2, as does the prediction of the BNN; the draws 1 or 3.
@@ -199,7 +197,6 @@ def test_a_comparison(benchmark, tmp_path):
     # Once more: everything is finished.
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.txt")}
     compare(*args)
-    FLEET.close()
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.txt")} == times
     assert json.loads((out / "runs" / "liar" / "run.json").read_text())["command"].startswith("bash -c")
 

@@ -12,36 +12,34 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
 import pytest
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.jobs import worker
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
-from bnn_vnnlib.runs import worker
-from bnn_vnnlib.runs.pools import Places
 from bnn_vnnlib.runs.store import Store
 from bnn_vnnlib.runs.tables import COLUMNS
-from bnn_vnnlib.runs.worker import Worker
 from bnn_vnnlib.system.durable import locked
 from support.command import call
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """
 import json, os, signal, sys, time
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    request = json.loads(line)
-    arguments = request["arguments"]
+sys.path[:] = sys.argv.pop(1).split("\\n")
+from bnn_vnnlib.jobs import worker
+from bnn_vnnlib.runs import task
+
+def decide(arguments, log):
     given = dict(word.split("=", 1) for word in arguments if "=" in word)
-    print("words of the program", file=open(request["log"], "w"))
+    with open(log, "w") as stream:
+        print("valid" if arguments[0] == "check-witness" else "words of the program", file=stream)
     if arguments[0] == "check-witness":
-        print("valid", file=open(request["log"], "w"))
-        print(json.dumps({"code": 0}), flush=True)
-        continue
+        return 0
     what = open(arguments[1]).read().split()[0]
     if what == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -49,9 +47,10 @@ for line in sys.stdin:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hang":
         time.sleep(600)
+    if what == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if what == "nothing":
-        print(json.dumps({"code": 7}), flush=True)
-        continue
+        return 7
     word = {"fault": "error", "late": "timeout"}.get(what, what)
     if what == "edits":
         open(arguments[1], "a").write(" edited")
@@ -66,7 +65,10 @@ for line in sys.stdin:
         stream.write(word + "\\n" + ("((X_0 1.0) (Y_0 2.0))\\n" if word == "sat" else ""))
     if what == "late":
         os._exit(0)
-    print(json.dumps({"code": 1 if what == "fault" else 0}), flush=True)
+    return 1 if what == "fault" else 0
+
+task.decide = decide
+worker.serve()
 """
 
 
@@ -76,9 +78,9 @@ def stand_in(tmp_path, monkeypatch):
     program = tmp_path / "stand_in.py"
     program.write_text(STAND_IN)
     monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    monkeypatch.setattr(tasks, "MODULES", ())
     monkeypatch.setattr(tasks, "GRACE", 0.5)
-    yield program
-    worker.FLEET.close()
+    return program
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def benchmark(tmp_path):
         for index, word in enumerate(words):
             if word != "missing":
                 (folder / f"{index}_{word}.vnnlib").write_text(word)
-            rows.append(f"net.onnx,{index}_{word}.vnnlib,{0.1 if word == 'hang' else timeout}\n")
+            rows.append(f"net.onnx,{index}_{word}.vnnlib,{0.1 if word in ('hang', 'stopped') else timeout}\n")
         (folder / "instances.csv").write_text("".join(rows))
         return folder
 
@@ -121,16 +123,17 @@ def record(out: Path, word: str) -> dict:
 
 
 def test_one_instance_that_dies_does_not_end_the_run(stand_in, benchmark, tmp_path):
-    words = ("unsat", "segfault", "memory", "sat", "hang", "nothing", "fault", "late", "missing", "unknown")
+    words = ("unsat", "segfault", "memory", "sat", "hang", "stopped", "nothing", "fault", "late", "missing", "unknown")
     out = tmp_path / "out"
     run(benchmark(*words), "--out", out, "--workers", 2)
-    expected = {"segfault": "error", "memory": "error", "hang": "timeout", "nothing": "error", "fault": "error",
-                "late": "timeout", "missing": "error"}  # fmt: skip
+    expected = {"segfault": "error", "memory": "error", "hang": "timeout", "stopped": "timeout", "nothing": "error",
+                "fault": "error", "late": "timeout", "missing": "error"}  # fmt: skip
     assert results(out) == [(word, expected.get(word, word)) for word in words]
     reasons = {row["property"].split("_")[1].removesuffix(".vnnlib"): row["reason"] for row in table(out)}
     assert "signal SIGSEGV" in reasons["segfault"]
     assert "SIGKILL, as when memory runs out" in reasons["memory"]
     assert "hung beyond the time limit" in reasons["hang"]
+    assert "hung beyond the time limit" in reasons["stopped"]
     assert "exit code 7" in reasons["nothing"]
     assert "no such file" in reasons["missing"]
     (log,) = (out / "instances").glob("*/*segfault-*.log")
@@ -498,8 +501,9 @@ def test_a_killed_run_leaves_no_process_and_goes_on(stand_in, benchmark, tmp_pat
     (folder / "instances.csv").write_text((folder / "instances.csv").read_text().replace("0.1", "60"))
     starter = f"""
 import sys
-from bnn_vnnlib.runs import worker
-worker.PROGRAM = ({str(stand_in)!r},)
+from bnn_vnnlib.jobs import worker
+from bnn_vnnlib.runs import task
+worker.PROGRAM, task.MODULES = ({str(stand_in)!r},), ()
 from bnn_vnnlib.cli import app
 app(["run", {str(folder)!r}, "--out", {str(out)!r}, "--workers", "1"])
 """
@@ -560,10 +564,10 @@ def test_options_of_a_run_are_left_out_where_they_do_not_apply(real, tmp_path):
 GREEDY = """
 import sys
 sys.path[:] = sys.argv.pop(1).split("\\n")
-from bnn_vnnlib.runs import child
-child._import = lambda: None
-child._serve = lambda arguments: len(bytearray(2**32))
-child.main()
+from bnn_vnnlib import cli
+from bnn_vnnlib.jobs import worker
+cli.app = lambda arguments, obj: len(bytearray(2**32))
+worker.serve()
 """
 
 
@@ -571,47 +575,13 @@ def test_an_instance_cannot_allocate_more_than_it_may(benchmark, tmp_path, monke
     program = tmp_path / "greedy.py"
     program.write_text(GREEDY)
     monkeypatch.setattr(worker, "PROGRAM", (str(program),))
+    monkeypatch.setattr(tasks, "MODULES", ())
     out = tmp_path / "out"
     run(benchmark("unsat"), "--out", out, "--memory", 1, code=1)
-    worker.FLEET.close()
     assert results(out) == [("unsat", "error")]
+    assert "MemoryError" in table(out)[0]["reason"]
     (log,) = (out / "instances").glob("*/*.log")
     assert "MemoryError" in log.read_text()
-
-
-BUSY = """
-import sys, time
-sys.path[:] = sys.argv.pop(1).split("\\n")
-from bnn_vnnlib.runs import child
-child._import = lambda: None
-child._serve = lambda arguments: time.sleep(600)
-child.main()
-"""
-
-
-def test_a_process_without_a_parent_ends_whatever_it_does(tmp_path, monkeypatch):
-    program = tmp_path / "busy.py"
-    program.write_text(BUSY)
-    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
-    process = Worker(threads=1, memory=None)
-    inner = process._process
-    inner.stdin.write(json.dumps({"arguments": [], "log": str(tmp_path / "log")}).encode() + b"\n")
-    inner.stdin.close()
-    assert inner.wait(20) == 0
-    process.end()
-
-
-def test_a_process_that_starts_while_the_run_ends_is_not_left_behind(tmp_path, monkeypatch):
-    program = tmp_path / "slow.py"
-    program.write_text("import time\ntime.sleep(0.5)\nprint('{}', flush=True)\ntime.sleep(600)\n")
-    monkeypatch.setattr(worker, "PROGRAM", (str(program),))
-    fleet = worker.Fleet()
-    with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(fleet.worker, 1, None)
-        time.sleep(0.2)
-        fleet.close()
-        with pytest.raises(worker.Died, match="the run was ended"):
-            started.result(60)
 
 
 @pytest.mark.parametrize(
