@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
 from bnn_vnnlib.signature import Variable
-from bnn_vnnlib.system.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

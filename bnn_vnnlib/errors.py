@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 _LONGEST, _LONGEST_NAME = 4000, 200
 _LONG_WORD = re.compile(r"(\S{200})\S{50,}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Lines as Lines
 from bnn_vnnlib.bounds.functions import CURVES
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, down, up
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 FLAT = 1e-12
 """Slopes below this become 0: the critical point of f(z) - slope * z would be ill-conditioned."""

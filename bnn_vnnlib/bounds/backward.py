@@ -13,12 +13,12 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
-from bnn_vnnlib.bounds.rounding import TINY
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Input, Linear, Shift
+from bnn_vnnlib.rounding import TINY
 
 
 def walk_back(

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT
 
 Function = Callable[[Tensor], Tensor]
 HALVINGS, SAMPLES = 24, 8

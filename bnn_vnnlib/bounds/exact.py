@@ -27,11 +27,11 @@ from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.curves import Curve
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import ANY, LEAST, TINY, down, exponent, finest, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant, Conv, Input, Linear, Node, Scale, Shift, Sum
+from bnn_vnnlib.rounding import ANY, LEAST, TINY, down, exponent, finest, gamma
 
 PARTIAL = {
     kind: shape for kind, shape in ACTIVATIONS.items() if isinstance(shape, Curve) and shape.defined is not torch.le

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT
 
 
 def softmax_lower(coefficients: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

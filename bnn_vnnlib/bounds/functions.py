@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Curve, Lines, Piece
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, down, up
 from bnn_vnnlib.network.functions import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 INF = math.inf
 _SILU = 2.3993572805154677

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, gamma, up
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
@@ -39,6 +38,7 @@ from bnn_vnnlib.network.nodes import (
     Sum,
     Transpose,
 )
+from bnn_vnnlib.rounding import TINY, UNIT, down, gamma, up
 
 
 @dataclass(frozen=True, eq=False)

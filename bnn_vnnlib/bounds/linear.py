@@ -35,7 +35,6 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.relaxations import max_lines, planes
-from bnn_vnnlib.bounds.rounding import SMALL, TINY
 from bnn_vnnlib.bounds.walk import Walk, common, dot, filled, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.network import maps
@@ -57,6 +56,7 @@ from bnn_vnnlib.network.nodes import (
     Sum,
     Transpose,
 )
+from bnn_vnnlib.rounding import SMALL, TINY
 
 WIDE = 128
 """Inputs beyond which a walk is rough, and the first layer is bounded by intervals (see `engine`)."""

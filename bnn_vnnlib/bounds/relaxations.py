@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT
+from bnn_vnnlib.rounding import TINY, UNIT
 
 
 @dataclass(frozen=True, eq=False)

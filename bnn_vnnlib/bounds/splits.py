@@ -24,11 +24,11 @@ from torch import Tensor
 from bnn_vnnlib.bounds import backward, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, dot
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 RATE, DECAY = 0.3, 0.95
 """First step of the ascent for the slopes, and what is left of it after each step."""

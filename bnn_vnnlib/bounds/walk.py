@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Conv, Linear, Node, Scale
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 RangeKey = tuple[str, int, int]
 

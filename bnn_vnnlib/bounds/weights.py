@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, down, finest, squared, squared_down, up
 from bnn_vnnlib.network.nodes import Param
+from bnn_vnnlib.rounding import TINY, UNIT, down, finest, squared, squared_down, up
 
 
 @dataclass(frozen=True, eq=False)

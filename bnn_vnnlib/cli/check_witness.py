@@ -10,7 +10,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Likelihood, Outputs, QueryName, Seed, TauSafe, TauUnsafe
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 FAILED = 3
 

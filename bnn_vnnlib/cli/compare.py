@@ -10,7 +10,7 @@ import typer
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError, did_you_mean
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,7 +31,7 @@ from bnn_vnnlib.cli.options import (
     Workers,
 )
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -38,7 +38,7 @@ from bnn_vnnlib.cli.options import (
     TauUnsafe,
 )
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.methods.safety.refine import Goal
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds, tails_apply
@@ -22,6 +21,7 @@ from bnn_vnnlib.network.network import Gaussian, Mixture, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 

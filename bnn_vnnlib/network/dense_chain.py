@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import LOST, TINY, UNIT, gamma
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Node, Param
+from bnn_vnnlib.rounding import LOST, TINY, UNIT, gamma
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

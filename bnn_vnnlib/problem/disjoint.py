@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import UNIT
 
 
 def some_case(problem: Problem, failures: Tensor) -> Tensor:

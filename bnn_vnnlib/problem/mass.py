@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import SPECIAL, TINY, UNIT
+from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
 
 Floats = NDArray[np.float64]
 

@@ -18,10 +18,10 @@ from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.engine import Engine, RowBounds
 from bnn_vnnlib.bounds.functional import sigmoid_lower, softmax_lower
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import down
 from bnn_vnnlib.bounds.walk import LinearForm, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.problem import Problem, Rows
+from bnn_vnnlib.rounding import down
 
 Transform = Literal["identity", "softmax", "sigmoid"]
 

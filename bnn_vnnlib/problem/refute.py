@@ -12,11 +12,11 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
-from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes, only_compares_classes
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.question.property import row_false, row_true
+from bnn_vnnlib.rounding import TINY, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 LP_SIZE = 200_000

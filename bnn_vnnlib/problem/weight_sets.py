@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
+from bnn_vnnlib.rounding import UNIT
 
 Device = torch.device | str
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers.packed import read_text
-from bnn_vnnlib.system.printable import printable
 
 MOST = 2**26
 """Bytes of a table, unpacked."""

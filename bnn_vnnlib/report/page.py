@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 _UNSEEN = re.compile(r"\\u[0-9a-f]{4}|\\.|[^\x20-\x7e]")
 _ASSETS = files("bnn_vnnlib.report") / "assets"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.system.printable import printable
 
 Interval = tuple[float, float]
 Vector = tuple[float, ...]

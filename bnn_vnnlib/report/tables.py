@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
-from bnn_vnnlib.system.printable import printable
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$#&])")
 _LATEX = str.maketrans({

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.runs.store import Entry, reason_of
 from bnn_vnnlib.system.durable import replacing
-from bnn_vnnlib.system.printable import printable
 
 Kind = Literal["text", "number", "numbers"]
 Record = Mapping[str, Any]

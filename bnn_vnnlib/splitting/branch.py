@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Constraints, Problem
+from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.splitting.pairs import Pairs
 from bnn_vnnlib.system.clock import OutOfTime
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import TINY, UNIT
 
 
 class Forest:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from bnn_vnnlib.attack import transformed
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import TINY
 
 ROUNDED_ZERO = 1e-9
 """Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""

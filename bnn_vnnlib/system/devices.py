@@ -1,6 +1,6 @@
 """Where tensors live: the CPU or a CUDA device, and what a bound may trust there.
 
-The payments of `bounds.rounding` hold for any order of summation in IEEE float64. On a CUDA device two things break
+The payments of `rounding` hold for any order of summation in IEEE float64. On a CUDA device two things break
 that: cuDNN may convolve by Fourier transforms, and cuBLAS can be told to emulate float64. The first is switched off
 where convolutions are computed, the second is refused.
 """

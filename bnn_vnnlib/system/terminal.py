@@ -8,7 +8,7 @@ from typing import IO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from bnn_vnnlib.system.printable import printable
+from bnn_vnnlib.printable import printable
 
 
 class Terminal(Console):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bnn_vnnlib.errors import InputError, ModelError
+from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import (
     located,
     packed,
@@ -22,7 +23,6 @@ from bnn_vnnlib.readers import (
     table_text,
     tables,
 )
-from bnn_vnnlib.system.printable import printable
 
 TEXT = b"a,b\n" * 10
 

@@ -18,7 +18,6 @@ from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, slopes
@@ -27,6 +26,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
+from bnn_vnnlib.rounding import UNIT
 
 
 @dataclass(eq=False)

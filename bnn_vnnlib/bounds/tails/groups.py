@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import over_rows
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 Weighted = Linear | Conv | Scale
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from bnn_vnnlib.bounds import linear
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
 from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.tails.uses import Range, Uses, Weighted, excess
@@ -33,6 +32,7 @@ from bnn_vnnlib.network.nodes import (
     Sum,
     Transpose,
 )
+from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 
 Squares = dict[str, Tensor]
 

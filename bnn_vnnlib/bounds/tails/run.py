@@ -12,7 +12,6 @@ from torch import Tensor
 from bnn_vnnlib.bounds import backward, interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.tails.differences import Differences
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.plan import Deviations, Plan, own_noise_is_independent, sources_enter_once
@@ -24,6 +23,7 @@ from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Node, Reshape, Scale, Shift, Transpose
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 MEMORY = 2**19
 """Number of float64 in the largest tensor of one chunk, at most about."""

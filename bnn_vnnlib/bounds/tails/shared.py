@@ -32,12 +32,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.tails.groups import Group, Use, Weighted
 from bnn_vnnlib.bounds.walk import sum_to
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Linear, Param, Shift
+from bnn_vnnlib.rounding import TINY, gamma
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT
 from bnn_vnnlib.bounds.tails.variation import Moments
 from bnn_vnnlib.network.nodes import Activation, Node
+from bnn_vnnlib.rounding import TINY, UNIT
 
 ERROR = 1e-13
 """Error of R relative to |m| + s, of c relative to 1; a few ulp of Phi and phi, with room."""

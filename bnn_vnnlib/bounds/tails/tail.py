@@ -74,7 +74,7 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import SPECIAL, TINY, UNIT
+from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
 
 FOLD = math.sqrt(2 / math.pi) * (1 + 4 * UNIT)
 """E|N|, rounded up."""

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, gamma, squared, squared_down
 from bnn_vnnlib.bounds.walk import dot, dots, over_rows, sum_to
 from bnn_vnnlib.bounds.weights import ParamBox, aligned
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import Conv, Linear, Scale
+from bnn_vnnlib.rounding import TINY, gamma, squared, squared_down
 
 Weighted = Linear | Conv | Scale
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
 from bnn_vnnlib.bounds.weights import WeightBoxes
@@ -41,6 +40,7 @@ from bnn_vnnlib.network.nodes import (
     Sum,
     Transpose,
 )
+from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 
 STEEPEST = {
     "abs": 1.0, "clip": 1.0, "softplus": 1.0, "atan": 1.0, "softsign": 1.0, "sin": 1.0, "cos": 1.0, "silu": 1.13,

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.decision.moments import output_norms
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, layered_lower
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 MEMORY = 2**22
 """Numbers (boxes x items x rows x outputs) of one chunk, at most about."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.attack import Aim
-from bnn_vnnlib.bounds.rounding import TINY, gamma
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.decision.median_sources import MedianSource, TailMedians, WeightMedians
 from bnn_vnnlib.methods.decision.method import Criterion, Method, moderate
@@ -31,6 +30,7 @@ from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.mass import BoxUnion
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+from bnn_vnnlib.rounding import TINY, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 HALF = np.array([0.5 + 1e-6])

@@ -19,12 +19,12 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, Mass
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, Rows
+from bnn_vnnlib.rounding import UNIT
 
 DOUBLINGS, HALVINGS = 10, 9
 """Steps of the search for v: away from where it cannot be, and back."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
@@ -42,6 +41,7 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.problem.weight_sets import params_of
+from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
 
 
 def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import exact
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
@@ -29,6 +28,7 @@ from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes
 from bnn_vnnlib.problem.points import point_box
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 FIRST, SECOND = 1e-8, 1e-3

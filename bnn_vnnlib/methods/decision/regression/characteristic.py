@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.rounding import UNIT
 
 Floats = NDArray[np.float64]
 

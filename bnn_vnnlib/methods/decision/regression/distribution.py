@@ -16,7 +16,6 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.methods.decision.regression.characteristic import (
     BLOCK,
     MEMORY,
@@ -31,6 +30,7 @@ from bnn_vnnlib.methods.decision.regression.characteristic import (
     moments,
     term,
 )
+from bnn_vnnlib.rounding import UNIT
 
 ENOUGH = 1e-6
 """Error of a probability that asks for no more."""

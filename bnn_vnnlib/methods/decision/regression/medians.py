@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.regression.characteristic import Sums
 from bnn_vnnlib.methods.decision.regression.distribution import quantiles, spread
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows, squares
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 SHARES = np.array([0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2])

@@ -29,12 +29,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.regression.relu import squares
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE
 from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 PIECES = 64

@@ -24,8 +24,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, FLOOR
+from bnn_vnnlib.rounding import gamma
 
 REACH = 8.75
 """2 Phi(-8.75) < 3e-18."""

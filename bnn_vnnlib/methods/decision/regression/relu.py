@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.regression.branching import Bounded
 from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, FLOOR, Rows
 from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import gamma
 
 STEEPEST = 0.4
 """More than phi(0)."""

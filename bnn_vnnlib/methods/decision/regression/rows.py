@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import UNIT, gamma
 
 ABSOLUTE = 1e-14
 """Absolute error allowed to Phi, phi and tanh in torch (tested against mpmath)."""

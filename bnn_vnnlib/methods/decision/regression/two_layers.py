@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.methods.decision.regression.bending import WIDER, interpolation_errors
 from bnn_vnnlib.methods.decision.regression.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, star_points
 from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 Floats = NDArray[np.float64]

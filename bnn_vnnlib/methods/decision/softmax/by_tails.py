@@ -20,10 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, UNIT, gamma
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import over_box
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 
 BUDGETS = (1e-2, 1e-4, 1e-7)
 """Probabilities delta."""

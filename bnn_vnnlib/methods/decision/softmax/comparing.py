@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.softmax.method import FEW, MEMORY, SPLIT
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
@@ -23,6 +22,7 @@ from bnn_vnnlib.methods.deterministic import decide
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import UNIT
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, UNIT
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, cdf, density, relu_mean
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT
 
 LOGARITHM = 2.0**-44
 """Error allowed to log Phi, relative to 1 + |log Phi|."""

@@ -29,13 +29,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, relu_planes
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.typical import Typical, typical
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 FLOOR = 1e-6
 """Relative deviation that a side is expected to have at least."""

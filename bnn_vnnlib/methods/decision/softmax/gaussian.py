@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
+from bnn_vnnlib.rounding import UNIT
 
 ROUND = 2.0**-38
 """Error of the values here, relative to the sum of the absolute terms: arguments of erfc, exp and erfcx are at most

@@ -16,10 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, cdf, density, excess_above_mean, relu_mean
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
 from bnn_vnnlib.methods.decision.softmax.together import Together
 from bnn_vnnlib.problem.outputs import over_box
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 MEMORY = 2**22

@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, exponential_excess
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden
+from bnn_vnnlib.rounding import UNIT, gamma
 
 LARGEST = 1 - 2.0**-20
 """b s must stay below."""

@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.rounding import UNIT, gamma
 
 SMALL = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""

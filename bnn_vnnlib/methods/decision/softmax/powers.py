@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.lines import Lines, mixed
 from bnn_vnnlib.methods.decision.softmax.softmax import HUGE, Classes
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 
 BELOW = (1.0, 0.75, 0.5, 0.375)
 """lam of the lower bounds, besides 1 - softmax_i those of the upper bounds."""

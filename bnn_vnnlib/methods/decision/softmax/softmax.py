@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.lines import Lines, mixed
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 
 HUGE = 600.0
 """Exponents beyond make a bound useless."""

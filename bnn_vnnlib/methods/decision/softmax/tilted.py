@@ -25,7 +25,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import ELEMENTARY, TINY, UNIT, gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
@@ -33,6 +32,7 @@ from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes
 from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, gamma
 
 SCALES = (1.0, 0.6, 0.3)
 """Means are scaled by these before the gradient is taken: the softmax of a noisy network is flatter than its mean's."""

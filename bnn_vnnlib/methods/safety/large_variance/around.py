@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, density, mean_relu
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import gamma
 
 ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `Around.served`."""

@@ -40,13 +40,13 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, cost, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, mean_relu
 from bnn_vnnlib.methods.safety.large_variance.last import Weights
 from bnn_vnnlib.methods.safety.large_variance.unsure import Costs, cheapest
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import gamma
 
 RATES = (0.7, 0.9, 1.0, 1.2)
 """tau over the best one for a Gaussian law, for zeta."""

@@ -6,7 +6,7 @@ With Phi(u) = e^{-u^2/2} w(-i u / sqrt 2) / 2, w the Faddeeva function, the expo
     J = e^{kappa b - t^2/2} w(-i u / sqrt 2) / 2            where t <= 0,
     J = e^{kappa m + kappa^2 s^2/2} - e^{kappa b - t^2/2} w(i u / sqrt 2) / 2     else;
 for kappa = i alpha the argument of w lies in the upper half plane, where |w| <= 1, so that |J| <= 1 is computed
-without overflow. w of scipy is accurate to 1e-13, and ndtr to `bounds.rounding.SPECIAL`; both are tested against
+without overflow. w of scipy is accurate to 1e-13, and ndtr to `rounding.SPECIAL`; both are tested against
 mpmath. Together with phases of at most 1e5, J is computed to TERM absolutely.
 
 e(g, q) = E |N(g, q)|. Lemma: e(g, q)^2 <= g^2 + 2 q / pi.

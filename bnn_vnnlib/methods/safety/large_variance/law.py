@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.gaussian import cdf, density, relu_mean
 from bnn_vnnlib.methods.decision.softmax.hidden import Hidden
+from bnn_vnnlib.rounding import gamma
 
 PAID = 1e-12
 """Relative error allowed to a logarithm here: its terms are sums of products, and log Phi of an argument of which all

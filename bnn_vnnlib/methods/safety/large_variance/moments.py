@@ -25,12 +25,12 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponents import Exponents, Ranges
 from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.typical import Typical
 from bnn_vnnlib.methods.safety.large_variance import second_order
 from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
 
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Floats, mean_abs
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from bnn_vnnlib.rounding import gamma
 
 LEVELS = np.array([0.0, 0.8, 1.8, 5.2])
 """y_l; the slopes of the lines are chosen for the last but one."""

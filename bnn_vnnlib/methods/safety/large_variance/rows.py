@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import UNIT
 from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
@@ -25,6 +24,7 @@ from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 PIECE, ITEMS = 2**14, 16

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.rounding import gamma
 from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
 from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf
 from bnn_vnnlib.methods.decision.softmax.hidden import hidden
@@ -27,6 +26,7 @@ from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NODES, PAID, Parabola, parabolas
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
 
 WIDEST, MEMORY = 256, 2**23
