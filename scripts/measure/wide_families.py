@@ -65,7 +65,7 @@ def as_graph(stack: DenseChain) -> tuple[Network, GaussianDiagonal]:
     nodes, value = [], "x"
     for place, layer in enumerate(stack.layers):
         names = f"w{place}", f"b{place}"
-        mean, bias, variance, noise = (part.numpy() for part in vars(layer).values())
+        mean, bias, variance, noise, *_ = (part.numpy() for part in vars(layer).values())
         tensors |= dict(zip(names, (mean, bias), strict=True))
         variances |= dict(zip(names, (variance, noise), strict=True))
         last = place + 1 == len(stack.layers)

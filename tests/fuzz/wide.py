@@ -92,7 +92,7 @@ def _odd(rng: np.random.Generator, layers: list[DenseLayer]) -> list[DenseLayer]
     """Some of what the docstring of this module names."""
     if rng.random() < 0.3:  # one neuron twice, in law
         place = torch.tensor([0, 0, *range(2, layers[0].outputs)])
-        layers[0] = DenseLayer.exact(*(part[place] for part in vars(layers[0]).values()))
+        layers[0] = DenseLayer(**{name: part[place] for name, part in vars(layers[0]).items()})
     for k, layer in enumerate(layers):
         if rng.random() < 0.3:
             layer = replace(layer, bias_variance=torch.zeros_like(layer.bias))
@@ -103,7 +103,7 @@ def _odd(rng: np.random.Generator, layers: list[DenseLayer]) -> list[DenseLayer]
         layers[k] = layer
     for k in range(len(layers) - 1):
         unit = torch.tensor(2.0 ** rng.integers(-15, 15, layers[k].outputs))
-        mean, bias, variance, noise = vars(layers[k]).values()
+        mean, bias, variance, noise, *_ = vars(layers[k]).values()
         layers[k] = DenseLayer.exact(mean * unit[:, None], bias * unit, variance * unit[:, None] ** 2, noise * unit**2)
         after = layers[k + 1]
         layers[k + 1] = replace(after, mean=after.mean / unit, variance=after.variance / unit**2)

@@ -142,7 +142,9 @@ def _series(step: Floats) -> tuple[Floats, Floats, Complexes]:
 
 
 def _pair(layers: DenseChain, question: PairsAtBoxes) -> _Pair:
-    mean, bias, variance, noise = (part.numpy(force=True) for part in vars(layers.last).values())
+    last = layers.last
+    parts = (last.mean, last.bias, last.variance, last.bias_variance)
+    mean, bias, variance, noise = (part.numpy(force=True) for part in parts)
     a = question.outputs
     d, size = a @ mean, np.abs(a) @ np.abs(mean)
     scaled, shaken = a[..., None] * np.sqrt(variance), a * np.sqrt(noise)  # products first: squares underflow
