@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.methods.decision.softmax import by_tails, gaussian
+from bnn_vnnlib.bounds.dense.hidden import hidden
+from bnn_vnnlib.gaussian.relu import relu_mean
+from bnn_vnnlib.methods.decision.softmax import by_tails
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
-from bnn_vnnlib.methods.decision.softmax.hidden import hidden
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, Effort, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
@@ -51,51 +51,6 @@ def inside(lower, upper, count: int, seed: int) -> torch.Tensor:
     return (lower + (upper - lower) * share).clamp(lower, upper)
 
 
-@given(st.floats(-12, 12), st.floats(1e-3, 4), st.floats(-2, 2), st.floats(0, 0.05))
-@settings(max_examples=40, deadline=None)
-def test_moments_of_a_relu(m, s, a, square):
-    with mpmath.workdps(400):
-        m_, s_, a_, q_ = (mpmath.mpf(v) for v in (m, s, a, square))
-        t, r = m_ / s_, mpmath.sqrt(1 - q_ * s_**2)
-        mean = m_ * mpmath.ncdf(t) + s_ * mpmath.npdf(t)
-        y = (t + a_ * s_) / r
-        exponential = mpmath.ncdf(-t) + mpmath.exp((y**2 - t**2) / 2) * mpmath.ncdf(y) / r
-        excess, above = exponential - 1 - a_ * mean, mean - max(m_, mpmath.mpf(0))
-        args = [torch.tensor(v, dtype=torch.float64) for v in (a, square, m, s)]
-        assert abs(float(gaussian.relu_mean(args[2], args[3])) - mean) <= gaussian.ROUND * (abs(m) + s)
-        assert float(gaussian.excess_above_mean(args[2], args[3])) >= above
-        found = float(gaussian.exponential_excess(*args))
-        assert found >= excess
-        assert found == float("inf") or found - excess <= 1e-9 * (exponential + 1 + abs(a_) * mean)
-
-
-def test_the_exponential_mean_is_rounded_up_where_b_s_is_almost_one():
-    """r^2 = 1 - b^2 s^2 loses its digits there, and with them exp(y^2 / 2)."""
-    rng = np.random.default_rng(0)
-    with mpmath.workdps(250):
-        for _ in range(60):
-            s, left, t, y = 10 ** rng.uniform(-2, 0), 10 ** rng.uniform(-5.9, -4), *rng.uniform((-33, 15), (-25, 22))
-            a, square, m = (y * np.sqrt(left) - t) / s, (1 - left) / s**2, t * s
-            a_, q_, m_, s_ = (mpmath.mpf(float(v)) for v in (a, square, m, s))
-            r = mpmath.sqrt(1 - q_ * s_**2)
-            t_, y_ = m_ / s_, (m_ / s_ + a_ * s_) / r
-            mean = m_ * mpmath.ncdf(t_) + s_ * mpmath.npdf(t_)
-            exponential = mpmath.ncdf(-t_) + mpmath.exp((y_**2 - t_**2) / 2) * mpmath.ncdf(y_) / r
-            args = [torch.tensor(float(v), dtype=torch.float64) for v in (a, square, m, s)]
-            assert float(gaussian.exponential_excess(*args)) >= exponential - 1 - a_ * mean
-
-
-def test_the_exponential_mean_is_an_integral():
-    """The closed form of the test above, by quadrature."""
-    m, s, a, q = -0.7, 1.3, 0.8, 0.2
-    y = np.linspace(m - 14 * s, m + 14 * s, 400_001)
-    z = np.maximum(y, 0)
-    p = np.exp(-(((y - m) / s) ** 2) / 2) / (s * np.sqrt(2 * np.pi))
-    truth = np.trapezoid(np.exp(a * z + q * z * z / 2) * p - p - a * z * p, y)
-    args = [torch.tensor(v, dtype=torch.float64) for v in (a, q, m, s)]
-    assert float(gaussian.exponential_excess(*args)) == pytest.approx(truth, rel=1e-7)
-
-
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 0.3, 3.0])
 @pytest.mark.parametrize("width", [0.0, 0.05, 2.0])
 def test_lines_of_the_hidden_layer(spread, width):
@@ -109,7 +64,7 @@ def test_lines_of_the_hidden_layer(spread, width):
         for x in inside(lower, upper, 40, seed):
             m = x @ layers.first.mean.mT + layers.first.bias
             s = torch.sqrt(x**2 @ layers.first.variance.mT + layers.first.bias_variance)
-            truth = gaussian.relu_mean(m, s) @ layers.last.mean.mT + layers.last.bias
+            truth = relu_mean(m, s) @ layers.last.mean.mT + layers.last.bias
             line = found.value + (found.slope @ (x - center)[..., None])[..., 0]
             assert (line <= truth + 1e-9).all()
             if width == 0.0:

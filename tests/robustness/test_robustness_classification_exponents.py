@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.exponents import Exponents, Ranges, Row
+from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges, Row
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 
 BUDGET = 1e-3

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib.bounds.dense.exponents import Exponents
+from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment, relu_planes
 from bnn_vnnlib.methods.decision.softmax import powers
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment, relu_planes
-from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
@@ -44,35 +43,6 @@ def both(method, lower, upper, m: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def number(value) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
-
-
-def exact_log_moment(alpha, beta, m, s):
-    """In high precision: the two pieces of the integral."""
-    alpha, beta, m, s = (mpmath.mpf(v) for v in (alpha, beta, m, s))
-    c, v = 1 - 2 * beta * s * s, s * s
-    exponent = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c
-    y = (m + alpha * v) / (s * mpmath.sqrt(c))
-    return mpmath.log(mpmath.ncdf(-m / s) + mpmath.exp(exponent) * mpmath.ncdf(y) / mpmath.sqrt(c))
-
-
-@given(st.floats(-30, 30), st.floats(0, 0.45), st.floats(-8, 8), st.sampled_from([1e-7, 1e-3, 0.1, 0.5, 1.0]))
-@settings(max_examples=60, deadline=None)
-def test_log_moments_in_high_precision(alpha, beta, m, s):
-    with mpmath.workdps(60):
-        found = float(log_moment(*(number(v) for v in (alpha, beta, m, s))))
-        if m / s < 1e5:  # mpmath's own limits
-            truth = exact_log_moment(alpha, beta, m, s)
-            assert found >= truth
-            assert found - truth <= 1e-8 * (1 + abs(truth) + (alpha * m) ** 2)
-
-
-def test_the_closed_form_is_an_integral():
-    alpha, beta, m, s = -1.3, 0.2, 0.4, 0.8
-    y = np.linspace(m - 14 * s, m + 14 * s, 400_001)
-    z = np.maximum(y, 0)
-    p = np.exp(-(((y - m) / s) ** 2) / 2) / (s * np.sqrt(2 * np.pi))
-    truth = np.log(np.trapezoid(np.exp(alpha * z + beta * z * z) * p, y))
-    assert float(log_moment(*(number(v) for v in (alpha, beta, m, s)))) == pytest.approx(truth, abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [0.05, 1.0, 12.0])

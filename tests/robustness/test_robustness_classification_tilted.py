@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
-from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
-from bnn_vnnlib.methods.decision.softmax.hidden import hidden
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.tilted import Tilted, _Moments
@@ -20,6 +18,7 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import expectation, model, random_model
+from support.gaussian import exact_log_moment
 
 CPU = torch.device("cpu")
 NORMAL = 6.2
@@ -38,31 +37,6 @@ def number(value) -> torch.Tensor:
 
 def classes_from_below(source, lower, upper, m: int) -> torch.Tensor:
     return SoftmaxRows(source, Deadline()).lower(lower, upper, torch.eye(m, dtype=torch.float64)[None])
-
-
-def exact_log_moment(alpha, beta, m, s):
-    """In high precision: the two pieces of the integral."""
-    alpha, beta, m, s = (mpmath.mpf(v) for v in (alpha, beta, m, s))
-    c, v = 1 - 2 * beta * s * s, s * s
-    exponent = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c
-    y = (m + alpha * v) / (s * mpmath.sqrt(c))
-    return mpmath.log(mpmath.ncdf(-m / s) + mpmath.exp(exponent) * mpmath.ncdf(y) / mpmath.sqrt(c))
-
-
-@given(st.floats(-30, 30), st.floats(0, 0.45), st.floats(-8, 8), st.sampled_from([1e-3, 0.1, 0.5, 1.0]))
-@settings(max_examples=60, deadline=None)
-def test_log_moments_from_below_in_high_precision(alpha, beta, m, s):
-    with mpmath.workdps(60):
-        found = float(log_moment_below(*(number(v) for v in (alpha, beta, m, s))))
-        truth = exact_log_moment(alpha, beta, m, s)
-        assert found <= truth
-        assert truth - found <= 1e-8 * (1 + abs(truth) + (alpha * m) ** 2 + (alpha * s) ** 2)
-
-
-def test_of_a_moment_out_of_reach_only_the_inactive_part_is_known():
-    arguments = [number(v) for v in (0.3, 0.6, 0.1, 1.0)]  # 2 beta s^2 > 1: infinite
-    assert float(log_moment(*arguments)) == np.inf
-    assert float(log_moment_below(*arguments)) == pytest.approx(float(mpmath.log(mpmath.ncdf(-0.1))))
 
 
 @pytest.mark.parametrize("width", [0.0, 0.02, 0.3])

@@ -10,19 +10,19 @@ import torch
 from robustness_builders import bounds_of, expectation, model, random_model
 from scipy.stats import norm
 
+from bnn_vnnlib.bounds.dense.hidden import hidden
+from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.gaussian import characteristic
+from bnn_vnnlib.gaussian.tanh import Rule
 from bnn_vnnlib.methods.decision.by_weights import on_union
-from bnn_vnnlib.methods.decision.regression import characteristic
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import _relaxation
-from bnn_vnnlib.methods.decision.regression.quadrature import Rule
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.methods.decision.regression.smooth import TanhRows
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
-from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes

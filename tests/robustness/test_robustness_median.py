@@ -17,10 +17,10 @@ from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
+from bnn_vnnlib.gaussian.characteristic import Sums
+from bnn_vnnlib.gaussian.quantiles import _reach, quantiles
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.decision.median_sources import half_lower
-from bnn_vnnlib.methods.decision.regression.characteristic import Sums
-from bnn_vnnlib.methods.decision.regression.distribution import _reach, quantiles
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate

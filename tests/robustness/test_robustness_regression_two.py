@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from robustness_builders import model, random_model
 from scipy.stats import norm
 
+from bnn_vnnlib.gaussian.characteristic import TERM, Sums, expected_relu, log_generating, term
 from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
-from bnn_vnnlib.methods.decision.regression.characteristic import TERM, Sums, expected_relu, log_generating, term
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.methods.safety.large_variance import change
-from bnn_vnnlib.methods.safety.large_variance.around import Around, around
-from bnn_vnnlib.methods.safety.large_variance.change import loss, second
-from bnn_vnnlib.methods.safety.large_variance.last import last_weights
+from bnn_vnnlib.methods.safety.large_variance import variation
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, around
+from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
+from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from robustness.wide_builders import dense, least_margins, least_margins_deep
 
@@ -67,7 +67,7 @@ def test_noise_of_a_bias_widens_the_inputs() -> None:
     """Hardly any other noise in front of the second layer."""
     net, x = known(0)
     layer, part = at_corner(net, x, 0.1, 4), net.layers[1]
-    low, high = change._inputs(
+    low, high = variation._inputs(
         layer, part.mean.numpy(), part.bias.numpy(), part.variance.numpy(), np.ones(3), np.log(0.05)
     )  # fmt: skip
     assert (special.ndtr(-(high - low) / 2) <= 0.05).all()
@@ -97,13 +97,13 @@ def test_every_event_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, shares = at_corner(net, x, 0.1, 4), []
 
     def watched(name: str) -> None:
-        kept = getattr(change, name)
+        kept = getattr(variation, name)
 
         def counted(*parts: Any) -> Any:
             shares.append(float(np.exp(parts[-1])))
             return kept(*parts)
 
-        monkeypatch.setattr(change, name, counted)
+        monkeypatch.setattr(variation, name, counted)
 
     for name in ("slopes", "kinks", "cost", "_inputs"):
         watched(name)

@@ -11,7 +11,7 @@ import torch
 from scipy import special, stats
 
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.methods.decision.softmax.exponents import Exponents
+from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures, log_kappa
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer

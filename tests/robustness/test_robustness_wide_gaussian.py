@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, cost, slopes
-from bnn_vnnlib.methods.safety.large_variance.change import _inputs, loss, second
-from bnn_vnnlib.methods.safety.large_variance.last import Weights
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, around, cost, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.two_layers import BUDGETS, failures
+from bnn_vnnlib.methods.safety.large_variance.variation import _inputs, loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense

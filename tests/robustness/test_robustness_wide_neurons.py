@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy import special
 
+from bnn_vnnlib.gaussian.half_line import mean_abs
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
-from bnn_vnnlib.methods.safety.large_variance.gaussian import mean_abs
-from bnn_vnnlib.methods.safety.large_variance.last import last_weights
 from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, LEVELS, SHARES, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
+from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from robustness.wide_builders import dense, network, sampled

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.safety.large_variance import change
-from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, around, kinks, slopes
-from bnn_vnnlib.methods.safety.large_variance.change import Second, loss, second
-from bnn_vnnlib.methods.safety.large_variance.last import Weights, last_weights
+from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.methods.safety.large_variance import variation
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, around, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
 from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
-from bnn_vnnlib.methods.safety.large_variance.unsure import _random, cheapest
+from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import _random, cheapest
+from bnn_vnnlib.methods.safety.large_variance.variation import Second, loss, second
 from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal
@@ -219,7 +219,7 @@ def test_slopes_of_the_second_layer_on_a_grid() -> None:
             empty, empty, ends[0], ends[1], ends[2], ends[3], empty[..., None], empty, (empty, empty), 3.0
         )  # fmt: skip
         weights = Weights(np.array([[rng.normal()]]), np.array([[0.5]]), np.zeros(1), np.zeros(1))
-        found = cheapest(change._constant(at), weights, at.fall, at.rise)
+        found = cheapest(variation._constant(at), weights, at.fall, at.rise)
         a, p, q = (float(part.ravel()[0]) for part in (found.slope, found.plus, found.minus))
         z, v = np.meshgrid(np.linspace(low, high, 81), np.linspace(-fall, rise, 81))
         f = np.maximum(z + v, 0) - np.maximum(z, 0) - a * v
@@ -259,7 +259,7 @@ def test_inputs_of_the_second_layer_stay_in_their_ranges() -> None:
     net, x0, count = stack(1, (2, 4, 5, 2), 0.4), np.random.default_rng(1).normal(size=2), 40_000
     layer, *_ = parts(net, x0, 0.1, 0.5)
     dense_ = net.layers[1]
-    low, high = change._inputs(
+    low, high = variation._inputs(
         layer, dense_.mean.numpy(), dense_.bias.numpy(), dense_.variance.numpy(), dense_.bias_variance.numpy(),
         np.log(0.05),
     )  # fmt: skip

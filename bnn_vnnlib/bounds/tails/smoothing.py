@@ -24,7 +24,6 @@ nothing.) Bound 2 asks no more: its proof nowhere needs that F is concave.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -33,15 +32,10 @@ from torch import Tensor
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails.variation import Moments
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, ratio
+from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
 from bnn_vnnlib.network.nodes import Activation, Node
 from bnn_vnnlib.rounding import TINY, UNIT
-
-ERROR = 1e-13
-"""Error of R relative to |m| + s, of c relative to 1; a few ulp of Phi and phi, with room."""
-
-
-SMALL = 1e-100
-"""In the place of 0 where one divides; its effects are paid for with as much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +100,11 @@ def moments_of(node: Activation, law: Law, near: Tensor, independent: bool) -> M
     s = _root(law.most) * (1 + 4 * UNIT)
     squares = []
     for m in (law.middle.lower, law.middle.upper):
-        first = _mean(m, s) + leak * _mean(-m, s) + 2 * _slack(m, s)
-        second = _second(m, s) + leak**2 * _second(-m, s)
+        first = relu_mean(m, s) + leak * relu_mean(-m, s) + 2 * _slack(m, s)
+        second = relu_square(m, s) + leak**2 * relu_square(-m, s)
         squares.append(second + 2 * near * first + near**2)
     scale = (law.middle.magnitude + s + near) ** 2
-    return Moments(torch.maximum(*squares) + 8 * ERROR * scale + TINY, s, independent)
+    return Moments(torch.maximum(*squares) + 8 * ABSOLUTE * scale + TINY, s, independent)
 
 
 def _leak(node: Activation) -> float | None:
@@ -122,12 +116,6 @@ def _leak(node: Activation) -> float | None:
             return node.alpha
         case _:
             return None
-
-
-def _second(m: Tensor, s: Tensor) -> Tensor:
-    """E relu(N(m, s^2))^2, up to ERROR (m^2 + s^2)."""
-    x = (m / s).nan_to_num(0.0, torch.inf, -torch.inf)
-    return (m**2 + s**2) * torch.special.ndtr(x) + m * s * (torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))
 
 
 def _leaking(leak: float, c: Tensor, intercept: Tensor, law: Law, sign: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,48 +131,38 @@ def _leaking(leak: float, c: Tensor, intercept: Tensor, law: Law, sign: int) -> 
 
 def _below(m: Tensor, radius: Tensor, s: Tensor, near: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor]:
     """c and the intercept of the tangent at m, which has the slope c: c = c Phi+ + (1 - c) Phi-."""
-    minus, plus = _phi(m - near, s), _phi(m + near, s)
-    c = ((minus + SMALL) / (1 - plus + minus + 2 * SMALL)).clamp(0, 1)
+    minus, plus = cdf(ratio(m - near, s)), cdf(ratio(m + near, s))
+    c = ((minus + LEAST) / (1 - plus + minus + 2 * LEAST)).clamp(0, 1)
     c = _moved(c, choice)
-    left, right = (torch.maximum(_mean(z, s) - _slack(z, s), z.clamp(min=0)) for z in (m - near, m + near))
-    turn = (c * plus + (1 - c) * minus - c).abs() + 4 * ERROR
+    left, right = (torch.maximum(relu_mean(z, s) - _slack(z, s), z.clamp(min=0)) for z in (m - near, m + near))
+    turn = (c * plus + (1 - c) * minus - c).abs() + 4 * ABSOLUTE
     value = -c * near + c * right + (1 - c) * left - c * m - turn * radius
-    return c, value - ERROR * (m.abs() + radius + near + s)
+    return c, value - ABSOLUTE * (m.abs() + radius + near + s)
 
 
 def _above(middle: Interval, s: Tensor, near: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor]:
     """c and the intercept; c is about the slope of the chord of R over the range of m."""
     width = middle.upper - middle.lower
-    chord = (_mean(middle.upper, s) - _mean(middle.lower, s)) / width.clamp(min=SMALL)
-    point = _phi((middle.lower + middle.upper) / 2, s)
+    chord = (relu_mean(middle.upper, s) - relu_mean(middle.lower, s)) / width.clamp(min=LEAST)
+    point = cdf(ratio((middle.lower + middle.upper) / 2, s))
     narrow = width <= 1e-6 * (s + middle.magnitude)
     c = torch.where(narrow, point, chord).nan_to_num(0.5, 0.5, 0.5).clamp(0, 1)
     c = _moved(c, choice)
     ends = []
     for m in (middle.lower, middle.upper):
         z = m - (2 * c - 1) * near
-        ends.append(c * near + _mean(z, s) + _slack(z, s) - c * m)
-    return c, torch.maximum(*ends) + ERROR * (middle.magnitude + near + s)
+        ends.append(c * near + relu_mean(z, s) + _slack(z, s) - c * m)
+    return c, torch.maximum(*ends) + ABSOLUTE * (middle.magnitude + near + s)
 
 
 def _moved(c: Tensor, choice: Tensor | None) -> Tensor:
     return c if choice is None else (c + choice - 0.5).clamp(0, 1)
 
 
-def _phi(m: Tensor, s: Tensor) -> Tensor:
-    return torch.special.ndtr((m / s).nan_to_num(0.0, torch.inf, -torch.inf))
-
-
-def _mean(m: Tensor, s: Tensor) -> Tensor:
-    """R(m, s), up to `_slack`."""
-    x = (m / s).nan_to_num(0.0, torch.inf, -torch.inf)
-    return m * torch.special.ndtr(x) + s * (torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi))
-
-
 def _slack(m: Tensor, s: Tensor) -> Tensor:
-    return ERROR * (m.abs() + s) + SMALL
+    return ABSOLUTE * (m.abs() + s) + LEAST
 
 
 def _root(variance: Tensor) -> Tensor:
     """s; never 0, where it has no derivative, by an error that `_slack` covers."""
-    return torch.sqrt(variance.clamp(min=SMALL**3))
+    return torch.sqrt(variance.clamp(min=LEAST**3))

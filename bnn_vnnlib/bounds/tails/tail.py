@@ -74,7 +74,8 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
-from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
+from bnn_vnnlib.gaussian.normal import cdf_above
+from bnn_vnnlib.rounding import TINY, UNIT
 
 FOLD = math.sqrt(2 / math.pi) * (1 + 4 * UNIT)
 """E|N|, rounded up."""
@@ -147,7 +148,7 @@ class Martingale:
         found = 2 * _normal(gap, self.spread())
         if self.events:
             z = self._balanced(gap)
-            left = z.new_tensor(_ndtr(-z.cpu().numpy())) * self.events
+            left = cdf_above(-z) * self.events
             found = torch.minimum(found, (2 * _normal(gap, self.spread(z)) + left) * (1 + 4 * UNIT))
         return found
 
@@ -216,8 +217,8 @@ class Tail:
 
 def _split_failure(threshold: Tensor, split: Split) -> Tensor:
     gap = _below(split.mean, threshold)
-    lost = gap.new_tensor(_ndtr(-np.array(SPLITS))).reshape(-1, *(1,) * gap.dim())
-    drop = gap.new_tensor(SPLITS).reshape(lost.shape) * split.folded * (1 + 4 * UNIT)
+    z = gap.new_tensor(SPLITS).reshape(-1, *(1,) * gap.dim())
+    lost, drop = cdf_above(-z), z * split.folded * (1 + 4 * UNIT)
     gap = gap - drop - 2 * UNIT * (gap.abs() + drop)
     return (lost + _stopped(gap, split)).nan_to_num(1.0, 1.0, 1.0).amin(0)
 
@@ -238,17 +239,11 @@ def _below(mean: Tensor, threshold: Tensor) -> Tensor:
     return torch.sub(mean - threshold, mean.abs() + threshold.abs(), alpha=2 * UNIT)
 
 
-def _ndtr(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Phi, rounded up; its relative error grows with the square of a negative argument."""
-    return special.ndtr(x) * (1 + SPECIAL * (1 + np.minimum(np.abs(x), 40.0) ** 2)) + TINY
-
-
 def _normal(gap: Tensor, spread: Tensor) -> Tensor:
     """Phi(-gap / spread) rounded up where gap > 0, else 1; an indicator where the spread is 0."""
     x = (gap / spread) * (1 - 4 * UNIT)
-    phi = x.new_tensor(_ndtr(-x.detach().cpu().numpy()))
     sure = (spread == 0) & (gap > 0)
-    return torch.where(sure, 0.0, torch.where(gap > 0, phi, 1.0))
+    return torch.where(sure, 0.0, torch.where(gap > 0, cdf_above(-x.detach()), 1.0))
 
 
 def _stopped(gap: Tensor, split: Split) -> Tensor:
@@ -256,12 +251,13 @@ def _stopped(gap: Tensor, split: Split) -> Tensor:
     least, most = split.least, split.most
     ratio = torch.sqrt(((most - least).clamp(min=0) / least).nan_to_num(torch.inf)) * (1 + 8 * UNIT)
     k = _up(-gap / torch.sqrt(most))  # the bound grows with k
-    owen = np.minimum(2 * special.owens_t(k, ratio.cpu().numpy()) + 2 * OWEN, _ndtr(-np.abs(k)))
-    at_least = _ndtr(_up(-gap / torch.sqrt(least)))
-    phi = np.where(split.fixed.cpu().numpy(), np.where(k > 0, at_least, _ndtr(k)), _ndtr(k) + owen)
+    owen = k.new_tensor(special.owens_t(k.cpu().numpy(), ratio.cpu().numpy()))  # torch has none
+    owen = torch.minimum(2 * owen + 2 * OWEN, cdf_above(-k.abs()))
+    at_least = cdf_above(_up(-gap / torch.sqrt(least)))
+    phi = torch.where(split.fixed, torch.where(k > 0, at_least, cdf_above(k)), cdf_above(k) + owen)
     certain, known = (most == 0) & (gap > 0), (most > 0) & (most < torch.inf)  # k = 0 where b overflows: not 1/2
-    return torch.where(certain, 0.0, torch.where(known, gap.new_tensor(phi) * (1 + 2 * UNIT), 1.0))
+    return torch.where(certain, 0.0, torch.where(known, phi * (1 + 2 * UNIT), 1.0))
 
 
-def _up(k: Tensor) -> NDArray[np.float64]:
-    return (k + 8 * UNIT * k.abs()).cpu().numpy()
+def _up(k: Tensor) -> Tensor:
+    return k + 8 * UNIT * k.abs()

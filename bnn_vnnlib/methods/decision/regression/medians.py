@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.regression.characteristic import Sums
-from bnn_vnnlib.methods.decision.regression.distribution import quantiles, spread
+from bnn_vnnlib.gaussian.characteristic import Sums
+from bnn_vnnlib.gaussian.quantiles import quantiles, spread
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows, squares
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
+from bnn_vnnlib.gaussian.normal import ABSOLUTE
+from bnn_vnnlib.gaussian.relu import relu_fourth, relu_mean, relu_square
 from bnn_vnnlib.methods.decision.regression.relu import squares
-from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE
-from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
@@ -144,11 +144,11 @@ def _root(layer: DenseLayer, square: Tensor, sign: int) -> Tensor:
 
 
 def _relu_below(m: Tensor, s: Tensor) -> Tensor:
-    return (mean_relu(m, s) - 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
+    return (relu_mean(m, s) - 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
 
 
 def _relu_above(m: Tensor, s: Tensor) -> Tensor:
-    return (mean_relu(m, s) + 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
+    return (relu_mean(m, s) + 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
 
 
 def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[Moments, Tensor, tuple[Tensor, Tensor]]:
@@ -157,25 +157,13 @@ def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[Moments, Te
     least, most = squares(lower, upper)
     s_low, s_high = _root(layer, least, -1), _root(layer, most, 1)
     low, high = _relu_below(m_low, s_low), _relu_above(m_high, s_high)
-    square_low = (_second(m_low, s_low) - 16 * ABSOLUTE * (m_low.abs() + s_low) ** 2).clamp(min=0)
-    square = _second(m_high, s_high) + 16 * ABSOLUTE * (m_high.abs() + s_high) ** 2
-    fourth = _fourth(m_high, s_high) + 64 * ABSOLUTE * (m_high.abs() + s_high) ** 4
+    square_low = (relu_square(m_low, s_low) - 16 * ABSOLUTE * (m_low.abs() + s_low) ** 2).clamp(min=0)
+    square = relu_square(m_high, s_high) + 16 * ABSOLUTE * (m_high.abs() + s_high) ** 2
+    fourth = relu_fourth(m_high, s_high) + 64 * ABSOLUTE * (m_high.abs() + s_high) ** 4
     noise = s_high**2 * (1 + 4 * UNIT) + TINY
     variance = torch.minimum((square - low**2 * (1 - 4 * UNIT)).clamp(min=0) * (1 + 4 * UNIT), noise)
     fluctuation = (fourth - square_low**2 * (1 - 4 * UNIT)).clamp(min=0) * (1 + 4 * UNIT)
     return Moments(low, high, square, noise), variance, (square_low, fluctuation)
-
-
-def _second(m: Tensor, s: Tensor) -> Tensor:
-    """E relu(N(m, s^2))^2."""
-    t = ratio(m, s)
-    return (m * m + s * s) * mass(t) + m * s * density(t)
-
-
-def _fourth(m: Tensor, s: Tensor) -> Tensor:
-    """E relu(N(m, s^2))^4."""
-    t, a, b = ratio(m, s), m * m, s * s
-    return (a * a + 6 * a * b + 3 * b * b) * mass(t) + m * s * (a + 5 * b) * density(t)
 
 
 def _spread(steep: tuple[Tensor, ...], found: list[Moments], variance: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.tanh import expectations_for
 from bnn_vnnlib.methods.decision.regression.branching import Relaxation, minimise
-from bnn_vnnlib.methods.decision.regression.quadrature import expectations_for
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.methods.decision.regression.smooth import TanhRows

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density, ratio
+from bnn_vnnlib.gaussian.relu import relu_mean
 from bnn_vnnlib.methods.decision.regression.branching import Bounded
-from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, FLOOR, Rows
-from bnn_vnnlib.methods.decision.regression.special import density, mass, mean_relu, ratio
+from bnn_vnnlib.methods.decision.regression.rows import Rows
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 
@@ -53,7 +54,7 @@ class ReluRows:
     def value(self, rows: Rows, x: Tensor) -> Tensor:
         """The rows at points (B, n), not rounded."""
         m = x @ self.hidden.mean.mT + self.hidden.bias
-        expected = mean_relu(m, self.hidden.deviation(x**2))
+        expected = relu_mean(m, self.hidden.deviation(x**2))
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
     def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
@@ -73,8 +74,8 @@ class ReluRows:
 
     def _below(self, v: Tensor, m: Tensor, s: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
         t = ratio(m, s)
-        beta = v * mass(t)
-        weight = torch.where(s > FLOOR, v * density(t) / s.clamp(min=FLOOR), torch.zeros_like(s))
+        beta = v * cdf(t)
+        weight = torch.where(s > LEAST, v * density(t) / s.clamp(min=LEAST), torch.zeros_like(s))
         slope = beta @ self.hidden.mean + (weight @ self.hidden.variance) * center
         return slope, beta @ self.hidden.bias + weight @ self.hidden.bias_variance
 
@@ -83,15 +84,15 @@ class ReluRows:
         lower: Tensor, upper: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         (low, high), (least, most) = means, deviations
-        corners = [(a, b, mean_relu(a, b)) for a in (low, high) for b in (least, most)]
+        corners = [(a, b, relu_mean(a, b)) for a in (low, high) for b in (least, most)]
         (_, _, ll), (_, _, lu), (_, _, ul), (_, _, uu) = corners
         t = ratio(m, s)
         wide, tall = high > low, most > least
-        beta = torch.where(wide, (ul + uu - ll - lu) / (2 * (high - low)), mass(t)).nan_to_num(0.0).clamp(0, 1)
+        beta = torch.where(wide, (ul + uu - ll - lu) / (2 * (high - low)), cdf(t)).nan_to_num(0.0).clamp(0, 1)
         steep = torch.where(tall, (lu + uu - ll - ul) / (2 * (most - least)), density(t))
-        steep = torch.where(most > FLOOR, steep.nan_to_num(0.0).clamp(0, STEEPEST), torch.zeros_like(steep))
+        steep = torch.where(most > LEAST, steep.nan_to_num(0.0).clamp(0, STEEPEST), torch.zeros_like(steep))
         kappa = torch.stack([g - beta * a - steep * b for a, b, g in corners]).amax(0)
-        anchor = torch.maximum(s, most / 4).clamp(min=FLOOR)
+        anchor = torch.maximum(s, most / 4).clamp(min=LEAST)
         weight = v * steep / (2 * anchor)
         spread = weight @ self.hidden.variance
         slope = (v * beta) @ self.hidden.mean + spread * (lower + upper)
@@ -103,12 +104,12 @@ class ReluRows:
         self, rows: Rows, means: tuple[Tensor, Tensor], deviations: tuple[Tensor, Tensor], lower: Tensor, upper: Tensor
     ) -> tuple[Tensor, Tensor]:
         low, high = means[0] - rows.room, means[1] + rows.room
-        least, most = (deviations[0] - rows.room).clamp(min=FLOOR), (deviations[1] + rows.room).clamp(min=FLOOR)
+        least, most = (deviations[0] - rows.room).clamp(min=LEAST), (deviations[1] + rows.room).clamp(min=LEAST)
         t_low, t_high = torch.minimum(low / least, low / most), torch.maximum(high / least, high / most)
         inside = (t_low <= 0) & (t_high >= 0)
         near = torch.where(inside, torch.zeros_like(t_low), torch.minimum(t_low.abs(), t_high.abs()))
         far = torch.maximum(t_low.abs(), t_high.abs())
-        p, p_radius = _middle(mass(t_low) - ABSOLUTE, mass(t_high) + ABSOLUTE)
+        p, p_radius = _middle(cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE)
         d, d_radius = _middle((density(far) - ABSOLUTE).clamp(min=0) / most, (density(near) + ABSOLUTE) / least)
         size, v = torch.maximum(lower.abs(), upper.abs()), rows.v.abs()
         curve = (d * rows.v) @ self.hidden.variance

@@ -19,14 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.normal import ABSOLUTE
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import UNIT, gamma
-
-ABSOLUTE = 1e-14
-"""Absolute error allowed to Phi, phi and tanh in torch (tested against mpmath)."""
-
-FLOOR = 1e-100
-"""Deviations below are treated as if they could be 0; squares of larger ones do not underflow."""
 
 LOST = 1e-140
 """More than what underflow takes from a standard deviation."""

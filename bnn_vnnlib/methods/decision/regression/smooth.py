@@ -25,11 +25,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.normal import ABSOLUTE
+from bnn_vnnlib.gaussian.tanh import Expectations
 from bnn_vnnlib.methods.decision.regression.branching import Bounded
 from bnn_vnnlib.methods.decision.regression.parabola import least
-from bnn_vnnlib.methods.decision.regression.quadrature import Expectations
 from bnn_vnnlib.methods.decision.regression.relu import squares
-from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, Rows
+from bnn_vnnlib.methods.decision.regression.rows import Rows
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 

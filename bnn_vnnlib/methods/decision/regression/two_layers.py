@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression.bending import WIDER, interpolation_errors
-from bnn_vnnlib.methods.decision.regression.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, star_points
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import UNIT, gamma

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.attack import transformed
+from bnn_vnnlib.bounds.dense.lines import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.rounding import TINY, UNIT, gamma

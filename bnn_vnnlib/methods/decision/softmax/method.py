@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.dense.lines import Lines
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
 from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
 from bnn_vnnlib.methods.decision.softmax.together import Together
 from bnn_vnnlib.problem.outputs import over_box

@@ -14,8 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, exponential_excess
-from bnn_vnnlib.methods.decision.softmax.hidden import Hidden
+from bnn_vnnlib.bounds.dense.hidden import Hidden
+from bnn_vnnlib.gaussian.normal import LEAST, ROUND
+from bnn_vnnlib.gaussian.relu import exponential_excess
 from bnn_vnnlib.rounding import UNIT, gamma
 
 LARGEST = 1 - 2.0**-20

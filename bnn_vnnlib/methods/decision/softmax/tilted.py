@@ -25,12 +25,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment, log_moment_below
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
-from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Hidden, hidden
+from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.gaussian.exponential import log_moment, log_moment_below
+from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes
-from bnn_vnnlib.methods.decision.softmax.typical import typical
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, gamma
 

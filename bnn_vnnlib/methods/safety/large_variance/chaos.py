@@ -30,10 +30,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats
-from bnn_vnnlib.methods.safety.large_variance.last import Weights
+from bnn_vnnlib.gaussian.half_line import UP, Floats
 from bnn_vnnlib.methods.safety.large_variance.lines import Lines, halves
 from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 
 SOLVED = 1e-10
 """Backward error of eigenvalues here, relative to the trace, for matrices of up to some thousand rows."""

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.typical import typical
-from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, Floats
-from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, last_weights
+from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.gaussian.half_line import PAID, Floats
 from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 

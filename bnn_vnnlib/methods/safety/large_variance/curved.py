@@ -27,7 +27,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf
+from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.methods.safety.large_variance.law import Law
 from bnn_vnnlib.methods.safety.large_variance.parabolas import PAID, Parabola
 from bnn_vnnlib.network.dense_chain import DenseLayer

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import TERM, UP, Complexes, Floats, half_line
+from bnn_vnnlib.gaussian.half_line import TERM, UP, Complexes, Floats, half_line
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
 from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, errors, spread
 

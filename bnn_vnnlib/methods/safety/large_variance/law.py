@@ -8,17 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.gaussian import cdf, density, relu_mean
-from bnn_vnnlib.methods.decision.softmax.hidden import Hidden
-from bnn_vnnlib.rounding import gamma
-
-PAID = 1e-12
-"""Relative error allowed to a logarithm here: its terms are sums of products, and log Phi of an argument of which all
-but some units in the last place are known.
-"""
-
-SAFE = 1e-3
-"""c = 1 - 2 beta s^2, at least."""
+from bnn_vnnlib.bounds.dense.hidden import Hidden
+from bnn_vnnlib.gaussian.exponential import SAFE, log_moment, log_moment_below
+from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
+from bnn_vnnlib.rounding import UNIT, gamma
 
 SEGMENTS, RATIO = 12, 1.2
 """Parts of [0, near], each so many times as long as the next."""
@@ -42,32 +35,9 @@ class Law:
         """At some points."""
         return Law(self.m[some], self.s[some], self.blur[some])
 
-    def log_moment(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """log E exp(alpha h + beta h^2) for alpha, beta (P, R, H) of any sign, and a bound on its error; both infinite
-        where c is too small.
-
-        Completing the square: Phi(-m / s) + exp(B) Phi(y), B = (beta m^2 + alpha m + alpha^2 s^2 / 2) / c - log(c) / 2,
-        y = (m + alpha s^2) / (s root c).
-        """
-        m, s = self.m, self.s
-        c = 1 - 2 * beta * s**2
-        usable = c > SAFE
-        c = c.clamp(min=SAFE)
-        parts = beta * m**2 / c, alpha * m / c, alpha**2 * s**2 / (2 * c), torch.log(c) / 2
-        y = (m + alpha * s**2) / (s * torch.sqrt(c))
-        top = parts[0] + parts[1] + parts[2] - parts[3]
-        off, on = torch.special.log_ndtr(-m / s), torch.special.log_ndtr(y)
-        value = torch.logaddexp(off, top + on)
-        size = sum((part.abs() for part in parts), start=on.abs() + y**2)
-        # the smaller one of two terms may be off by much, relative to itself
-        share = torch.exp((top + on - value).clamp(max=0.0))
-        error = PAID * (1 + value.abs() + share * size + torch.exp(off - value) * off.abs())
-        return torch.where(usable, value, torch.inf), torch.where(usable, error, torch.inf)
-
     def above(self, alpha: Tensor, beta: Tensor) -> Tensor:
-        """The same rounded up."""
-        value, error = self.log_moment(alpha, beta)
-        return value + error
+        """log E exp(alpha h + beta h^2) for alpha, beta (P, R, H) of any sign, rounded up."""
+        return log_moment(alpha, beta, self.m, self.s)
 
     def tilted_mean(self, alpha: Tensor, beta: Tensor) -> Tensor:
         """The mean of h under the density e^{alpha h + beta h^2}, not rounded: up to 1e-10 of itself and of s."""
@@ -91,11 +61,11 @@ class Law:
         [a, b]; near 0, (e^{g(y)} - 1) / y^2 is convex in y (see `chaos`), and so largest at an end.
         """
         near = torch.maximum(near, SMALLEST / self.s)
-        mean, (base, wrong) = self.tilted_mean(alpha, beta), self.log_moment(alpha, beta)
+        mean, base = self.tilted_mean(alpha, beta), log_moment_below(alpha, beta, self.m, self.s)
 
         def log(y: Tensor) -> Tensor:
-            value, error = self.log_moment(alpha + y, beta)
-            value = value - base - y * mean + error + wrong + 1e-10 * ((y * mean).abs() + y.abs() * self.s)
+            value = self.above(alpha + y, beta) - base
+            value = value - y * mean + 4 * UNIT * value.abs() + 1e-10 * ((y * mean).abs() + y.abs() * self.s)
             return value.clamp(min=0.0).nan_to_num(torch.inf, torch.inf)
 
         found = torch.zeros_like(near)
@@ -115,7 +85,7 @@ class Law:
         """E h, E h^2 and the deviation of h (at least a part of s), not rounded."""
         m, s = self.m, self.s
         mean = relu_mean(m, s)
-        second = (m**2 + s**2) * cdf(m / s) + m * s * density(m / s)
+        second = relu_square(m, s)
         return mean, second, torch.sqrt((second - mean**2).clamp(min=0.0)) + 1e-3 * s
 
 

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Floats, density, mean_relu
-from bnn_vnnlib.methods.safety.large_variance.last import Weights
+from bnn_vnnlib.gaussian.half_line import PAID, UP, Floats, density, mean_relu
 from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, Neurons
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 
 RATES = np.geomspace(0.25, 8.0, 12)
 """theta, over one by `Lines.scale`, among which one is chosen."""

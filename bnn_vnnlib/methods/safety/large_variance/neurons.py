@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Floats, mean_abs
+from bnn_vnnlib.gaussian.half_line import PAID, UP, Floats, mean_abs
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 

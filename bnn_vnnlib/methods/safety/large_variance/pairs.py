@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import log_moment
-from bnn_vnnlib.methods.safety.large_variance.gaussian import (
+from bnn_vnnlib.gaussian.exponential import log_moment
+from bnn_vnnlib.gaussian.half_line import (
     DOWN,
     PAID,
     TERM,

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, _log_moment_active, log_moment
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf, density, relu_mean
+from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment, log_moment_active
+from bnn_vnnlib.gaussian.normal import LEAST, cdf, density
+from bnn_vnnlib.gaussian.relu import relu_mean
 
 NODES, LEVELS = 17, 7
 """Over a range of m, of s."""
@@ -65,7 +66,7 @@ def parabolas(
     at = at.expand(alpha.shape)
     a, b, falls = alpha[..., None, None], beta[..., None, None], alpha < 0
     rising = _above_convex(lambda m, s: log_moment(a, b, m, s), at, spread, bends)
-    active = _above_convex(lambda m, s: _log_moment_active(a, b, m, s), at, spread, bends)
+    active = _above_convex(lambda m, s: log_moment_active(a, b, m, s), at, spread, bends)
     small = _by_tangents(alpha, beta, at, spread, bends)
     found = []
     for up, first, second in zip(rising, active, small, strict=True):

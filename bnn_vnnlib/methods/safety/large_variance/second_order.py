@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, cdf
-from bnn_vnnlib.methods.decision.softmax.hidden import hidden
-from bnn_vnnlib.methods.decision.softmax.typical import Typical, typical
+from bnn_vnnlib.bounds.dense.hidden import hidden
+from bnn_vnnlib.bounds.dense.typical import Typical, typical
+from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NODES, PAID, Parabola, parabolas

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import TERM, UP, Complexes, Floats, density, log_half_line
-from bnn_vnnlib.methods.safety.large_variance.last import Sides, Weights, no_sides
+from bnn_vnnlib.gaussian.half_line import TERM, UP, Complexes, Floats, density, log_half_line
 from bnn_vnnlib.methods.safety.large_variance.lines import Lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, Neurons
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, no_sides
 
 CUT = 6.0
 """2 Phi(-CUT) < 2e-9."""

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.decision.softmax.typical import typical
+from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.gaussian.half_line import Floats
 from bnn_vnnlib.methods.safety.large_variance import composed, second_order
 from bnn_vnnlib.methods.safety.large_variance import moments as at_points
-from bnn_vnnlib.methods.safety.large_variance.around import Rows, around, moments
-from bnn_vnnlib.methods.safety.large_variance.change import loss, second
-from bnn_vnnlib.methods.safety.large_variance.gaussian import Floats
-from bnn_vnnlib.methods.safety.large_variance.last import Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Rows, around, moments
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import PAID, UP, Complexes, Floats, half_line, log_half_line
+from bnn_vnnlib.gaussian.half_line import PAID, UP, Complexes, Floats, half_line, log_half_line
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, relu_planes
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST
-from bnn_vnnlib.methods.decision.softmax.hidden import Hidden, hidden
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
-from bnn_vnnlib.methods.decision.softmax.typical import Typical, typical
+from bnn_vnnlib.bounds.dense.hidden import Hidden, hidden
+from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.typical import Typical, typical
+from bnn_vnnlib.gaussian.exponential import Rectangle, relu_planes
+from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 

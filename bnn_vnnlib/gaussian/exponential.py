@@ -23,17 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, cdf, density, relu_mean
+from bnn_vnnlib.gaussian.normal import LEAST, LOGARITHM, ROUND, cdf, density, log_cdf_above, log_cdf_below
+from bnn_vnnlib.gaussian.relu import relu_mean
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT
 
-LOGARITHM = 2.0**-44
-"""Error allowed to log Phi, relative to 1 + |log Phi|."""
-
-FAR = 1e4
-"""Arguments of log Phi below -FAR count as that, which only raises it."""
-
 SAFE = 2.0**-10
-"""c must exceed this; then it has at most 2^-40 of relative error."""
+"""c must exceed this."""
 
 DEEP = -25.0
 """The third case is not tried where log E exp f is below: too many digits would be lost, and are paid for."""
@@ -99,7 +94,7 @@ def _rising(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
 
 def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
     """The better one of two at the typical point."""
-    active = _above_convex(lambda m, s: _log_moment_active(alpha, beta, m, s), rectangle)
+    active = _above_convex(lambda m, s: log_moment_active(alpha, beta, m, s), rectangle)
     level = log_moment(alpha, beta, rectangle.m, rectangle.s)
     small = _by_tangents(alpha, beta, rectangle, level)
     m, s = rectangle.m, rectangle.s
@@ -146,24 +141,24 @@ def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
 
 
 def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
-    """log E exp f(relu(N(m, s^2))), rounded up; inf where it is out of reach."""
+    """log E exp f(relu(N(m, s^2))), alpha and beta of any sign, rounded up; inf where c is too small."""
     exponent = _exponent(alpha, beta, m, s)
-    dead = _log_cdf(-m / s + 4 * UNIT * (m / s).abs())
-    value = torch.logaddexp(dead, exponent.above + _log_cdf(exponent.y + exponent.y_error))
+    dead = log_cdf_above(-m / s + 4 * UNIT * (m / s).abs())
+    value = torch.logaddexp(dead, exponent.above + log_cdf_above(exponent.y + exponent.y_error))
     return value + LOGARITHM * (1 + value.abs())
 
 
 def log_moment_below(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
-    """The same rounded down; only the share of z = 0 where it is out of reach."""
+    """log E exp f(relu(N(m, s^2))), rounded down; only the share of z = 0 where c is too small."""
     exponent = _exponent(alpha, beta, m, s)
-    dead = _log_cdf_below(-m / s - 4 * UNIT * (m / s).abs())
-    active = exponent.below + _log_cdf_below(exponent.y - exponent.y_error)
+    dead = log_cdf_below(-m / s - 4 * UNIT * (m / s).abs())
+    active = exponent.below + log_cdf_below(exponent.y - exponent.y_error)
     value = torch.logaddexp(dead, active)
     return (value - LOGARITHM * (1 + value.abs())).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
-def _log_moment_active(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
-    """log E exp f(N(m, s^2)), rounded up."""
+def log_moment_active(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """log E exp f(N(m, s^2)), rounded up; inf where c is too small."""
     return _exponent(alpha, beta, m, s).above
 
 
@@ -178,29 +173,24 @@ class _Exponent:
 
 
 def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> _Exponent:
+    """Completing the square.
+
+    Rounding, u = UNIT: c loses at most u |c| + 2.01 u |1 - c|, so relatively 3.1 u (1 + 1 / c). The terms of B over c
+    are sums and products of 7 roundings and one quotient by c: at most 12 u (1 + 1 / c) times their absolute values,
+    `size`; log c is off by the relative error of c and its own. y is a quotient of 7 roundings by the root of c.
+    """
     v = s * s
     c = 1 - 2 * beta * v
     usable = c > SAFE
     c = c.clamp(min=SAFE)
-    size = (beta * m * m + (alpha * m).abs() + alpha * alpha * v) / c
-    log = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c - torch.log(c) / 2
-    root = s * torch.sqrt(c)
-    error = ROUND * size + 2.0**-38 * (1 + log.abs())
+    root, scale = s * torch.sqrt(c), UNIT * (1 + 1 / c)
+    size = (beta.abs() * m * m + (alpha * m).abs() + alpha * alpha * v) / c
+    half = torch.log(c) / 2
+    log = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c - half
+    error = 16 * scale * (size + 1) + 2 * ELEMENTARY * half.abs() + 4 * UNIT * log.abs()
     return _Exponent(
         torch.where(usable, log - error, -torch.inf),
         torch.where(usable, log + error, torch.inf),
         (m + alpha * v) / root,
-        2.0**-38 * (m.abs() + alpha.abs() * v) / root,
+        8 * scale * (m.abs() + alpha.abs() * v) / root,
     )
-
-
-def _log_cdf(x: Tensor) -> Tensor:
-    """log Phi, rounded up."""
-    value = torch.special.log_ndtr(x.clamp(min=-FAR))
-    return value + LOGARITHM * (1 + value.abs())
-
-
-def _log_cdf_below(x: Tensor) -> Tensor:
-    """log Phi, rounded down; -inf far out."""
-    value = torch.special.log_ndtr(x.clamp(min=-FAR))
-    return torch.where(x > -FAR, value - LOGARITHM * (1 + value.abs()), -torch.inf)

@@ -40,11 +40,11 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle, log_moment
-from bnn_vnnlib.methods.safety.large_variance.around import Around, Rows, cost, kinks, slopes
-from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, mean_relu
-from bnn_vnnlib.methods.safety.large_variance.last import Weights
-from bnn_vnnlib.methods.safety.large_variance.unsure import Costs, cheapest
+from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment
+from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, cost, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
+from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import Costs, cheapest
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 

@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.regression.rows import ABSOLUTE, FLOOR
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST
 from bnn_vnnlib.rounding import gamma
 
 REACH = 8.75
@@ -124,7 +124,7 @@ class Rule:
 
     def missed(self, s: Tensor) -> Tensor:
         """Error of the rule for T_0; E tanh and the sum are at most 1, up to rounding."""
-        strip = torch.clamp(math.pi / (4 * s.clamp(min=FLOOR)), max=min(2 * math.pi / self.step, WIDEST))
+        strip = torch.clamp(math.pi / (4 * s.clamp(min=LEAST)), max=min(2 * math.pi / self.step, WIDEST))
         error = 2 * torch.exp(strip**2 / 2) / torch.expm1(2 * math.pi * strip / self.step)
         return error.clamp(max=2.1) * (1 + 1e-9)
 

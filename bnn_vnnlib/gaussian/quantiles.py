@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.decision.regression.characteristic import (
+from bnn_vnnlib.gaussian.characteristic import (
     BLOCK,
     MEMORY,
     RATES,

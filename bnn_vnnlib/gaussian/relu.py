@@ -1,7 +1,10 @@
-"""Moments of relu(N(m, s^2)) in closed form, each with a stated error.
+"""Moments of relu(N(m, s^2)) in closed form; `normal` says what rounding costs them.
 
-With t = m / s:  E relu = m Phi(t) + s phi(t), jointly convex in (m, s) and nondecreasing in both (it is s h(m / s) with
-h(t) = t Phi(t) + phi(t) convex, h' = Phi, and d/ds = phi(t)).
+    g(m, s) = E relu(N(m, s^2)) = m Phi(t) + s phi(t),  t = m / s.
+
+g is convex, positively homogeneous and nondecreasing in m and s: the maximum over tau of Phi(tau) m + phi(tau) s.
+Proof: relu(a) >= a 1[N > -tau] for a = m + s N, whose expectation is m Phi(tau) + s phi(tau); equality at tau = t.
+Hence dg/dm = Phi(t) in [0, 1] and dg/ds = phi(t) in [0, 0.3990].
 """
 
 from __future__ import annotations
@@ -11,31 +14,26 @@ import math
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.normal import LEAST, ROUND, cdf, density, ratio
 from bnn_vnnlib.rounding import UNIT
-
-ROUND = 2.0**-38
-"""Error of the values here, relative to the sum of the absolute terms: arguments of erfc, exp and erfcx are at most
-about 40 where they matter, so that their rounding costs a factor 1 + 2 * 40^2 u, and the functions a few units more.
-"""
-
-LEAST = 1e-100
-"""Standard deviations below count as this, which changes the values by less."""
-
-
-def cdf(t: Tensor) -> Tensor:
-    """Phi."""
-    return torch.special.erfc(t * -math.sqrt(0.5)) / 2
-
-
-def density(t: Tensor) -> Tensor:
-    """Density of the standard Gaussian."""
-    return torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
 
 
 def relu_mean(m: Tensor, s: Tensor) -> Tensor:
-    """E relu(N(m, s^2)), up to ROUND (|m| + s)."""
-    t = (m / s.clamp(min=LEAST)).clamp(-40.0, 40.0)
+    """E relu(N(m, s^2)), up to ABSOLUTE (|m| + s)."""
+    t = ratio(m, s)
     return m * cdf(t) + s * density(t)
+
+
+def relu_square(m: Tensor, s: Tensor) -> Tensor:
+    """E relu(N(m, s^2))^2, up to ABSOLUTE (|m| + s)^2."""
+    t = ratio(m, s)
+    return (m * m + s * s) * cdf(t) + m * s * density(t)
+
+
+def relu_fourth(m: Tensor, s: Tensor) -> Tensor:
+    """E relu(N(m, s^2))^4, up to 6 ABSOLUTE (|m| + s)^4."""
+    t, a, b = ratio(m, s), m * m, s * s
+    return (a * a + 6 * a * b + 3 * b * b) * cdf(t) + m * s * (a + 5 * b) * density(t)
 
 
 def excess_above_mean(m: Tensor, s: Tensor) -> Tensor:

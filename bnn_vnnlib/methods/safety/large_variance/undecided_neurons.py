@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.decision.softmax.exponentials import Rectangle
-from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, mean_relu
-from bnn_vnnlib.methods.safety.large_variance.last import Weights
+from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 
 CELLS = 8
 """Cells of zeta on either side of 0."""

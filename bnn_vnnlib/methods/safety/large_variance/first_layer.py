@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.gaussian import UP, Floats, density, mean_relu
+from bnn_vnnlib.gaussian.half_line import UP, Floats, density, mean_relu
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 

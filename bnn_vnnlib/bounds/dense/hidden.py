@@ -16,8 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.softmax.gaussian import LEAST, ROUND, cdf, density, excess_above_mean, relu_mean
-from bnn_vnnlib.methods.decision.softmax.lines import Lines
+from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.gaussian.normal import LEAST, ROUND, cdf, density
+from bnn_vnnlib.gaussian.relu import excess_above_mean, relu_mean
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 

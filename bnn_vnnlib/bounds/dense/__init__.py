@@ -1,0 +1,1 @@
+"""Bounds over boxes of inputs on means and exponential moments of a `DenseChain`."""
