@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model import Model as Model
     from bnn_vnnlib.model import attach as attach
     from bnn_vnnlib.model import read_model as read_model
+    from bnn_vnnlib.question.options import Options as Options
     from bnn_vnnlib.question.property import Property as Property
     from bnn_vnnlib.result import Bounds as Bounds
     from bnn_vnnlib.result import DecisionBounds as DecisionBounds
@@ -48,6 +49,7 @@ _HOMES = {
         "VnnlibSyntaxError",
     ),
     "bnn_vnnlib.model": ("Model", "attach", "read_model"),
+    "bnn_vnnlib.question.options": ("Options",),
     "bnn_vnnlib.question.property": ("Property",),
     "bnn_vnnlib.result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
     "bnn_vnnlib.batch": ("BatchResult", "verify_batch"),

@@ -5,28 +5,19 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.methods import names as methods
-from bnn_vnnlib.question.options import Question, settle
+from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import violation, what_unsat_means
 from bnn_vnnlib.question.vacuous import vacuous
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict
-from bnn_vnnlib.setting import (
-    BoxKind,
-    Choices,
-    Method,
-    Search,
-    Setting,
-    ends_in_sigmoid,
-    gives_probabilities,
-    settle_run,
-)
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.setting import Setting, ends_in_sigmoid, gives_probabilities, settle_run
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
@@ -36,7 +27,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.methods.decision import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
     from bnn_vnnlib.model.replay import HiddenNodes
-    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
 RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
@@ -50,48 +41,24 @@ EXCLUDED = "the ranges of the network's last activations exclude every violation
 
 
 @plain_state()
+@takes_options(without=("restarts",))
 def verify(
     model: Model,
     property: Property,
     *,
     query: Query | str | None = None,
-    tau_safe: float | None = None,
-    tau_unsafe: float | None = None,
-    likelihood: Likelihood | None = None,
-    rule: Rule | str | None = None,
-    outputs: Literal["auto", "probabilities"] = "auto",
-    method: Method = "auto",
-    boxes: BoxKind = "mean",
-    num_boxes: int | None = None,
-    margin: float | None = None,
-    timeout: float | None = None,
     started: float | None = None,
-    seed: int = 0,
-    device: str | None = None,
-    search: Search = "float64",
-    strict: bool = False,
+    **options: Unpack[OptionFields],
 ) -> Result:
     """Decide one property of one model.
 
     Parameters
     ----------
     model, property : from `read_model` and `read_property`
-    query : probabilistic, decision or deterministic; None: the property's comment, else probabilistic if the model
-        carries a posterior
-    tau_safe, tau_unsafe : thresholds on P_safe; None: the property's comment; one alone is both; else .95
-    likelihood : overrides the model's
-    rule : what Y means under `decision`: "mean" (expected outputs or probabilities) or "median" (of a regression's
-        outputs); None: the property's comment, else mean
-    outputs : "probabilities" says that under `decision` constants are compared with probabilities on purpose
-    method : "interval" or "linear" bounds on boxes of weights, "tails" of the rows (probabilistic only), or "auto":
-        linear bounds, and for P_safe the better of tails and boxes
-    boxes : "mean": boxes at the posterior mean, margin searched; "sampled": around sampled weights
-    num_boxes, margin : number of sampled boxes; margin in standard deviations (None: searched, or 2.5 if sampled)
-    timeout, started : seconds, counted from `started` (time.monotonic; None: now); the bounds so far are returned
-    seed : of attacks and sampled boxes
-    device : cpu, cuda or cuda:NUMBER; None: cpu
-    search : floating type of attacks and of the tuning of bounds; what they find is computed again in float64
-    strict : refuse a property that nothing can violate, whatever the network, instead of calling it unsat
+    query : what is asked: probabilistic, decision or deterministic. None: the property's comment, else probabilistic if
+        the model carries a posterior, else deterministic
+    started : when the time limit began to count (time.monotonic); None: now
+    {options}
 
     Returns
     -------
@@ -103,21 +70,15 @@ def verify(
     PropertyError : `strict`, and nothing can violate the property
     """
     begun = time.monotonic()
-    question = _question(property, None if query is None else str(query), tau_safe, tau_unsafe, rule)
-    model = model.with_outputs_of(property.signature)
-    choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
-    asked: dict[str, Any] = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "outputs": outputs}
-    if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
-        asked = {**property.options, **{name: value for name, value in asked.items() if value is not None}}
-    setting = settle_run(model, question, likelihood, choices, timeout, begun if started is None else started, asked)
-    _check_size(model, property)
-    if setting.query is Query.DECISION and outputs != "probabilities":
+    how = Options(query, **options)
+    setting = settle_run(model, how, property, begun if started is None else started)
+    if setting.query is Query.DECISION and how.outputs != "probabilities":
         _refuse_constants(setting, property)
     said = _said(setting, property)
-    if strict and said.vacuous:
+    if how.strict and said.vacuous:
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
     result = _answered(setting, property, vacuous=said.vacuous is not None)
-    notes = (*property.notes, *model.notes, *result.notes)
+    notes = (*property.notes, *setting.model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 
 
@@ -130,15 +91,6 @@ def _said(setting: Setting, property: Property) -> Asked:
     return Asked(violation(property), means, vacuous(property))
 
 
-def _question(
-    property: Property, query: str | None, tau_safe: float | None, tau_unsafe: float | None, rule: str | None
-) -> Question:
-    """What is asked, by the options or by the property's comment."""
-    if not isinstance(property, Property):
-        raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
-    return settle(property.options, query, tau_safe, tau_unsafe, rule=rule)
-
-
 def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
     """The result, with the values of hidden nodes in its witness if the property declares any."""
     hidden = _hidden_nodes(setting.model, property)
@@ -146,15 +98,6 @@ def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
     if result.witness is None or hidden is None:
         return result
     return replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
-
-
-def _check_size(model: Model, property: Property) -> None:
-    have, want = model.network.signature, property.signature
-    if (have.input_size, have.output_size) != (want.input_size, want.output_size):
-        raise OptionError(
-            f"the property is over {want.input_size} inputs and {want.output_size} outputs, "
-            f"the model has {have.input_size} and {have.output_size}"
-        )
 
 
 def _hidden_nodes(model: Model, property: Property) -> HiddenNodes | None:
@@ -208,7 +151,7 @@ def _solve(setting: Setting, property: Property) -> Result:
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
     pool = min(POOL, max(1, POOL_MEMORY // (RESTARTS * widest * len(problem))))
     attack = Attack(
-        restarts=RESTARTS, pool=pool, seed=setting.choices.seed, deadline=setting.deadline, precision=setting.precision
+        restarts=RESTARTS, pool=pool, seed=setting.options.seed, deadline=setting.deadline, precision=setting.precision
     )
     if setting.query is Query.DETERMINISTIC:
         return _deterministic(setting, property, problem, attack)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.methods import names as methods
-from bnn_vnnlib.question.options import settle
-from bnn_vnnlib.result import Query, Rule, Verdict
+from bnn_vnnlib.question.options import OptionFields, Options, takes_options
+from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.rules import never
-from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
+from bnn_vnnlib.setting import Setting, settle_run
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import OutputCases, Problem
 
 Floats = NDArray[np.float64]
@@ -52,6 +52,7 @@ class BatchResult:
 
 
 @plain_state()
+@takes_options(without=("outputs", "strict"))
 def verify_batch(
     model: Model,
     lower: ArrayLike,
@@ -59,20 +60,7 @@ def verify_batch(
     labels: ArrayLike | None = None,
     properties: OutputCases | Sequence[OutputCases] | None = None,
     query: Query | str | None = None,
-    *,
-    tau_safe: float | None = None,
-    tau_unsafe: float | None = None,
-    likelihood: Likelihood | None = None,
-    rule: Rule | str | None = None,
-    method: Method = "auto",
-    boxes: BoxKind = "mean",
-    num_boxes: int | None = None,
-    margin: float | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    restarts: int = 2,
-    device: str | None = None,
-    search: Search = "float64",
+    **options: Unpack[OptionFields],
 ) -> BatchResult:
     """Decide N input boxes; nothing depends on their order or number beyond rounding.
 
@@ -85,21 +73,19 @@ def verify_batch(
     properties : instead of labels, one DNF over the outputs for all boxes, or a list of them, one a box. A DNF is a
         list of cases (A, b, strict), each the conjunction of A y <= b (< where strict), as `bnn_vnnlib.rules` makes it.
         Neither labels nor properties under `decision`: bounds on D alone, every verdict `unknown`
-    restarts : starting points of the attack on each box
-    others : see `verify`
+    query : what is asked, as in `verify`
+    {options}
 
     Raises
     ------
     OptionError : shapes that do not fit, empty or infinite boxes, labels out of range
     """
     begun = time.monotonic()
-    question = settle({}, None if query is None else str(query), tau_safe, tau_unsafe, rule=rule)
-    choices = Choices(method, boxes, num_boxes, margin, seed, device, search)
-    asked = {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule}
-    setting = settle_run(model, question, likelihood, choices, timeout, begun, asked)
+    how = Options(query, **options)
+    setting = settle_run(model, how, started=begun)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
-    fields, used = _solve(setting, problem, restarts) if len(problem) else (_nothing(setting), methods.NONE)
+    fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), methods.NONE)
     if labels is None and properties is None:  # no question, no answer
         fields |= {"row_lower": None, "row_upper": None, "verdicts": _all(Verdict.UNKNOWN, len(low))}
     full = {name: _spread(values, kept, len(low)) for name, values in fields.items() if values is not None}
@@ -207,12 +193,14 @@ def _is_case(entry: Any) -> bool:
     return np.ndim(_array(first)) == 2
 
 
-def _solve(setting: Setting, problem: Problem, restarts: int) -> tuple[dict[str, Any], str]:
+def _solve(setting: Setting, problem: Problem) -> tuple[dict[str, Any], str]:
     """The arrays, and the methods that gave them."""
     from bnn_vnnlib.attack import Attack
 
-    seed, deadline, precision = setting.choices.seed, setting.deadline, setting.precision
-    attack = Attack(steps=20, restarts=restarts, seed=seed, deadline=deadline, precision=precision)
+    how = setting.options
+    attack = Attack(
+        steps=20, restarts=how.restarts, seed=how.seed, deadline=setting.deadline, precision=setting.precision
+    )
     match setting.query:
         case Query.PROBABILISTIC:
             return _probabilistic(setting, setting.settled(problem), attack)

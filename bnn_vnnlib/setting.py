@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING
 
-from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean
-from bnn_vnnlib.question.options import Question
+from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.question.options import Options, Question
+from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.served import refuse_idle, refuse_unserved
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.system.clock import Deadline
@@ -22,48 +22,13 @@ if TYPE_CHECKING:
     from bnn_vnnlib.methods.decision import Decision
     from bnn_vnnlib.methods.safety.portfolio import Means
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
-    from bnn_vnnlib.network.network import Likelihood, Model, Network, Posterior
+    from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
     from bnn_vnnlib.problem.problem import Problem
-
-Method = Literal["auto", "interval", "linear", "tails"]
-BoxKind = Literal["mean", "sampled"]
-Search = Literal["float64", "float32"]
+    from bnn_vnnlib.signature import Likelihood
 
 NUM_BOXES = 5
 """Boxes around samples, where their number is not given."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """How to bound; see `verify` for the meaning of each."""
-
-    method: Method = "auto"
-    boxes: BoxKind = "mean"
-    num_boxes: int | None = None
-    margin: float | None = None
-    seed: int = 0
-    device: str | None = None
-    search: Search = "float64"
-
-    def __post_init__(self) -> None:
-        for what, word, known in (
-            ("method", self.method, get_args(Method)), ("boxes", self.boxes, get_args(BoxKind)),
-            ("type to search in", self.search, get_args(Search)),
-        ):  # fmt: skip
-            if word not in known:
-                hint = did_you_mean(str(word), known)
-                raise OptionError(f"unknown {what} {word!r}; expected one of {', '.join(known)}{hint}")
-        if self.method == "tails" and (self.boxes != "mean" or self.margin is not None):
-            raise OptionError("method tails uses no boxes of weights: leave out --boxes and --margin")
-        if self.num_boxes is not None and self.boxes == "mean":
-            raise OptionError("the number of boxes goes with boxes around samples: add --boxes sampled")
-        if self.num_boxes is not None and self.num_boxes < 1:
-            raise OptionError(f"the number of boxes must be positive, not {self.num_boxes}")
-        if self.seed < 0:
-            raise OptionError(f"the seed must not be negative, found {self.seed}")
-        if self.margin is not None and not 0 < self.margin < float("inf"):
-            raise OptionError(f"the margin must be a positive number of standard deviations, not {self.margin}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +41,7 @@ class Setting:
     likelihood : None where nothing says
     transform : what Y is, as a function of the graph's outputs (its final Softmax left out)
     bounds : the engine behind that transform
-    deadline, choices, device : how
+    deadline, options, device : how
     """
 
     model: Model
@@ -86,7 +51,7 @@ class Setting:
     transform: Transform
     bounds: OutputBounds
     deadline: Deadline
-    choices: Choices
+    options: Options
     device: torch.device
 
     @property
@@ -99,20 +64,20 @@ class Setting:
     @property
     def means(self) -> Means:
         """How P_safe of a Gaussian posterior is bounded; a given margin asks for boxes."""
-        if self.choices.method == "tails":
+        if self.options.method == "tails":
             return "tails"
-        return "both" if self.choices.method == "auto" and self.choices.margin is None else "boxes"
+        return "both" if self.options.method == "auto" and self.options.margin is None else "boxes"
 
     @property
     def precision(self) -> torch.dtype:
         """Of what is searched and confirmed afterwards: attacks, tuning."""
         import torch
 
-        return torch.float32 if self.choices.search == "float32" else torch.float64
+        return torch.float32 if self.options.search == "float32" else torch.float64
 
     @property
     def _boxes(self) -> int:
-        return self.choices.num_boxes or NUM_BOXES
+        return self.options.num_boxes or NUM_BOXES
 
     def settled(self, problem: Problem) -> Problem:
         """The problem without what the ranges of the last activations settle, whatever the random weights are."""
@@ -130,8 +95,8 @@ class Setting:
 
         return safety_bounds(
             self.bounds, self.posterior, problem, attack, self.deadline,
-            Goal(self.question.tau_safe, self.question.tau_unsafe), means=self.means, boxes=self.choices.boxes,
-            number=self._boxes, margin=self.choices.margin,
+            Goal(self.question.tau_safe, self.question.tau_unsafe), means=self.means, boxes=self.options.boxes,
+            number=self._boxes, margin=self.options.margin,
         )  # fmt: skip
 
     def decision(self) -> Decision:
@@ -141,25 +106,25 @@ class Setting:
 
         if isinstance(self.posterior, Correlated | Mixture):
             return decision.PartsExpectation(
-                self.bounds, self.posterior, self.device, self.choices.boxes, self._boxes, self.choices.margin,
-                self.choices.seed,
+                self.bounds, self.posterior, self.device, self.options.boxes, self._boxes, self.options.margin,
+                self.options.seed,
             )  # fmt: skip
         portfolio = decision.medians if self.question.rule is Rule.MEDIAN else decision.expectation
         return portfolio(
-            self.bounds, self.posterior, self.device, boxes=self.choices.boxes, number=self._boxes,
-            margin=self.choices.margin, seed=self.choices.seed,
+            self.bounds, self.posterior, self.device, boxes=self.options.boxes, number=self._boxes,
+            margin=self.options.margin, seed=self.options.seed,
         )  # fmt: skip
 
 
 def settle_run(
-    model: Model, question: Question, likelihood: Likelihood | None, choices: Choices, timeout: float | None,
-    started: float | None, asked: Mapping[str, Any] | None = None,
-) -> Setting:  # fmt: skip
+    model: Model, options: Options, property: Property | None = None, started: float | None = None
+) -> Setting:
     """Check that the question can be asked of the model.
 
     Parameters
     ----------
-    asked : the options behind the question (tau_safe, tau_unsafe, rule, outputs), as they were given
+    property : whose comment counts, and whose outputs the model shall have; None: boxes without a property
+    started : when time began to count (time.monotonic; None: now)
 
     Raises
     ------
@@ -167,15 +132,18 @@ def settle_run(
         that is not there
     UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `served` refuses
     """
-
     from bnn_vnnlib.bounds.engine import Engine
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.outputs import OutputBounds
 
     if not isinstance(model, Model):
         raise OptionError(f"a Model is wanted, as read_model(PATH) or attach gives it, not {model!r}")
-    if timeout is not None and math.isnan(timeout):
-        raise OptionError("the time limit is not a number")
+    comment: Mapping[str, str] = {}
+    if property is not None:
+        if not isinstance(property, Property):
+            raise OptionError(f"a Property is wanted, as read_property(PATH) gives it, not {property!r}")
+        comment, model = property.options, model.with_outputs_of(property.signature)
+    question = options.question(comment)
     query = question.query_of(model.posterior is not None)
     if query is not Query.DETERMINISTIC and model.posterior is None:
         raise OptionError(
@@ -183,23 +151,38 @@ def settle_run(
             "or ask --query deterministic",
             path=model.path,
         )
-    known = likelihood or model.likelihood
-    if query is Query.DECISION and known is None:
+    likelihood = options.likelihood or model.likelihood
+    if query is Query.DECISION and likelihood is None:
         raise OptionError(
             "query decision needs the likelihood, and the model does not say it: add --likelihood "
             "categorical, bernoulli, gaussian or gaussian_heteroscedastic",
             path=model.path,
         )
-    given = {**vars(choices), **(asked or {}), "likelihood": likelihood}
-    refuse_idle(query, given, model, probabilities=gives_probabilities(model.network, query, known))
+    given = options.given
+    if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
+        given = {**comment, **given}
+    refuse_idle(query, given, model, probabilities=gives_probabilities(model.network, query, likelihood))
     if question.rule is Rule.MEDIAN:
-        _check_median(model, query, known)
-    transform = _transform(model.network, query, known)
-    refuse_unserved(model, query, question.rule, choices, transform)
-    deadline = _deadline(timeout, started)
-    engine = Engine(model.network, "interval" if choices.method == "interval" else "linear", deadline)
-    device = find_device(choices.device)
-    return Setting(model, query, question, known, transform, OutputBounds(engine, transform), deadline, choices, device)
+        _check_median(model, query, likelihood)
+    transform = _transform(model.network, query, likelihood)
+    refuse_unserved(model, query, question.rule, options, transform)
+    deadline = _deadline(options.timeout, started)
+    engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
+    if property is not None:
+        _check_size(model, property)
+    return Setting(
+        model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options,
+        find_device(options.device),
+    )  # fmt: skip
+
+
+def _check_size(model: Model, property: Property) -> None:
+    have, want = model.network.signature, property.signature
+    if (have.input_size, have.output_size) != (want.input_size, want.output_size):
+        raise OptionError(
+            f"the property is over {want.input_size} inputs and {want.output_size} outputs, "
+            f"the model has {have.input_size} and {have.output_size}"
+        )
 
 
 def _check_median(model: Model, query: Query, likelihood: Likelihood | None) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+Likelihood = Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"]
+"""What an output of a network stands for."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     part = _items_at(problem, found.point[0])
     lower, upper = point_box(part, found.point.expand(len(part), -1))
     if isinstance(posterior, GaussianDiagonal):
-        if setting.choices.boxes == "sampled":
+        if setting.options.boxes == "sampled":
             return float(found.point_mass[0])
         stack = wide_stack(bounds, posterior, part) if bool(found.by_wide[1, 0]) else None
         if stack is not None:
@@ -113,7 +113,7 @@ def _items_at(problem: Problem, x: Tensor) -> Problem:
 def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, float]:
     """The share of sampled networks that violate at X: an estimate, for the record only."""
     network = setting.bounds.engine.network
-    generator = torch.Generator().manual_seed(setting.choices.seed)
+    generator = torch.Generator().manual_seed(setting.options.seed)
     params = {name: drawn.to(point) for name, drawn in sample(network, setting.posterior, ESTIMATE, generator).items()}
     part = _items_at(problem, point[0])
     x = point.expand(ESTIMATE, 1, len(part), -1)

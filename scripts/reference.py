@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -78,10 +78,9 @@ def _text(function: Callable[..., Any]) -> list[str]:
 
 def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, Any, ArgumentInfo | OptionInfo, Any]]:
     """Name, type, typer's description and default of every parameter of the command line."""
-    hints = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        if get_origin(hints[name]) is Annotated:
-            kind, info = get_args(hints[name])[:2]
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if get_origin(parameter.annotation) is Annotated:
+            kind, info = get_args(parameter.annotation)[:2]
             yield name, kind, info, parameter.default
 
 

@@ -1,13 +1,22 @@
-"""Option, comment, default: in this order."""
+"""Option, comment, default: in this order. One place says what options there are; all that take them derive from it."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib.cli.radius import radius
+from bnn_vnnlib.cli.run import run
+from bnn_vnnlib.cli.sweep import sweep
+from bnn_vnnlib.cli.uncertainty import uncertainty
+from bnn_vnnlib.cli.verify import verify as cli_verify
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.question.options import Question, settle
+from bnn_vnnlib.question.options import OPTIONS, OptionFields, Options, Question
 from bnn_vnnlib.result import Query
 
 
@@ -30,7 +39,7 @@ from bnn_vnnlib.result import Query
     ],
 )
 def test_precedence(comment, options, expected):
-    assert settle(comment, **options) == Question(*expected)
+    assert Options(**options).question(comment) == Question(*expected)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +52,76 @@ def test_precedence(comment, options, expected):
         ({"query": "robust"}, {}, "f.vnnlib: unknown query 'robust'; known are probabilistic, decision"),
         ({"tau_safe": "high"}, {}, "f.vnnlib: tau_safe=high in a comment is not a number"),
         ({"tau_safe": "nan"}, {}, "tau_safe=nan in a comment is not a number"),
-        ({}, {"tau_safe": 1.5}, "^tau_safe is a probability"),  # the property's file is not to blame
-        ({}, {"tau_unsafe": -0.1}, "tau_unsafe is a probability"),
-        ({}, {"tau_safe": float("nan")}, "tau_safe is a probability"),
+        ({}, {"tau_safe": 1.5}, "^tau_safe must be a probability"),  # the property's file is not to blame
+        ({}, {"tau_unsafe": -0.1}, "tau_unsafe must be a probability"),
+        ({}, {"tau_safe": float("nan")}, "tau_safe must be a probability"),
         ({"tau_unsafe": "0.5"}, {"tau_safe": 0.4}, r"tau_unsafe \(0.5\) must not exceed tau_safe \(0.4\)"),
     ],
 )
 def test_what_is_no_question_is_refused(comment, options, message):
     with pytest.raises(OptionError, match=message):
-        settle(comment, **options, path=Path("f.vnnlib"))
+        Options(**options).question(comment, Path("f.vnnlib"))
+
+
+# The options as keywords and on the command line
+
+
+def test_type_checkers_know_the_same_fields():
+    declared = {name: kind for name, kind in get_type_hints(Options).items() if name != "query"}
+    assert get_type_hints(OptionFields) == declared
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "missing"),
+    [
+        (verify, {"model", "property", "started"}, {"restarts"}),
+        (verify_batch, {"model", "lower", "upper", "labels", "properties"}, {"outputs", "strict"}),
+    ],
+)
+def test_help_shows_every_option(function, others, missing):
+    parameters = inspect.signature(function).parameters
+    assert set(parameters) == {one.name for one in fields(Options)} - missing | others
+    for one in fields(Options):
+        if one.name not in missing:
+            assert parameters[one.name].default == one.default
+            assert f"\n    {one.name} : {'' if one.name == 'query' else OPTIONS[one.name].help}" in function.__doc__
+
+
+@pytest.mark.parametrize("command", [cli_verify, run, sweep, radius, uncertainty])
+def test_commands_show_the_texts_of_the_options(command):
+    told = {name: one for name, one in inspect.signature(command).parameters.items() if name in OPTIONS}
+    assert len(told) >= 6
+    for name, one in told.items():
+        own = name in ("query", "timeout") and command is run  # several queries; a limit for each instance
+        assert own or get_args(one.annotation)[1].help == OPTIONS[name].help
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: verify_batch(None, [], [], label=[0]), "verify_batch has no option 'label'; did you mean 'labels'?"),
+        (lambda: verify(None, None, tau_save=0.9), "verify has no option 'tau_save'; did you mean 'tau_safe'?"),
+        (lambda: verify(None, None, restarts=3), "verify has no option 'restarts'"),
+        (lambda: verify_batch(None, [], [], strict=True), "verify_batch has no option 'strict'"),
+        (lambda: Options(method="linaer"), "unknown method 'linaer'; known are .*; did you mean 'linear'?"),
+        (lambda: Options(likelihood="normal"), "unknown likelihood 'normal'; known are categorical"),
+        (lambda: Options(margin=float("inf")), "margin must be a positive number, found inf"),
+        (lambda: Options(seed=-1), "seed must be a whole number that is not negative, found -1"),
+        (lambda: Options(seed=0.5), "seed must be a whole number"),
+        (lambda: Options(boxes="sampled", num_boxes=0), "num_boxes must be a positive whole number, found 0"),
+        (lambda: Options(num_boxes=3), "add boxes sampled"),
+        (lambda: Options(restarts="two"), "restarts must be a positive whole number, found 'two'"),
+        (lambda: Options(timeout=float("nan")), "timeout must be a number of seconds, found nan"),
+        (lambda: Options(method="tails", margin=1.0), "method tails uses no boxes"),
+    ],
+)
+def test_what_is_no_option_is_refused_by_name(call, message):
+    with pytest.raises(OptionError, match=message.replace("?", r"\?").replace(".*", ".*")):
+        call()
+
+
+def test_given_are_those_that_say_something():
+    how = Options("decision", margin=2.0, seed=0, method="auto")
+    assert how.given == {"query": "decision", "margin": 2.0}
+    assert how.without(("margin",)) == Options("decision")
+    assert Options(**how.given) == how

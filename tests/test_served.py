@@ -12,10 +12,10 @@ import pytest
 
 from bnn_vnnlib import OptionError, UnsupportedError, verify, verify_batch
 from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model
-from bnn_vnnlib.question.options import settle
-from bnn_vnnlib.question.served import DEFAULTS, idle_options
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.served import idle_options
 from bnn_vnnlib.result import Query
-from bnn_vnnlib.setting import Choices, settle_run
+from bnn_vnnlib.setting import settle_run
 from robustness.robustness_builders import properties, random_model, random_samples
 
 OPTIONS: dict[str, Mapping[str, Any]] = {
@@ -78,10 +78,7 @@ MODELS = {kind: made(kind) for kind in ("none", "diagonal", "samples", "low rank
 
 def settled(model: Model, query: str | None, given: Mapping[str, Any]) -> None:
     """As `verify` begins."""
-    how = dict(given)
-    asked = {name: how.pop(name, None) for name in ("tau_safe", "tau_unsafe", "rule", "outputs")}
-    question = settle({}, query, asked["tau_safe"], asked["tau_unsafe"], rule=asked["rule"])
-    settle_run(model, question, how.pop("likelihood", None), Choices(**how), None, None, asked)
+    settle_run(model, Options(query, **given))
 
 
 @pytest.mark.parametrize(("asked", "option"), list(itertools.product(USED, OPTIONS)))
@@ -121,4 +118,4 @@ def test_probabilities_are_meant_where_there_are_some():
 
 
 def test_defaults_say_nothing():
-    assert idle_options(Query.DETERMINISTIC, {**DEFAULTS, "tau_safe": None, "margin": None}) == {}
+    assert idle_options(Query.DETERMINISTIC, Options(margin=None, method="auto").given) == {}

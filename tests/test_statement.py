@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.statement import violation, what_unsat_means
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.vnnlib import parse_property
@@ -65,10 +65,10 @@ def test_a_violation_in_words(text, said):
 
 
 def test_what_unsat_means_by_query():
-    question = settle({}, tau_safe=0.999, rule="median")
+    question = Options(tau_safe=0.999, rule="median").question()
     assert "P_safe >= 0.999: " in what_unsat_means(Query.PROBABILISTIC, question, True, False)
     assert "medians of the outputs" in what_unsat_means(Query.DECISION, question, True, False)
-    assert "expected probabilities" in what_unsat_means(Query.DECISION, settle({}), True, True)
-    assert "expected outputs" in what_unsat_means(Query.DECISION, settle({}), True, False)
+    assert "expected probabilities" in what_unsat_means(Query.DECISION, Options().question(), True, True)
+    assert "expected outputs" in what_unsat_means(Query.DECISION, Options().question(), True, False)
     assert what_unsat_means(Query.DETERMINISTIC, question, False, False) == "the network has no such input"
     assert "of the posterior means" in what_unsat_means(Query.DETERMINISTIC, question, True, False)

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
-from bnn_vnnlib.cli.options import Debug, Likelihood, Outputs, QueryName, Seed, TauSafe, TauUnsafe
+from bnn_vnnlib.cli.options import Debug, with_options
 from bnn_vnnlib.printable import printable
+from bnn_vnnlib.question.options import Options
 
 FAILED = 3
 
 
+@with_options("query", "tau_safe", "tau_unsafe", "likelihood", "seed", "outputs", "timeout")
 def check_witness(
     model: Annotated[Path, typer.Argument(help="The ONNX model.")],
     prop: Annotated[Path, typer.Argument(metavar="PROPERTY", help="The VNN-LIB property.")],
     result: Annotated[Path, typer.Argument(help="The results file; its JSON record is used if it lies beside it.")],
-    query: Annotated[
-        QueryName | None, typer.Option(help="Whose rules count.", show_default="as recorded, else as verify")
-    ] = None,
-    tau_safe: TauSafe = None,
-    tau_unsafe: TauUnsafe = None,
-    likelihood: Likelihood = None,
-    outputs: Outputs = "auto",
-    seed: Seed = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for bounding again.")] = None,
     debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Check the witness of a sat, with the files alone.
 
@@ -44,21 +38,16 @@ def check_witness(
         from bnn_vnnlib.question.served import refuse_idle
         from bnn_vnnlib.runs.checking import Judgement, check_witness, other_files, question_of
 
-        check_positive("--timeout", timeout)
+        check_positive("--timeout", options["timeout"])
+        how = Options(**options)
         files = Files(prop, model)
         found = read_result(result)
         property_ = read_property(files.prop)
-        question = question_of(result, property_, files.prop, query, tau_safe, tau_unsafe)
-        loaded = read_model(files.model, likelihood=likelihood)
-        refuse_idle(
-            question.query_of(loaded.posterior is not None),
-            {"tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs},
-            loaded,
-        )
+        question = question_of(result, property_, files.prop, how)
+        loaded = read_model(files.model, likelihood=how.likelihood)
+        refuse_idle(question.query_of(loaded.posterior is not None), how.given, loaded)
         property_ = read_property(files.prop, loaded.network.signature)
-        check = check_witness(
-            loaded, property_, found, question, likelihood=likelihood, outputs=outputs, timeout=timeout, seed=seed
-        )
+        check = check_witness(loaded, property_, found, question, how)
         sys.stdout.write(f"{check.judgement}\n")
         lines = (f"query {check.query}", *check.reasons, *other_files(result, files.by_role))
         console.print("\n".join(map(printable, lines)), markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli.options import QueryName
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.system.isolation import usual_threads
 
@@ -25,13 +24,11 @@ ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
 InputsFile = Annotated[
     Path, typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet.")
 ]
-Query = Annotated[QueryName | None, typer.Option(help="What is asked.", show_default="as verify")]
 Out = Annotated[Path, typer.Option(help="Folder for all results; a job that was ended goes on in it.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="cores / threads")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of each process.", show_default="OMP_NUM_THREADS, else 1")
 ]
-Restarts = Annotated[int, typer.Option(min=1, help="Starting points of the attack on each box.")]
 Chunk = Annotated[
     int | None,
     typer.Option(

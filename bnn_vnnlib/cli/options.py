@@ -1,37 +1,56 @@
-"""Options that several commands have."""
+"""Options that several commands have; those of `verify` come from `question.options`, texts and all."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
+from bnn_vnnlib import signature
+from bnn_vnnlib.question.options import OPTIONS, parameters, signature_with
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_options(*names: str, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Decorator of a command with `**options: Any`: it gets the options of these names (none: all) as keywords."""
+
+    def decorate(command: Command) -> Command:
+        added = [_on_command_line(one) for one in parameters(without) if not names or one.name in names]
+        command.__signature__ = signature_with(  # type: ignore[attr-defined]  # where typer looks
+            inspect.signature(command, eval_str=True), added
+        )
+        return command
+
+    return decorate
+
+
+def _on_command_line(one: inspect.Parameter) -> inspect.Parameter:
+    """As typer reads it. What a value may be is checked by `Options`, which has more to say than a type."""
+    option = OPTIONS[one.name]
+    kind: Any = Literal[tuple(map(str, option.words))] if option.words else _without_none(one.annotation)
+    spelt = [f"--{one.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
+    described = typer.Option(
+        *spelt, help=option.help, metavar="NAME" if kind is str else None,
+        show_default=True if option.unset is None else option.unset,
+    )  # fmt: skip
+    return one.replace(annotation=Annotated[kind if one.default is not None else kind | None, described])
+
+
+def _without_none(kind: Any) -> Any:
+    return next((part for part in get_args(kind) if part is not NoneType), kind)
+
+
 Debug = Annotated[bool, typer.Option("--debug", envvar="BNN_VNNLIB_DEBUG", help="Show tracebacks.")]
 Likelihood = Annotated[
-    Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"] | None,
-    typer.Option(help="How the outputs are to be read, where the model does not say."),
+    signature.Likelihood | None,
+    typer.Option(help=OPTIONS["likelihood"].help, show_default=OPTIONS["likelihood"].unset or True),
 ]
-QueryName = Literal["probabilistic", "decision", "deterministic"]
-TauSafe = Annotated[float | None, typer.Option(help="unsat if P_safe >= this.", show_default="TAU_UNSAFE or 0.95")]
-TauUnsafe = Annotated[float | None, typer.Option(help="sat if P_safe < this.", show_default="TAU_SAFE or 0.95")]
-Outputs = Annotated[Literal["auto", "probabilities"], typer.Option(help="What Y means under --query decision.")]
-Rule = Annotated[
-    Literal["mean", "median"] | None,
-    typer.Option(help="Which decision Y is under --query decision.", show_default="mean"),
-]
-Method = Annotated[Literal["auto", "interval", "linear", "tails"], typer.Option(help="How networks are bounded.")]
-Boxes = Annotated[Literal["mean", "sampled"], typer.Option(help="Where weight boxes are centred.")]
-NumBoxes = Annotated[int | None, typer.Option(min=1, help="How many weight boxes.")]
-Margin = Annotated[float | None, typer.Option(help="Half-width of a weight box in standard deviations.")]
-Search = Annotated[
-    Literal["float64", "float32"],
-    typer.Option(help="Floating type of searches; what they find is confirmed in float64."),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse a property that nothing can violate, whatever the network."),
-]
+Seed = Annotated[int, typer.Option(min=0, help=OPTIONS["seed"].help)]
 Mixed = Annotated[
     bool,
     typer.Option(
@@ -58,7 +77,3 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", sho
 Scheduler = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
 ]
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Where to compute: cpu, cuda, cuda:1, ...", show_default="cpu")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

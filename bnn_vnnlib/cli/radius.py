@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli import long_jobs, options
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli import long_jobs
+from bnn_vnnlib.cli.guard import guard, stderr_console
+from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
+from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,18 +18,16 @@ if TYPE_CHECKING:
     from bnn_vnnlib.sweeps.radius import RadiusSummary
 
 
+@with_options(without=("boxes", "num_boxes", "outputs", "timeout", "strict"))
 def radius(
     model: long_jobs.ModelFile,
     inputs: long_jobs.InputsFile,
     out: long_jobs.Out,
     threshold: Annotated[
-        float | None, typer.Option(help="Robust: P_safe >= this; unrobust: P_safe < this.", show_default="0.7")
-    ] = None,
-    tau_safe: Annotated[
-        float | None, typer.Option(help="Robust: P_safe >= this; in place of --threshold.", show_default=False)
-    ] = None,
-    tau_unsafe: Annotated[
-        float | None, typer.Option(help="Unrobust: P_safe < this; in place of --threshold.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Both TAU_SAFE and TAU_UNSAFE. Robust: P_safe >= this; unrobust: P_safe < this.", show_default="0.7"
+        ),
     ] = None,
     largest: Annotated[float, typer.Option(help="No radius beyond this is tried.")] = 1.0,
     tolerance: Annotated[float, typer.Option(help="Radii are found up to this.")] = 1e-3,
@@ -37,23 +37,15 @@ def radius(
     delta: long_jobs.Delta = None,
     predicted: long_jobs.Own = False,
     clip: long_jobs.Clip = None,
-    query: long_jobs.Query = None,
-    likelihood: options.Likelihood = None,
-    rule: options.Rule = None,
-    method: options.Method = "auto",
-    margin: options.Margin = None,
-    seed: options.Seed = 0,
-    search: options.Search = "float64",
-    device: options.Device = None,
-    restarts: long_jobs.Restarts = 2,
     chunk: Annotated[
         int | None,
         typer.Option(min=1, help="Inputs that are searched together.", show_default="inputs / workers, at most 256"),
     ] = None,
     workers: long_jobs.Workers = None,
     threads: long_jobs.Threads = None,
-    scheduler: options.Scheduler = None,
-    debug: options.Debug = False,
+    scheduler: Scheduler = None,
+    debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Find the largest certified-robust and the smallest certified-unrobust radius (l-infinity) of each input.
 
@@ -62,19 +54,14 @@ def radius(
     """
     console = stderr_console()
     with guard(console, debug):
-        check_positive("--margin", margin)
-        from bnn_vnnlib.sweeps import Bounding, Radii, radii, read_inputs
+        from bnn_vnnlib.sweeps import Radii, radii, read_inputs
         from bnn_vnnlib.sweeps.radius import summary
 
-        read = read_inputs(inputs, clip)
-        bounding = Bounding(
-            query, tau_safe, tau_unsafe, likelihood=likelihood, rule=rule, method=method, margin=margin, seed=seed,
-            restarts=restarts, device=device, search=search,
-        )  # fmt: skip
+        how, read = Options(**options), read_inputs(inputs, clip)
         with long_jobs.shown(console, "inputs") as watch:
             found = radii(
                 long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
-                delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
+                delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
                 **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, summary(found))

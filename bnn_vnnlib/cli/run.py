@@ -8,30 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
-from bnn_vnnlib.cli.options import (
-    Boxes,
-    Debug,
-    Device,
-    Likelihood,
-    Margin,
-    Method,
-    NumBoxes,
-    Only,
-    Outputs,
-    OwnLimit,
-    Rerun,
-    Rule,
-    Scheduler,
-    Search,
-    Seed,
-    Strict,
-    TauSafe,
-    TauUnsafe,
-    Threads,
-    Workers,
-)
+from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Threads, Workers, with_options
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.printable import printable
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.result import Query
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -42,6 +23,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.runs.run import How, Run
 
 
+@with_options(without=("restarts",))
 def run(
     benchmarks: Annotated[
         list[Path],
@@ -52,22 +34,9 @@ def run(
         list[str] | None,
         typer.Option(help="What is asked of every instance; may be given several times.", show_default="as verify"),
     ] = None,
-    tau_safe: TauSafe = None,
-    tau_unsafe: TauUnsafe = None,
-    likelihood: Likelihood = None,
-    outputs: Outputs = "auto",
-    rule: Rule = None,
-    method: Method = "auto",
-    boxes: Boxes = "mean",
-    num_boxes: NumBoxes = None,
-    margin: Margin = None,
-    seed: Seed = 0,
-    search: Search = "float64",
-    device: Device = None,
     timeout: OwnLimit = None,
     only: Only = None,
     rerun: Rerun = "never",
-    strict: Strict = False,
     check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
     workers: Workers = None,
     threads: Threads = None,
@@ -75,6 +44,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
     scheduler: Scheduler = None,
     debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Decide all instances of VNN-COMP benchmarks.
 
@@ -87,17 +57,12 @@ def run(
         from bnn_vnnlib.jobs.pool import Places
         from bnn_vnnlib.runs.run import How
 
-        for option, value in (("--timeout", timeout), ("--margin", margin), ("--memory", memory)):
+        for option, value in (("--timeout", timeout), ("--memory", memory)):
             check_positive(option, value)
-        options = {
-            "tau-safe": tau_safe, "tau-unsafe": tau_unsafe, "likelihood": likelihood, "outputs": outputs,
-            "method": method, "boxes": boxes, "num-boxes": num_boxes, "margin": margin, "seed": seed,
-            "rule": rule, "search": search, "device": device,
-        }  # fmt: skip
         how = How(
-            queries=_queries(query, tau_safe, tau_unsafe, options),
-            arguments=("--mixed", *(["--strict"] if strict else []), *_arguments(options)),
-            seed=seed, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh, check=check,
+            queries=_queries(query, options), arguments=("--mixed", *_arguments(Options(**options))),
+            seed=options["seed"], timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh,
+            check=check,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
         with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:
@@ -105,17 +70,13 @@ def run(
             _summary(prepared, console)
 
 
-def _queries(
-    asked: list[str] | None, tau_safe: float | None, tau_unsafe: float | None, options: dict[str, Any]
-) -> tuple[str | None, ...]:
+def _queries(asked: list[str] | None, options: dict[str, Any]) -> tuple[str | None, ...]:
     """Those asked for; refuses what no instance could be run with, and options that belong to none of the queries."""
-    from bnn_vnnlib.question.options import settle
     from bnn_vnnlib.question.served import idle_options, refuse_idle
-    from bnn_vnnlib.result import Query
 
     queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
-    settled = [settle({}, query, tau_safe, tau_unsafe).query for query in queries]
-    given = {name.replace("-", "_"): value for name, value in options.items()}
+    settled = [Options(query, **options).question().query for query in queries]
+    given = Options(**options).given
     idle = [idle_options(query, given) for query in settled if query is not None]
     nowhere = set.intersection(*map(set, idle)) if len(idle) == len(queries) else set()
     refuse_idle(settled[0] or Query.DETERMINISTIC, {name: given[name] for name in nowhere})
@@ -136,8 +97,9 @@ def _opened(
     return Run.opened(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
 
 
-def _arguments(options: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(f"--{name}={value}" for name, value in options.items() if value is not None)
+def _arguments(options: Options) -> tuple[str, ...]:
+    spelt = {f"--{name.replace('_', '-')}": value for name, value in options.given.items()}
+    return tuple(name if value is True else f"{name}={value}" for name, value in spelt.items())
 
 
 def _go(prepared: Run, where: Places, console: Console) -> None:

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import (
-    Chunk,
-    Out,
-    Query,
-    Restarts,
-    Threads,
-    Workers,
-    places,
-    read_source,
-    read_sources,
-    shown,
-    tell,
-)
-from bnn_vnnlib.cli.options import (
-    Boxes,
-    Debug,
-    Device,
-    Likelihood,
-    Margin,
-    Method,
-    NumBoxes,
-    Rule,
-    Scheduler,
-    Search,
-    Seed,
-    Strict,
-    TauSafe,
-    TauUnsafe,
-)
+from bnn_vnnlib.cli.guard import guard, stderr_console
+from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, shown, tell
+from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.printable import printable
+from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +24,7 @@ MOST = 20
 """Lines of the summary on the terminal; the file has all."""
 
 
+@with_options(without=("outputs", "timeout"))
 def sweep(
     pairs: Annotated[
         list[Path],
@@ -60,26 +35,13 @@ def sweep(
         ),
     ],
     out: Out,
-    query: Query = None,
-    tau_safe: TauSafe = None,
-    tau_unsafe: TauUnsafe = None,
-    likelihood: Likelihood = None,
-    rule: Rule = None,
-    method: Method = "auto",
-    boxes: Boxes = "mean",
-    num_boxes: NumBoxes = None,
-    margin: Margin = None,
-    seed: Seed = 0,
-    search: Search = "float64",
-    device: Device = None,
-    restarts: Restarts = 2,
     chunk: Chunk = None,
     points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
-    strict: Strict = False,
     workers: Workers = None,
     threads: Threads = None,
     scheduler: Scheduler = None,
     debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Bound every box of one or several tables, millions of them, on one or many networks.
 
@@ -88,20 +50,15 @@ def sweep(
     """
     console = stderr_console()
     with guard(console, debug):
-        check_positive("--margin", margin)
+        strict, how = options.pop("strict"), Options(**options)
         if len(pairs) % 2:
             raise OptionError(f"models and tables come in pairs, found {len(pairs)} paths")
         read = [_pair(model, table, strict) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
-        from bnn_vnnlib.sweeps import Bounding
         from bnn_vnnlib.sweeps import sweep as swept
 
-        bounding = Bounding(
-            query, tau_safe, tau_unsafe, likelihood, rule, method, boxes, num_boxes, margin, seed, restarts,
-            device, search,
-        )  # fmt: skip
         with shown(console, "boxes") as watch:
             found = swept(
-                read, bounding, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
+                read, how, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
         tell(console, found.spent, "boxes", out)

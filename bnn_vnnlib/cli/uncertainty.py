@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli import long_jobs, options
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli import long_jobs
+from bnn_vnnlib.cli.guard import guard, stderr_console
+from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
+from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 SHORT = {"not_uncertain": "not", "not_epistemic": "not", "deviation": "sd"}
 
 
+@with_options("likelihood", "margin", "seed", "restarts", "device", "search")
 def uncertainty(
     model: long_jobs.ModelFile,
     inputs: long_jobs.InputsFile,
@@ -36,19 +39,14 @@ def uncertainty(
     delta: long_jobs.Delta = None,
     predicted: long_jobs.Own = False,
     clip: long_jobs.Clip = None,
-    likelihood: options.Likelihood = None,
-    margin: options.Margin = None,
-    seed: options.Seed = 0,
-    search: options.Search = "float64",
-    device: options.Device = None,
-    restarts: long_jobs.Restarts = 2,
     chunk: Annotated[
         int | None, typer.Option(min=1, help="Inputs at a time.", show_default="inputs / workers, at most 64")
     ] = None,
     workers: long_jobs.Workers = None,
     threads: long_jobs.Threads = None,
-    scheduler: options.Scheduler = None,
-    debug: options.Debug = False,
+    scheduler: Scheduler = None,
+    debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Bound the decision in balls (l-infinity) of several radii around each input, and read uncertainty from it.
 
@@ -56,18 +54,14 @@ def uncertainty(
     """
     console = stderr_console()
     with guard(console, debug):
-        check_positive("--margin", margin)
-        from bnn_vnnlib.sweeps import Bounding, Reading, read_inputs
+        from bnn_vnnlib.sweeps import Reading, read_inputs
         from bnn_vnnlib.sweeps import uncertainty as bounded
 
-        read = read_inputs(inputs, clip)
-        bounding = Bounding(
-            likelihood=likelihood, margin=margin, seed=seed, restarts=restarts, device=device, search=search
-        )
+        how, read = Options(**options), read_inputs(inputs, clip)
         with long_jobs.shown(console, "balls") as watch:
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
-                delta=long_jobs.widths(delta), own=predicted, bounding=bounding, out=out, chunk=chunk,
+                delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
                 **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)

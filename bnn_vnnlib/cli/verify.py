@@ -11,67 +11,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
-from bnn_vnnlib.cli.options import (
-    Boxes,
-    Debug,
-    Device,
-    Likelihood,
-    Margin,
-    Method,
-    Mixed,
-    NumBoxes,
-    Outputs,
-    QueryName,
-    Rule,
-    Search,
-    Seed,
-    Serialise,
-    Strict,
-    TauSafe,
-    TauUnsafe,
-)
+from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, with_options
 from bnn_vnnlib.errors import InputError, PropertyError
+from bnn_vnnlib.question.options import Options, Question
 
 if TYPE_CHECKING:
     from bnn_vnnlib.files.outlet import Outlet
     from bnn_vnnlib.model import Model
-    from bnn_vnnlib.question.options import Question
     from bnn_vnnlib.question.property import Property
     from bnn_vnnlib.result import Result
     from bnn_vnnlib.signature import Signature
 
 
+@with_options(without=("restarts",))
 def verify(
     context: typer.Context,
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="The property, or the property and the model in any order.")
     ],
     network: Annotated[list[str] | None, typer.Option(metavar="[NAME=]MODEL", help="The ONNX model.")] = None,
-    query: Annotated[
-        QueryName | None,
-        typer.Option(help="What is asked; by default probabilistic if the model carries a posterior."),
-    ] = None,
-    tau_safe: TauSafe = None,
-    tau_unsafe: TauUnsafe = None,
-    likelihood: Likelihood = None,
-    outputs: Outputs = "auto",
-    rule: Rule = None,
-    method: Method = "auto",
-    boxes: Boxes = "mean",
-    num_boxes: NumBoxes = None,
-    margin: Margin = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds, counted from process start.")] = None,
     results_file: Annotated[Path | None, typer.Option(help="VNN-COMP results file to write.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
     serialise_assignments: Serialise = None,
-    seed: Seed = 0,
-    search: Search = "float64",
-    device: Device = None,
-    strict: Strict = False,
     mixed: Mixed = False,
     debug: Debug = False,
+    **options: Any,
 ) -> None:
     """Decide one property of one model.
 
@@ -84,18 +50,13 @@ def verify(
         from bnn_vnnlib.files.assignments import make_folder, write_assignments
         from bnn_vnnlib.files.outlet import Outlet
 
+        timeout = options["timeout"]
         check_positive("--timeout", timeout)
-        check_positive("--margin", margin)
         if serialise_assignments is not None:
             make_folder(serialise_assignments)
-        outlet = Outlet(results_file, json_file, seed, timeout, started)
-    options = {
-        "query": query, "tau_safe": tau_safe, "tau_unsafe": tau_unsafe, "rule": rule, "likelihood": likelihood,
-        "outputs": outputs, "method": method, "boxes": boxes, "num_boxes": num_boxes, "margin": margin,
-        "timeout": timeout, "started": started, "seed": seed, "search": search, "device": device, "strict": strict,
-    }  # fmt: skip
+        outlet = Outlet(results_file, json_file, options["seed"], timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        result, prop, signature = _result(files, network or [], options, mixed, outlet)
+        result, prop, signature = _result(files, network or [], Options(**options), mixed, outlet)
         disarm()
         failures = outlet.finish(result, prop)
         if serialise_assignments is not None and result.witness is not None:
@@ -111,39 +72,33 @@ def verify(
 
 
 def _result(
-    files: list[Path], network: list[str], options: dict[str, Any], mixed: bool, outlet: Outlet
+    files: list[Path], network: list[str], options: Options, mixed: bool, outlet: Outlet
 ) -> tuple[Result, Property, Signature]:
     """Read and decide; what is known of the run is left in the outlet on the way, for when it fails or is ended.
 
     Parameters
     ----------
-    options : arguments of `bnn_vnnlib.verify`
     mixed : leave out those that do not apply
     """
     from bnn_vnnlib.files.instance import find_files
-    from bnn_vnnlib.question.options import settle
-    from bnn_vnnlib.question.served import DEFAULTS
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
     outlet.read(found.by_role)
     prop = outlet.prop = read_property(found.prop)
     found.check_name(prop)
-    question = settle(
-        prop.options, options["query"], options["tau_safe"], options["tau_unsafe"], rule=options["rule"],
-        path=found.prop,
-    )  # fmt: skip
+    question = options.question(prop.options, found.prop)
     outlet.query = question.query
 
     import bnn_vnnlib
 
-    model = bnn_vnnlib.read_model(found.model, likelihood=options["likelihood"])
+    model = bnn_vnnlib.read_model(found.model, likelihood=options.likelihood)
     prop = match(prop, model.network.signature, found.prop)
     idle = _idle(model, question, options) if mixed else {}
     _load()
     outlet.solving = time.monotonic()
     try:
-        result = bnn_vnnlib.verify(model, prop, **options | {name: DEFAULTS.get(name) for name in idle})
+        result = bnn_vnnlib.verify(model, prop, started=outlet.started, **options.without(idle).given)
     except PropertyError as error:
         error.path = error.path or found.prop
         raise
@@ -159,12 +114,12 @@ def _load() -> None:
         import_module(f"bnn_vnnlib.methods.{name}")
 
 
-def _idle(model: Model, question: Question, options: dict[str, Any]) -> dict[str, str]:
+def _idle(model: Model, question: Question, options: Options) -> dict[str, str]:
     """Options that do not apply to the instance, and why."""
     from bnn_vnnlib.question.served import idle_options
     from bnn_vnnlib.setting import gives_probabilities
 
     query = question.query_of(model.posterior is not None)
-    likelihood = options["likelihood"] or model.likelihood
+    likelihood = options.likelihood or model.likelihood
     probabilities = gives_probabilities(model.network, query, likelihood)
-    return idle_options(query, options, model, probabilities=probabilities)
+    return idle_options(query, options.given, model, probabilities=probabilities)

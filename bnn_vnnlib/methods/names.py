@@ -64,7 +64,7 @@ def _boxes(setting: Setting) -> str:
         return f"tails ({family_of(posterior)})"
     if is_sampled(posterior):
         return _of_weights("weight samples", engine)
-    return _of_weights("boxes around samples" if setting.choices.boxes == "sampled" else "centred boxes", engine)
+    return _of_weights("boxes around samples" if setting.options.boxes == "sampled" else "centred boxes", engine)
 
 
 def _of_weights(name: str, engine: str) -> str:

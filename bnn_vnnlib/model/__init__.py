@@ -16,7 +16,6 @@ from bnn_vnnlib.network.network import GaussianFull as GaussianFull
 from bnn_vnnlib.network.network import GaussianKron as GaussianKron
 from bnn_vnnlib.network.network import GaussianLowRank as GaussianLowRank
 from bnn_vnnlib.network.network import KronLayer as KronLayer
-from bnn_vnnlib.network.network import Likelihood as Likelihood
 from bnn_vnnlib.network.network import Mixture as Mixture
 from bnn_vnnlib.network.network import Model as Model
 from bnn_vnnlib.network.network import Network as Network
@@ -27,6 +26,7 @@ from bnn_vnnlib.network.posterior import from_factor as from_factor
 from bnn_vnnlib.network.posterior import from_low_rank as from_low_rank
 from bnn_vnnlib.network.posterior import from_standard_deviations as from_standard_deviations
 from bnn_vnnlib.network.posterior import sample as sample
+from bnn_vnnlib.signature import Likelihood as Likelihood
 
 if TYPE_CHECKING:
     from bnn_vnnlib.model.attachment import attach as attach

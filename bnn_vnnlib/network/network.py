@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -16,9 +15,7 @@ from bnn_vnnlib.network.correlated import GaussianKron as GaussianKron
 from bnn_vnnlib.network.correlated import GaussianLowRank as GaussianLowRank
 from bnn_vnnlib.network.correlated import KronLayer as KronLayer
 from bnn_vnnlib.network.nodes import Node
-from bnn_vnnlib.signature import Signature
-
-Likelihood = Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"]
+from bnn_vnnlib.signature import Likelihood, Signature
 
 
 @dataclass(frozen=True, eq=False)

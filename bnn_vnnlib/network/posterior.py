@@ -22,12 +22,12 @@ from bnn_vnnlib.network.network import (
     GaussianKron,
     GaussianLowRank,
     KronLayer,
-    Likelihood,
     Mixture,
     Posterior,
     WeightSamples,
 )
 from bnn_vnnlib.network.sampling import sample as sample
+from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 PROBABILITIES = "posterior_probabilities"

@@ -17,8 +17,8 @@ from bnn_vnnlib.files.benchmarks import Instance, existing, read_table
 from bnn_vnnlib.files.sidecar import read_object
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model.reading import write_readable
-from bnn_vnnlib.network.network import Likelihood
 from bnn_vnnlib.posteriors.convert import Recipe, convert
+from bnn_vnnlib.signature import Likelihood
 
 RECORD = "conversion.json"
 

@@ -14,7 +14,6 @@ from bnn_vnnlib.model import GaussianDiagonal, Network, attach, model_from_proto
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.model.recovery import is_stochastic
-from bnn_vnnlib.network.network import Likelihood
 from bnn_vnnlib.posteriors.ensemble import ensemble_posterior
 from bnn_vnnlib.posteriors.fit import Data, Method, fit
 from bnn_vnnlib.posteriors.parts import with_values
@@ -25,6 +24,7 @@ from bnn_vnnlib.posteriors.stated import (
     stated_posterior,
     weight_names,
 )
+from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 Converted = tuple[ModelProto, tuple[str, ...]]

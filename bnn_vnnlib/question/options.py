@@ -1,19 +1,248 @@
-"""Which question is asked: a command-line option, else the property's own comment, else the default."""
+"""The options of `verify` and of all that asks it: names, types, values, texts, here and nowhere else.
+
+`Options` holds the values and refuses what is none. Functions take options as keywords (`takes_options`), commands as
+options of the command line (`cli.options`); both get their names, defaults and texts from the fields below.
+`Options.question` settles which question they ask: an option, else the property's own comment, else the default.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 from bnn_vnnlib.errors import OptionError, did_you_mean
 from bnn_vnnlib.result import Query, Rule
+from bnn_vnnlib.signature import Likelihood
 
-DEFAULT_TAU = 0.95
-Word = TypeVar("Word", Query, Rule)
-_KNOWN = ("query", "tau_safe", "tau_unsafe", "rule")
+Method = Literal["auto", "interval", "linear", "tails"]
+BoxKind = Literal["mean", "sampled"]
+Search = Literal["float64", "float32"]
+Outputs = Literal["auto", "probabilities"]
+
+TAU = 0.95
+"""Both thresholds on P_safe, where none is given."""
+
+Values = Callable[[Any], bool]
+_RANGES: dict[str, Values] = {
+    "a probability between 0 and 1": lambda value: 0 <= value <= 1,
+    "a positive number": lambda value: 0 < value < math.inf,
+    "a number of seconds": lambda value: not math.isnan(value),
+    "a whole number that is not negative": lambda value: value == int(value) >= 0,
+    "a positive whole number": lambda value: value == int(value) >= 1,
+}
+"""What an option's value must be, in words -> whether it is. NaN is never accepted."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its type and default.
+
+    Attributes
+    ----------
+    help : what it says
+    words : the values it may have; () where it is a number or a name
+    must_be : else a key of the ranges; None: checked where it is used
+    unset : what None stands for
+    queries, about : those that it serves, and why no other
+    """
+
+    help: str
+    words: tuple[str, ...] = ()
+    must_be: str | None = None
+    unset: str | None = None
+    queries: tuple[Query, ...] = tuple(Query)
+    about: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise OptionError unless the option may have this value."""
+        if self.words and value not in self.words:
+            hint = did_you_mean(value, self.words)
+            raise OptionError(f"unknown {name} {value!r}; known are {', '.join(self.words)}{hint}")
+        if self.must_be is not None:
+            try:
+                accepted = _RANGES[self.must_be](value)
+            except (TypeError, ValueError, OverflowError):
+                accepted = False
+            if not accepted:
+                raise OptionError(f"{name} must be {self.must_be}, found {value!r}")
+
+
+def _threshold(help: str, unset: str) -> Option:  # noqa: A002
+    return Option(help, (), "a probability between 0 and 1", unset, (Query.PROBABILISTIC,),
+                  "it is a threshold on P_safe")  # fmt: skip
+
+
+def _of_decision(help: str, about: str, words: tuple[str, ...], unset: str | None = None) -> Option:  # noqa: A002
+    return Option(help, words, None, unset, (Query.DECISION,), about)
+
+
+def _of_boxes(help: str, **more: Any) -> Option:  # noqa: A002
+    return Option(help, queries=(Query.PROBABILISTIC, Query.DECISION), about="it is about boxes of weights", **more)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a model, and how it is bounded; None: not given."""
+
+    query: Annotated[
+        Query | str | None,
+        Option(
+            "What is asked.",
+            words=tuple(Query),
+            unset="the property's comment, else probabilistic if the model carries a posterior, else deterministic",
+        ),
+    ] = None
+    tau_safe: Annotated[
+        float | None, _threshold("unsat if P_safe >= this.", f"the property's comment, else TAU_UNSAFE, else {TAU}")
+    ] = None
+    tau_unsafe: Annotated[
+        float | None, _threshold("sat if P_safe < this.", f"the property's comment, else TAU_SAFE, else {TAU}")
+    ] = None
+    likelihood: Annotated[
+        Likelihood | None,
+        _of_decision("What an output stands for.", "it says how outputs become a decision", get_args(Likelihood),
+                     "as the model says"),
+    ] = None  # fmt: skip
+    rule: Annotated[
+        Rule | str | None,
+        _of_decision("What Y means under query decision: expected outputs or probabilities, or medians of outputs.",
+                     "it says which decision Y is", tuple(Rule), "the property's comment, else mean"),
+    ] = None  # fmt: skip
+    method: Annotated[
+        Method,
+        Option(
+            "How networks are bounded: interval or linear bounds on boxes of weights, tails of the rows, or the best "
+            "of all methods.",
+            words=get_args(Method),
+        ),
+    ] = "auto"
+    boxes: Annotated[
+        BoxKind,
+        _of_boxes("Where boxes of weights are centred: at the posterior mean, or at sampled weights.",
+                  words=get_args(BoxKind)),
+    ] = "mean"  # fmt: skip
+    num_boxes: Annotated[
+        int | None, _of_boxes("How many boxes around sampled weights.", must_be="a positive whole number", unset="5")
+    ] = None
+    margin: Annotated[
+        float | None,
+        _of_boxes("Half-width of a box of weights in standard deviations.", must_be="a positive number",
+                  unset="searched, or 2.5 around sampled weights"),
+    ] = None  # fmt: skip
+    seed: Annotated[int, Option("Seed of everything random.", must_be="a whole number that is not negative")] = 0
+    restarts: Annotated[
+        int, Option("Starting points of the attack on each box.", must_be="a positive whole number")
+    ] = 2
+    device: Annotated[str | None, Option("Where to compute: cpu, cuda, cuda:1, ...", unset="cpu")] = None
+    search: Annotated[
+        Search, Option("Floating type of searches; what they find is confirmed in float64.", words=get_args(Search))
+    ] = "float64"
+    outputs: Annotated[
+        Outputs,
+        _of_decision("What a constant of the property is compared with under query decision: say probabilities where "
+                     "they are meant.", "it says what the decision is compared with", get_args(Outputs)),
+    ] = "auto"  # fmt: skip
+    timeout: Annotated[
+        float | None,
+        Option(
+            "Seconds until the bounds so far are returned; commands count from the start of the process.",
+            must_be="a number of seconds",
+            unset="no limit",
+        ),
+    ] = None  # fmt: skip
+    strict: Annotated[bool, Option("Refuse a property that nothing can violate, whatever the network.")] = False
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None:
+                option.check(name, value)
+        if self.method == "tails" and (self.boxes != "mean" or self.margin is not None):
+            raise OptionError("method tails uses no boxes of weights: leave out boxes and margin")
+        if self.num_boxes is not None and self.boxes == "mean":
+            raise OptionError("num_boxes is the number of boxes around sampled weights: add boxes sampled")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that say something: by name, without what is as by default."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    def without(self, names: Collection[str]) -> Options:
+        """Some of them as by default."""
+        return Options(**{name: value for name, value in self.given.items() if name not in names})
+
+    def question(self, comment: Mapping[str, str] | None = None, path: Path | None = None) -> Question:
+        """What is asked, by these options and the property's comment `; bnn-vnnlib: key=value ...`.
+
+        Where options and comment together give one threshold, it is both: the question is whether P_safe reaches it.
+        Under a query that is given here and is not the decision, the comment's rule is not meant.
+
+        Parameters
+        ----------
+        comment : the property's own settings, `Property.options`
+        path : the property's file, for messages
+
+        Raises
+        ------
+        OptionError : an unknown key, a value that is no such thing, thresholds out of range or out of order
+        """
+        comment = comment or {}
+        unknown = sorted(set(comment) - set(IN_COMMENTS))
+        if unknown:
+            hint = did_you_mean(unknown[0], IN_COMMENTS)
+            message = f"unknown setting {unknown[0]!r} in a comment; known are {', '.join(IN_COMMENTS)}{hint}"
+            raise OptionError(message, path=path)
+        deaf = {"rule"} if self.query is not None and self.query != Query.DECISION else set()
+        own: dict[str, Any] = {
+            name: _number(name, text, path) if name.startswith("tau_") else text
+            for name, text in comment.items()
+            if getattr(self, name) is None and name not in deaf
+        }
+        try:
+            asked = replace(self, **own)
+        except OptionError as error:  # the options passed when they were made, so the file is to blame
+            error.path = path
+            raise
+        thresholds = [value for value in (asked.tau_safe, asked.tau_unsafe) if value is not None] or [TAU]
+        query, rule = asked.query, asked.rule
+        return Question(
+            None if query is None else Query(query), thresholds[0], thresholds[-1],
+            Rule.MEAN if rule is None else Rule(rule),
+        )  # fmt: skip
+
+
+IN_COMMENTS = ("query", "tau_safe", "tau_unsafe", "rule")
+"""Options that a property may set in a comment."""
+
+
+_HINTS = get_type_hints(Options, include_extras=True)
+OPTIONS: dict[str, Option] = {one.name: get_args(_HINTS[one.name])[1] for one in fields(Options)}
+"""What is known of each option, by name."""
+
+
+class OptionFields(TypedDict, total=False):
+    """The fields of `Options` as keywords of a function, for type checkers; the query has its own place."""
+
+    tau_safe: float | None
+    tau_unsafe: float | None
+    likelihood: Likelihood | None
+    rule: Rule | str | None
+    method: Method
+    boxes: BoxKind
+    num_boxes: int | None
+    margin: float | None
+    seed: int
+    restarts: int
+    device: str | None
+    search: Search
+    outputs: Outputs
+    timeout: float | None
+    strict: bool
 
 
 @dataclass(frozen=True)
@@ -41,68 +270,70 @@ class Question:
         return (lower >= self.tau_unsafe) & (upper < self.tau_safe)
 
 
-def settle(
-    comment: Mapping[str, str],
-    query: str | None = None,
-    tau_safe: float | None = None,
-    tau_unsafe: float | None = None,
-    *,
-    rule: str | None = None,
-    path: Path | None = None,
-) -> Question:
-    """Settle the question from options and the property's comment `; bnn-vnnlib: key=value ...`.
-
-    Where options and comment together give one threshold, it is both: the question is whether P_safe reaches it.
-
-    Parameters
-    ----------
-    comment : the property's own settings, `Property.options`
-    query, tau_safe, tau_unsafe, rule : the options; None where not given
-    path : the property's file, for messages
-
-    Raises
-    ------
-    OptionError : an unknown key, a value that is no such thing, thresholds out of range or out of order
-    """
-    unknown = sorted(set(comment) - set(_KNOWN))
-    if unknown:
-        known = ", ".join(_KNOWN)
-        hint = did_you_mean(unknown[0], _KNOWN)
-        raise OptionError(f"unknown setting {unknown[0]!r} in a comment; known are {known}{hint}", path=path)
-    asked = query if query is not None else comment.get("query")
-    safe = tau_safe if tau_safe is not None else _number(comment, "tau_safe", path)
-    unsafe = tau_unsafe if tau_unsafe is not None else _number(comment, "tau_unsafe", path)
-    for name, value, option in (("tau_safe", safe, tau_safe), ("tau_unsafe", unsafe, tau_unsafe)):
-        if value is not None and not 0.0 <= value <= 1.0:
-            place = path if option is None else None  # the file is to blame only for what it says
-            raise OptionError(f"{name} is a probability, between 0 and 1; found {value}", path=place)
-    if safe is None:
-        safe = DEFAULT_TAU if unsafe is None else unsafe
-    if unsafe is None:
-        unsafe = safe
-    elsewhere = query is not None and query != Query.DECISION  # then the comment's rule is not meant
-    chosen = rule if rule is not None or elsewhere else comment.get("rule")
-    return Question(
-        None if asked is None else _word(Query, asked, path), safe, unsafe,
-        Rule.MEAN if chosen is None else _word(Rule, chosen, path),
-    )  # fmt: skip
-
-
-def _word(kind: type[Word], text: str, path: Path | None) -> Word:
+def _number(name: str, text: str, path: Path | None) -> float:
     try:
-        return kind(text)
-    except ValueError:
-        message = f"unknown {kind.__name__.lower()} {text!r}; known are {', '.join(kind)}{did_you_mean(text, kind)}"
-        raise OptionError(message, path=path) from None
-
-
-def _number(comment: Mapping[str, str], key: str, path: Path | None) -> float | None:
-    if key not in comment:
-        return None
-    try:
-        value = float(comment[key])
+        value = float(text)
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise OptionError(f"{key}={comment[key]} in a comment is not a number", path=path)
+        raise OptionError(f"{name}={text} in a comment is not a number", path=path)
     return value
+
+
+def parameters(without: Collection[str] = ()) -> list[inspect.Parameter]:
+    """The options as keywords of a function, with their types."""
+    return [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
+                          annotation=get_args(_HINTS[one.name])[0])
+        for one in fields(Options)
+        if one.name not in without
+    ]  # fmt: skip
+
+
+def signature_with(own: inspect.Signature, added: Collection[inspect.Parameter]) -> inspect.Signature:
+    """The signature with these keywords in the place of its `**options`; those that it has by itself stay."""
+    kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = {one.name for one in kept}
+    return own.replace(parameters=[*kept, *(one for one in added if one.name not in names)])
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def takes_options(without: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a function with `**options: Unpack[OptionFields]`: those options, and no other keywords.
+
+    What `help` shows then has all of them: the signature, and their texts in the place of `{options}` in the docstring.
+    A keyword that the function does not have is an OptionError that names the one that was meant.
+
+    Parameters
+    ----------
+    without : options that say nothing to this function
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        added = parameters(without)
+        signature = signature_with(inspect.signature(function), added)
+        known = signature.parameters
+
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for name in given:
+                if name not in known:
+                    raise OptionError(f"{function.__name__} has no option {name!r}{did_you_mean(name, known)}")
+            return function(*args, **given)
+
+        texts = "\n    ".join(f"{one.name} : {_told(one.name)}" for one in added)
+        checked.__doc__ = (function.__doc__ or "").replace("{options}", texts)
+        checked.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks for
+        return checked
+
+    return decorate
+
+
+def _told(name: str) -> str:
+    option = OPTIONS[name]
+    words = f" One of {', '.join(option.words)}." if option.words else ""
+    unset = "" if option.unset is None else f" None: {option.unset}."
+    return f"{option.help}{words}{unset}"

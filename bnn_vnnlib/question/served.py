@@ -6,29 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Rule
 
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model, Posterior
     from bnn_vnnlib.problem.outputs import Transform
-    from bnn_vnnlib.setting import Choices
-
-
-DEFAULTS = {"outputs": "auto", "method": "auto", "boxes": "mean"}
-"""Values of options that say nothing; None says nothing either."""
-
-_OF_WEIGHTS = (Query.PROBABILISTIC, Query.DECISION)
-_BELONGS = {
-    "tau_safe": ((Query.PROBABILISTIC,), "it is a threshold on P_safe"),
-    "tau_unsafe": ((Query.PROBABILISTIC,), "it is a threshold on P_safe"),
-    "rule": ((Query.DECISION,), "it says which decision Y is"),
-    "likelihood": ((Query.DECISION,), "it says how outputs become a decision"),
-    "outputs": ((Query.DECISION,), "it says what the decision is compared with"),
-    "boxes": (_OF_WEIGHTS, "it is about boxes of weights"),
-    "num_boxes": (_OF_WEIGHTS, "it is about boxes of weights"),
-    "margin": (_OF_WEIGHTS, "it is about boxes of weights"),
-}
-"""Which queries an option belongs to, and why. Any other serves all of them."""
 
 
 def idle_options(
@@ -39,16 +22,15 @@ def idle_options(
     Parameters
     ----------
     query : what is asked
-    given : values by name, as `verify` has them; None and `DEFAULTS` count as not given
+    given : values by name, without those that say nothing (`Options.given`)
     model : None: only what holds for every model
     probabilities : its decision is made of probabilities
     """
-    named = {name for name, value in given.items() if value is not None and value != DEFAULTS.get(name)}
     found = {}
-    for name in sorted(named):
-        queries, what = _BELONGS.get(name, (tuple(Query), ""))
-        if query not in queries:
-            found[name] = f"{what}, for query {' or '.join(queries)}, and the query is {query}"
+    for name in sorted(given):
+        option = OPTIONS[name]
+        if query not in option.queries:
+            found[name] = f"{option.about}, for query {' or '.join(option.queries)}, and the query is {query}"
         elif name == "method" and given[name] == "tails" and query is Query.DETERMINISTIC:
             found[name] = "tails are for random weights, and the query is deterministic"
         elif name == "margin" and model is not None and is_sampled(model.posterior):
@@ -70,7 +52,7 @@ def refuse_idle(
         raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
 
 
-def refuse_unserved(model: Model, query: Query, rule: Rule, choices: Choices, transform: Transform) -> None:
+def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options, transform: Transform) -> None:
     """Raise unless the query has a method for the posterior, with the options given.
 
     Raises
@@ -84,9 +66,9 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, choices: Choices, tr
     if posterior is None or query is Query.DETERMINISTIC:
         return
     samples = isinstance(posterior, WeightSamples)
-    if choices.boxes == "sampled" and samples:
+    if options.boxes == "sampled" and samples:
         raise UnsupportedError("boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)")
-    if choices.method == "tails" and (query is not Query.PROBABILISTIC or samples):
+    if options.method == "tails" and (query is not Query.PROBABILISTIC or samples):
         raise UnsupportedError("method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet")
     if not is_correlated(posterior):
         return
@@ -95,7 +77,7 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, choices: Choices, tr
         any(is_correlated(part.posterior) for part in posterior.components) if isinstance(posterior, Mixture) else True
     )
     if shared and (
-        choices.boxes == "sampled" or choices.margin is not None or choices.method in ("interval", "linear")
+        options.boxes == "sampled" or options.margin is not None or options.method in ("interval", "linear")
     ):
         raise UnsupportedError(
             f"boxes of weights need independent weights, and the posterior is of family {family}: leave out --boxes "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path
 from bnn_vnnlib.files.vnncomp import ResultsFile
-from bnn_vnnlib.question.options import Question, settle
+from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.result import Query, Result, Verdict
 from bnn_vnnlib.signature import Variable
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Model
 
 Floats = NDArray[np.float64]
 
@@ -65,11 +65,7 @@ def check_witness(
     property: Property,
     result: ResultsFile,
     question: Question,
-    *,
-    likelihood: Likelihood | None = None,
-    outputs: Literal["auto", "probabilities"] = "auto",
-    timeout: float | None = None,
-    seed: int = 0,
+    options: Options | None = None,
 ) -> Check:
     """Check the witness of a results file.
 
@@ -78,9 +74,8 @@ def check_witness(
     model, property : that the verdict is about
     result : from `read_result`
     question : query and thresholds of the run, see `question_of`
-    likelihood, outputs : as in `verify`, if the run was given them
-    timeout : seconds for bounding again
-    seed : of the attack that has to be repeated, where the bound rests on more than one point
+    options : likelihood and outputs, if the run was given them; the seed of the attack that has to be repeated, where
+        the bound rests on more than one point; timeout: seconds for bounding again
 
     Method: `deterministic`: by the competition's rules (see `_deterministic`). `probabilistic` and `decision`: X in T
     exactly, and the query asked once more of the property whose input set is {X} alone, from scratch.
@@ -101,13 +96,16 @@ def check_witness(
     if not _in_inputs(property, x):
         return Check(Judgement.INVALID, query, ("X is not in the property's input set",))
 
+    how = options or Options()
+
     def ask(prop: Property) -> Result:
         from bnn_vnnlib.api import verify
 
-        how: dict[str, Any] = {"tau_safe": question.tau_safe, "tau_unsafe": question.tau_unsafe}
         if query is Query.DECISION:
-            how = {"likelihood": likelihood, "outputs": outputs, "rule": question.rule}
-        return verify(model, prop, query=query, timeout=timeout, seed=seed, **how)
+            asked = replace(how, query=query, tau_safe=None, tau_unsafe=None, rule=question.rule)
+        else:
+            asked = Options(query, question.tau_safe, question.tau_unsafe, seed=how.seed, timeout=how.timeout)
+        return verify(model, prop, **asked.given)
 
     at_x = ask(at_point(property, x))
     if query is Query.DECISION:
@@ -122,15 +120,13 @@ def question_of(
     results: Path,
     property: Property,
     path: Path,
-    query: str | None = None,
-    tau_safe: float | None = None,
-    tau_unsafe: float | None = None,
+    options: Options | None = None,
 ) -> Question:
     """Query and thresholds of a run: the options, else the record beside the results file, else as in `verify`."""
     record = read_record(results) or {}
     own = {key: record[key] for key in ("query", "tau_safe", "tau_unsafe", "rule") if record.get(key) is not None}
-    return settle({**property.options, **{key: str(value) for key, value in own.items()}}, query, tau_safe, tau_unsafe,
-                  path=path)  # fmt: skip
+    comment = {**property.options, **{key: str(value) for key, value in own.items()}}
+    return (options or Options()).question(comment, path)
 
 
 def read_record(results: Path) -> dict[str, Any] | None:

@@ -265,7 +265,7 @@ def _outcome(
 def checked_sat(results: Path, model: Path, prop: Path) -> str:
     """What the replay of a witness in onnxruntime gives: a judgement of `check_witness`, or why there is none."""
     from bnn_vnnlib import read_model, read_property
-    from bnn_vnnlib.question.options import settle
+    from bnn_vnnlib.question.options import Options
     from bnn_vnnlib.runs.checking import check_witness
 
     try:
@@ -274,6 +274,6 @@ def checked_sat(results: Path, model: Path, prop: Path) -> str:
             return "no witness"
         loaded = read_model(model)
         property_ = read_property(prop, loaded.network.signature)
-        return check_witness(loaded, property_, found, settle({}, "deterministic")).judgement.value
+        return check_witness(loaded, property_, found, Options("deterministic").question()).judgement.value
     except InputError as error:
         return f"unreadable: {error}"

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib import __version__, rules
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
@@ -33,7 +34,7 @@ from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, growing, joined, usual_chunk
-from bnn_vnnlib.sweeps.questions import Bounding
+from bnn_vnnlib.sweeps.questions import settings_of, settled
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
@@ -98,7 +99,7 @@ class UncertaintyTask:
     target: Target
     radii: tuple[float, ...]
     reading: Reading
-    bounding: Bounding
+    bounding: Options
     row: NDArray[np.int64]
 
     def run(self, earlier: Step | None) -> Arrays:
@@ -106,12 +107,12 @@ class UncertaintyTask:
         from bnn_vnnlib.batch import verify_batch
 
         model = self.source.model
-        classes = is_classifier(self.bounding.settled(model))
+        classes = is_classifier(settled(self.bounding, model))
         index = np.repeat(np.arange(len(self.balls)), len(self.radii))
         radius = np.tile(np.array(self.radii), len(self.balls))
         lower, upper = self.balls.boxes(index, radius)
         violation = self._violation(model, classes)
-        found = verify_batch(model, lower, upper, properties=[violation], **self.bounding.arguments)
+        found = verify_batch(model, lower, upper, properties=[violation], **self.bounding.given)
         found = nested(found, len(self.radii))
         columns: Arrays = {"row": self.row[index], "radius": radius}
         columns |= {"decision_lower": found.lower, "decision_upper": found.upper}
@@ -156,7 +157,7 @@ class UncertaintyTask:
             asked = [{"labels": np.full(len(index), c)} for c in range(model.network.signature.output_size)]
         else:
             asked = [self.target.asked(model, self.balls.x).rows(index).arguments(0)]
-        found = [verify_batch(model, lower, upper, **each, **how.arguments) for each in asked]
+        found = [verify_batch(model, lower, upper, **each, **how.given) for each in asked]
         unsure = np.all([one.verdicts == Verdict.SAT for one in found], axis=0)
         sure = np.any([one.verdicts == Verdict.UNSAT for one in found], axis=0)
         return {
@@ -188,13 +189,13 @@ class UncertaintyJob:
     target: Target
     radii: tuple[float, ...]
     reading: Reading
-    bounding: Bounding
+    bounding: Options
     chunk: int
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Options, and hashes of the network and the arrays."""
-        settings: dict[str, Any] = {"job": "uncertainty", "version": __version__, **self.bounding.settings}
+        settings: dict[str, Any] = {"job": "uncertainty", "version": __version__, **settings_of(self.bounding)}
         settings |= {**vars(self.reading), "radii": list(self.radii), "chunk": self.chunk}
         settings["delta"] = None if self.target.delta is None else self.target.delta.tolist()
         settings["target"] = "given" if self.target.labels is not None or self.target.center is not None else "own"
@@ -228,7 +229,7 @@ class UncertaintyJob:
 @plain_state()
 def uncertainty(
     source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,
-    delta: ArrayLike | None = None, own: bool = False, bounding: Bounding | None = None,
+    delta: ArrayLike | None = None, own: bool = False, bounding: Options | None = None,
     out: str | Path | None = None, chunk: int | None = None, workers: int = 1, threads: int | None = None,
     scheduler: str | None = None, watch: Watch | None = None,
 ) -> UncertaintyResult:  # fmt: skip
@@ -248,7 +249,7 @@ def uncertainty(
     ------
     InputError : arrays and options that do not fit, before any work
     """
-    reading, how = reading or Reading(), bounding or Bounding()
+    reading, how = reading or Reading(), bounding or Options()
     sizes = tuple(float(radius) for radius in radii)
     if not sizes or not all(0 <= radius < np.inf for radius in sizes) or list(sizes) != sorted(set(sizes)):
         raise OptionError(f"radii must be finite, not negative and increasing, found {list(sizes)}")
@@ -258,7 +259,7 @@ def uncertainty(
         raise OptionError("uncertainty bounds the decision: leave out the query")
     how = replace(how, query=Query.DECISION)
     model = source.model
-    setting = how.settled(model)
+    setting = settled(how, model)
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,64 +11,32 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import rules
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.vacuous import vacuous_row
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.setting import BoxKind, Choices, Method, Search, Setting, settle_run
+from bnn_vnnlib.setting import Setting, settle_run
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.network.network import Likelihood, Model
+    from bnn_vnnlib.network.network import Model
 
 Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Bounding:
-    """How every box is bounded; the names and defaults are those of `verify_batch`."""
-
-    query: Query | str | None = None
-    tau_safe: float | None = None
-    tau_unsafe: float | None = None
-    likelihood: Likelihood | None = None
-    rule: Rule | str | None = None
-    method: Method = "auto"
-    boxes: BoxKind = "mean"
-    num_boxes: int | None = None
-    margin: float | None = None
-    seed: int = 0
-    restarts: int = 2
-    device: str | None = None
-    search: Search = "float64"
-
-    def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise OptionError(f"at least one starting point of the attack is needed, not {self.restarts}")
-
-    def settled(self, model: Model) -> Setting:
-        """The run over a model; refuses, before any work, what cannot be asked of it."""
-        query = None if self.query is None else str(self.query)
-        question = settle({}, query, self.tau_safe, self.tau_unsafe, rule=None if self.rule is None else str(self.rule))
-        choices = Choices(
-            self.method, self.boxes, self.num_boxes, self.margin, self.seed, self.device, self.search
-        )  # fmt: skip
-        asked = {"tau_safe": self.tau_safe, "tau_unsafe": self.tau_unsafe, "rule": self.rule}
-        return settle_run(model, question, self.likelihood, choices, None, None, asked)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """For `verify_batch`."""
-        return dict(vars(self))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides the bounds, as JSON values; where it runs (`device`) does not."""
-        values = {name: value if value is None else _plain(value) for name, value in asdict(self).items()}
-        del values["device"]
-        return values
+FOREIGN = ("outputs", "timeout", "strict")
+"""Options that say nothing to a job of many boxes."""
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Query | Rule) else value
+def settled(options: Options, model: Model) -> Setting:
+    """The run over a model; refuses, before any work, what cannot be asked of it."""
+    for name in options.given:
+        if name in FOREIGN:
+            raise OptionError(f"{name} is no option of a job over many boxes: leave it out")
+    return settle_run(model, options)
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """What decides the bounds, as JSON values; where they are computed (`device`) does not."""
+    values = {name: value for name, value in vars(options).items() if name not in (*FOREIGN, "device")}
+    return {name: str(value) if isinstance(value, Query | Rule) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
@@ -21,7 +22,7 @@ from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, joined, usual_chunk
-from bnn_vnnlib.sweeps.questions import Asked, Bounding
+from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
 from bnn_vnnlib.system.environment import plain_state
@@ -80,7 +81,7 @@ class RadiusTask:
     balls: Balls
     target: Target
     radii: Radii
-    bounding: Bounding
+    bounding: Options
     row: NDArray[np.int64]
 
     def run(self, earlier: Step | None) -> Arrays | Step:
@@ -121,7 +122,7 @@ class RadiusTask:
 
         lower, upper = self.balls.boxes(index, radius)
         arguments = asked.rows(index).arguments(model.network.signature.output_size)
-        found = verify_batch(model, lower, upper, **arguments, **self.bounding.arguments)
+        found = verify_batch(model, lower, upper, **arguments, **self.bounding.given)
         reach = np.maximum(radius, self.balls.reach(index, lower, upper))
         return found.verdicts == Verdict.UNSAT, np.where(found.verdicts == Verdict.SAT, reach, np.inf)
 
@@ -134,14 +135,14 @@ class RadiusJob:
     inputs: Inputs
     target: Target
     radii: Radii
-    bounding: Bounding
+    bounding: Options
     chunk: int
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Options, and hashes of the network and the arrays."""
         model = self.source.model
-        settings: dict[str, Any] = {"job": "radius", "version": __version__, **self.bounding.settings}
+        settings: dict[str, Any] = {"job": "radius", "version": __version__, **settings_of(self.bounding)}
         settings |= {**asdict(self.radii), "chunk": self.chunk, "network model": model_digest(model)}
         settings["delta"] = None if self.target.delta is None else self.target.delta.tolist()
         settings["target"] = "given" if self.target.labels is not None or self.target.center is not None else "own"
@@ -167,7 +168,7 @@ class RadiusJob:
 @plain_state()
 def radii(
     source: Source, inputs: Inputs, search: Radii, *, threshold: float | None = None, delta: ArrayLike | None = None,
-    own: bool = False, bounding: Bounding | None = None, out: str | Path | None = None, chunk: int | None = None,
+    own: bool = False, bounding: Options | None = None, out: str | Path | None = None, chunk: int | None = None,
     workers: int = 1, threads: int | None = None, scheduler: str | None = None, watch: Watch | None = None,
 ) -> RadiusResult:  # fmt: skip
     """MaxRR and MinUR in l-infinity balls around each input, by bisection over all inputs together.
@@ -192,7 +193,7 @@ def radii(
     InputError : arrays and options that do not fit, before any work
     """
     model = source.model
-    how = _with_thresholds(bounding or Bounding(), threshold, model)
+    how = _with_thresholds(bounding or Options(), threshold, model)
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
@@ -213,14 +214,14 @@ def radii(
     return result
 
 
-def _with_thresholds(how: Bounding, threshold: float | None, model: Model) -> Bounding:
+def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Options:
     """One threshold for both sides, unless there are two; none where P_safe is not asked for."""
     given = [value for value in (how.tau_safe, how.tau_unsafe) if value is not None]
     if threshold is not None and given:
         raise OptionError("--threshold sets both --tau-safe and --tau-unsafe: give either it or those two")
     if threshold is not None and not 0 <= threshold <= 1:
         raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
-    query = how.settled(model).query  # refuses `given` where they do not apply
+    query = settled(how, model).query  # refuses `given` where they do not apply
     if query is not Query.PROBABILISTIC:
         if threshold is not None:
             raise OptionError(f"thresholds are on P_safe, which query {query} does not ask for: leave them out")

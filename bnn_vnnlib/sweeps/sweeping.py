@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, growing, joined, usual_chunk
-from bnn_vnnlib.sweeps.questions import Asked, Bounding
+from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
 from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state
@@ -73,7 +74,7 @@ class BoxesTask:
     lower: Floats
     upper: Floats
     asked: Asked
-    bounding: Bounding
+    bounding: Options
     points: bool
     names: Arrays
 
@@ -83,7 +84,7 @@ class BoxesTask:
 
         model = self.source.model
         asked = self.asked.arguments(model.network.signature.output_size)
-        found = verify_batch(model, self.lower, self.upper, **asked, **self.bounding.arguments)
+        found = verify_batch(model, self.lower, self.upper, **asked, **self.bounding.given)
         columns = dict(self.names)
         prefix = "decision" if found.lower.ndim == 2 else "p_safe"
         columns |= {f"{prefix}_lower": found.lower, f"{prefix}_upper": found.upper}
@@ -114,7 +115,7 @@ class SweepJob:
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], bounding: Bounding, chunk: int | None, points: bool, workers: int = 1
+        self, pairs: Sequence[Pair], bounding: Options, chunk: int | None, points: bool, workers: int = 1
     ) -> None:
         self._pairs, self._bounding, self._points = pairs, bounding, points
         if not pairs or not all(len(pair.table) for pair in pairs):
@@ -133,25 +134,25 @@ class SweepJob:
     def _checked(self, blocks: Sequence[_Block]) -> tuple[Setting, dict[str, str], int]:
         """The run over the first network, a hash of each, the widest layer; refuses what cannot be asked of one."""
         digests: dict[str, str] = {}
-        settled: dict[int, Setting] = {}
+        runs: dict[int, Setting] = {}
         for block in blocks:
             table = self._pairs[block.pair].table
-            if id(block.source) not in settled:
-                settled[id(block.source)] = self._bounding.settled(block.source.model)
-            setting = settled[id(block.source)]
+            if id(block.source) not in runs:
+                runs[id(block.source)] = settled(self._bounding, block.source.model)
+            setting = runs[id(block.source)]
             signature = setting.model.network.signature
             if table.lower.shape[1] != signature.input_size:
                 wants = f"network {block.network} takes {signature.input_size}"
                 raise InputError(f"boxes have {table.lower.shape[1]} inputs, {wants}", path=table.path)
             table.asked.rows(block.rows).check(signature.output_size, setting.query, table.path)
             digests[self._key(block)] = model_digest(setting.model)
-        if len({setting.model.network.signature.output_size for setting in settled.values()}) > 1:
+        if len({setting.model.network.signature.output_size for setting in runs.values()}) > 1:
             raise InputError("the networks have different numbers of outputs: sweep them one after the other")
-        if len({setting.query for setting in settled.values()}) > 1:
+        if len({setting.query for setting in runs.values()}) > 1:
             raise InputError("some of the networks carry a posterior and some do not: say which query is asked of all")
-        networks = [setting.model.network for setting in settled.values()]
+        networks = [setting.model.network for setting in runs.values()]
         widest = max(math.prod(node.shape) for network in networks for node in network.nodes)
-        return next(iter(settled.values())), digests, widest
+        return next(iter(runs.values())), digests, widest
 
     def _key(self, block: _Block) -> str:
         return block.network if len(self._pairs) == 1 else f"{block.pair}:{block.network}"
@@ -160,7 +161,7 @@ class SweepJob:
     def settings(self) -> Mapping[str, Any]:
         """Options, and hashes of networks and arrays."""
         question = self.setting.question
-        settings: dict[str, Any] = {"job": "sweep", "version": __version__, **self._bounding.settings}
+        settings: dict[str, Any] = {"job": "sweep", "version": __version__, **settings_of(self._bounding)}
         settings |= {"query": self.query.value, "tau_safe": question.tau_safe, "tau_unsafe": question.tau_unsafe}
         settings |= {"chunk": self._chunk, "points": self._points}
         settings |= {f"network {name}": value for name, value in self._networks.items()}
@@ -225,7 +226,7 @@ def _blocks(number: int, pair: Pair) -> list[_Block]:
 
 @plain_state()
 def sweep(
-    pairs: Sequence[Pair], bounding: Bounding | None = None, *, out: str | Path | None = None, chunk: int | None = None,
+    pairs: Sequence[Pair], bounding: Options | None = None, *, out: str | Path | None = None, chunk: int | None = None,
     points: bool = False, workers: int = 1, threads: int | None = None,
     scheduler: str | None = None, watch: Watch | None = None,
 ) -> SweepResult:  # fmt: skip
@@ -252,7 +253,7 @@ def sweep(
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
-    job = SweepJob(pairs, bounding or Bounding(), chunk, points, workers)
+    job = SweepJob(pairs, bounding or Options(), chunk, points, workers)
     parts = carry_out(job, folder, where, watch)
     columns = joined(parts, ("row", "table") if len(pairs) > 1 else ("row",))
     question = job.setting.question

@@ -36,8 +36,8 @@ from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
-from bnn_vnnlib.question.options import settle
-from bnn_vnnlib.setting import Choices, settle_run
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.setting import settle_run
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
@@ -81,7 +81,7 @@ def bounded(model: Model, lower: np.ndarray, upper: np.ndarray, rule: str = "mea
 
 def by_boxes(model: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same by boxes of weights alone, the method of the paper with its masses mended."""
-    setting = settle_run(model, settle({}, "decision"), None, Choices(), None, None)
+    setting = settle_run(model, Options("decision"))
     method = setting.decision().by_weights
     unit = torch.eye(model.network.signature.output_size, dtype=torch.float64)[None]
     low, high = torch.as_tensor(lower), torch.as_tensor(upper)

@@ -24,7 +24,7 @@ from npz_to_onnx import convert
 
 from bnn_vnnlib import read_model, verify_batch
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.setting import Method
+from bnn_vnnlib.question.options import Method
 
 RUNS = (
     ("batten_MNIST_MLP_2_50", 0.02),

@@ -24,7 +24,7 @@ from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.model import Model, model_from_proto, read_model
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.network.network import Likelihood
+    from bnn_vnnlib.signature import Likelihood
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

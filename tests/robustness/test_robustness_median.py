@@ -26,7 +26,7 @@ from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.mass import CentredUnion
-from bnn_vnnlib.question.options import settle
+from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Rule, Verdict
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import read_property
@@ -351,9 +351,9 @@ def test_verdicts_witness_and_record(tmp_path, samples):
 
 
 def test_the_rule_of_a_comment_counts_for_the_decision_only():
-    assert settle({"rule": "median"}, "probabilistic").rule is Rule.MEAN
-    assert settle({"rule": "median", "query": "decision"}).rule is Rule.MEDIAN
-    assert settle({"rule": "median"}, "decision", rule="mean").rule is Rule.MEAN
+    assert Options("probabilistic").question({"rule": "median"}).rule is Rule.MEAN
+    assert Options().question({"rule": "median", "query": "decision"}).rule is Rule.MEDIAN
+    assert Options("decision", rule="mean").question({"rule": "median"}).rule is Rule.MEAN
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_the_command_line(tmp_path, identity_model):
 
 def test_an_unknown_rule_is_named():
     with pytest.raises(OptionError, match="unknown rule 'mode'; known are mean, median"):
-        settle({}, "decision", rule="mode")
+        Options("decision", rule="mode")
 
 
 def test_boxes_alone_where_they_are_asked_for():

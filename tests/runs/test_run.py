@@ -406,7 +406,7 @@ def test_without_pyarrow_no_older_parquet_stays(stand_in, benchmark, tmp_path, m
     ("args", "message"),
     [
         (("--query", "what"), "unknown query 'what'"),
-        (("--tau-safe", "2"), "tau_safe is a probability"),
+        (("--tau-safe", "2"), "tau_safe must be a probability"),
         (("--timeout", "0"), "--timeout must be a positive number"),
         (("--memory", "-1"), "--memory must be a positive number"),
         (("--only", "nothing"), "no instance is left to run"),

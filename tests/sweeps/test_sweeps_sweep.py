@@ -382,7 +382,7 @@ def test_the_command_says_what_is_wrong(nets, tmp_path):
         ([nets / "none.onnx", tmp_path / "table.npz"], "none.onnx: no such file"),
         ([nets, tmp_path / "named.npz"], "unknown network 'three'; there are gaussian.onnx, one.onnx, sine.onnx"),
         ([nets / "one.onnx", tmp_path / "table.npz", "--tau-safe", "0.5", "--tau-unsafe", "0.6"], "must not exceed"),
-        ([nets / "one.onnx", tmp_path / "table.npz", "--margin", "-1"], "--margin must be a positive number"),
+        ([nets / "one.onnx", tmp_path / "table.npz", "--margin", "-1"], "margin must be a positive number"),
     ):
         said = told("sweep", *arguments, *out, code=2)
         assert said.startswith("error: ")
