@@ -25,10 +25,9 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.question.property import row_false
-from bnn_vnnlib.splitting.branch import Decided
-from bnn_vnnlib.splitting.pairs import Pairs, grids, scatter
+from bnn_vnnlib.splitting.frontier import Frontier, Items
+from bnn_vnnlib.splitting.pairs import Decided, Pairs, Witnesses, grids, scatter
 from bnn_vnnlib.splitting.targets import root_ranges, targets_of
-from bnn_vnnlib.system.clock import OutOfTime
 
 MEMORY = 2**22
 """Activations of the parts that are bounded together, in float64 elements, at most about."""
@@ -47,24 +46,14 @@ LOOK_AHEAD = 3
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
-    """P parts: target (P,), signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
+class _Parts(Items):
+    """P parts of pairs: target (P,), signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
 
     target: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
     mixture: Tensor
-
-    def __len__(self) -> int:
-        return len(self.target)
-
-    def pick(self, index: Tensor | slice) -> _Parts:
-        return _Parts(*(tensor[index] for tensor in vars(self).values()))
-
-    def join(self, other: _Parts) -> _Parts:
-        mine, theirs = vars(self).values(), vars(other).values()
-        return _Parts(*(torch.cat(both) for both in zip(mine, theirs, strict=True)))
 
     def fixed(self, neuron: Tensor, sign: int) -> _Parts:
         """The halves on which the neurons (P,) have the given sign."""
@@ -85,106 +74,77 @@ class NeuronBranching:
     def run(self) -> Decided:
         """Until all is decided, or time is up; as many pairs at a time as memory takes."""
         setting, item = torch.nonzero(self._open, as_tuple=True)
-        safe, violated = torch.zeros_like(self._open), torch.zeros_like(self._open)
-        point = self._problem.lower.expand(len(self._open), -1, -1).clone()
-        step = max(1, MEMORY // (8 * _elements(self._bounds)))
-        for part in torch.arange(len(setting), device=setting.device).split(step):
+        nothing = torch.zeros_like(self._open)
+        found = Decided(nothing, nothing.clone(), self._problem.lower.expand(len(nothing), -1, -1).clone())
+
+        def grow(part: Tensor) -> None:
             at = setting[part], item[part]
             pairs = Pairs(self._bounds, self._weights, at[0], self._problem.items(at[1]))
-            tree = _Tree(pairs, self._most)
-            try:
-                tree.grow()
-            except OutOfTime:
-                break
-            finally:
-                safe[at], violated[at], point[at] = tree.safe, tree.violated, tree.point
-        return Decided(safe, violated, point)
+            grown = _Trees(pairs, self._most).grown()
+            found.safe[at], found.violated[at], found.point[at] = grown.safe, grown.violated, grown.point
+
+        step = max(1, MEMORY // (8 * _elements(self._bounds)))
+        self._bounds.engine.deadline.reached(torch.arange(len(setting), device=setting.device).split(step), grow)
+        return found
 
 
 def _elements(bounds: OutputBounds) -> int:
     return sum(int(torch.Size(node.shape).numel()) for node in bounds.engine.network.nodes)
 
 
-class _Tree:
+class _Trees:
     """The trees of Q pairs, grown together."""
 
     def __init__(self, roots: Pairs, most: int | None) -> None:
-        self._roots, self._most = roots, most
-        self._engine = roots.bounds.engine
-        self._targets = targets_of(roots.problem)
-        self._kinks = kinks_of(self._engine.network)
+        self._roots, self._engine = roots, roots.bounds.engine
+        self._targets, self._kinks = targets_of(roots.problem), kinks_of(self._engine.network)
         self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
-        count, device = len(roots.problem), roots.setting.device
-        self._left = torch.bincount(self._targets.root, minlength=count)
-        self._spent = torch.zeros(count, dtype=torch.int64, device=device)
-        self._given_up = torch.zeros(count, dtype=torch.bool, device=device)
-        self._complete = False
-        self.violated = torch.zeros_like(self._given_up)
-        self.point = roots.problem.lower.clone()
+        self._ranges = root_ranges(roots)
+        self._witnesses = Witnesses(roots.problem.lower)
+        self._frontier = Frontier(self._whole(), len(roots.problem), most, self._engine.deadline)
 
-    @property
-    def safe(self) -> Tensor:
-        """(Q,): all targets of the pair are closed."""
-        return (self._left == 0) & ~self.violated & ~self._given_up
+    def grown(self) -> Decided:
+        """Every target by single rows and then by a long ascent, since most close without any split; then the rest."""
+        self._frontier.sweep(self._by_single_rows, self._batch)
+        self._frontier.sweep(lambda parts: self._step(parts, FIRST_STEPS), self._batch)
+        self._frontier.run(lambda parts: self._step(parts, STEPS), self._batch)
+        return self._witnesses.decided(~self._frontier.open)
 
-    def grow(self) -> None:
-        """Roots first, then the tops of the stack."""
-        self._engine.deadline.check()
-        self._ranges = root_ranges(self._roots)
-        stack = self._sprouts()
-        while len(stack):
-            self._engine.deadline.check()
-            stack = stack.pick(slice(None, -self._batch)).join(self._step(stack.pick(slice(-self._batch, None)), STEPS))
-            stack = stack.pick(~self._settled(stack))
+    def _whole(self) -> _Parts:
+        """Every target as one part, with the first row alone and the side on which each neuron's range is wider."""
+        root = self._targets.root
+        target = torch.arange(len(root), device=root.device)
+        sources = (self._engine.network.nodes[position].inputs[0] for position, _, _ in self._kinks.places)
+        inputs = [self._ranges.values[source] for source in sources]
+        alpha = torch.cat([(z.upper >= -z.lower).double().flatten(1) for z in inputs], -1)[root]
+        zero = torch.zeros_like(alpha)
+        return _Parts(root, target, zero.to(torch.int8), alpha, zero, self._alone(target, 0))
 
-    def _sprouts(self) -> _Parts:
-        """The roots that a long ascent leaves open, split once; most close without any."""
-        target = torch.arange(len(self._targets.root), device=self._left.device)
-        alpha = self._first_alpha()
-        open_: list[_Parts] = []
-        for index in target.split(self._batch):
-            root = self._targets.root[index]
-            zero = torch.zeros_like(alpha[root])
-            parts = _Parts(index, zero.to(torch.int8), alpha[root], zero, self._alone(index, 0))
-            margin = torch.stack(
-                [
-                    self._bound(replace(parts, mixture=self._alone(index, row)), 0).margin
-                    for row in range(self._targets.bound.shape[-1])
-                ],
-                -1,
-            )  # (P, R): every row for itself
-            closed = self._closed(parts, margin.amax(-1))
-            best = torch.nn.functional.one_hot(margin.argmax(-1), margin.shape[-1]).to(margin.dtype)
-            mixed = torch.where(torch.isfinite(self._targets.bound[index]), FAVOURED * best + (1 - FAVOURED), 0.0)
-            parts = replace(parts, mixture=mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6))
-            self._count(parts.pick(closed), -1)
-            open_.append(parts.pick(~closed))
-        stack = open_[0].pick(slice(0, 0))
-        for parts in open_:
-            if len(parts):
-                self._engine.deadline.check()
-                stack = stack.join(self._step(parts, FIRST_STEPS))
-        return stack.pick(~self._settled(stack))
+    def _by_single_rows(self, parts: _Parts) -> _Parts:
+        """What no row closes for itself, with a mixture that favours the best one."""
+        bound = self._targets.bound[parts.target]
+        margins = [
+            self._bound(replace(parts, mixture=self._alone(parts.target, row)), 0).margin
+            for row in range(bound.shape[-1])
+        ]
+        margin = torch.stack(margins, -1)  # (P, R)
+        best = torch.nn.functional.one_hot(margin.argmax(-1), margin.shape[-1]).to(margin.dtype)
+        mixed = torch.where(torch.isfinite(bound), FAVOURED * best + (1 - FAVOURED), 0.0)
+        mixed = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6)
+        return replace(parts, mixture=mixed).pick(~self._closed(parts, margin.amax(-1)))
 
     def _step(self, parts: _Parts, steps: int) -> _Parts:
         """The halves of the parts that stay open."""
         found = self._bound(parts, steps)
-        root = self._targets.root[parts.target]
-        self._spent += torch.bincount(root, minlength=len(self._spent))
         open_ = torch.nonzero(~self._closed(parts, found.margin))[:, 0]
-        choice, before = found.choice, parts
-        parts = _Parts(parts.target, parts.signs, choice.alpha, choice.beta, choice.mixture)
-        parts, gain = parts.pick(open_), found.gain[open_]
-        if len(parts):
-            self._try(root[open_], found.corner[open_])
-            stuck = gain.amax(-1) <= 0
-            self._last_resort(parts.pick(stuck))
-            parts = self._halves(parts.pick(~stuck), gain[~stuck])
-        self._count(before, -1)  # only now: a part whose halves time has cut off is not closed
-        self._count(parts, 1)
-        if self._most is not None:
-            self._given_up |= self._spent > self._most
-        return parts
+        choice, gain = found.choice, found.gain[open_]
+        parts = replace(parts, alpha=choice.alpha, beta=choice.beta, mixture=choice.mixture).pick(open_)
+        if len(parts) == 0:
+            return parts
+        self._look(parts.owner, found.corner[open_])
+        stuck = gain.amax(-1) <= 0
+        self._last_resort(parts.pick(stuck))
+        return self._halves(parts.pick(~stuck), gain[~stuck])
 
     def _halves(self, parts: _Parts, gain: Tensor) -> _Parts:
         """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
@@ -212,16 +172,14 @@ class _Tree:
         """All signs are known, and the rest is a linear program a part; what that leaves open stays open."""
         for one in range(len(parts)):
             self._engine.deadline.check()
-            part = parts.pick(slice(one, one + 1))
-            root = self._targets.root[part.target]
-            part, x = self._solved(part, root)
+            part, x = self._solved(parts.pick(slice(one, one + 1)))
             if not bool(self._closed(part, self._bound(part, 0).margin)):
-                self._try(root, x)
-                self._given_up[root] = True
+                self._look(part.owner, x)
+                self._frontier.give_up(part.owner)
 
-    def _solved(self, part: _Parts, root: Tensor) -> tuple[_Parts, Tensor]:
+    def _solved(self, part: _Parts) -> tuple[_Parts, Tensor]:
         """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
-        problem, bound = self._roots.problem, self._targets.bound[part.target]
+        problem, root, bound = self._roots.problem, part.owner, self._targets.bound[part.target]
         settings, index = grids(self._roots.setting[root])[0]
         lower, upper = (side[root] for side in (problem.lower, problem.upper))
         rows, count = bound.shape[-1], self._kinks.count
@@ -254,26 +212,16 @@ class _Tree:
         bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
         return row_false(margin, 0.0, (strict | torch.isinf(bound)).all(-1))
 
-    def _settled(self, parts: _Parts) -> Tensor:
-        root = self._targets.root[parts.target]
-        return self.violated[root] | self._given_up[root]
-
-    def _count(self, parts: _Parts, sign: int) -> None:
-        root = self._targets.root[parts.target]
-        self._left += sign * torch.bincount(root, minlength=len(self._left))
-
-    def _try(self, root: Tensor, x: Tensor) -> None:
-        """The corners of the linear functions, after a short descent, as witnesses."""
+    def _look(self, root: Tensor, x: Tensor) -> None:
+        """The corners of the linear functions as witnesses."""
         problem = self._roots.problem.items(root)
         pairs = Pairs(self._roots.bounds, self._roots.weights, self._roots.setting[root], problem)
-        x = pairs.descend(x, problem.upper - problem.lower)
-        hit = torch.nonzero(pairs.violated(x))[:, 0]
-        self.violated[root[hit]] = True
-        self.point[root[hit]] = x[hit]
+        self._witnesses.look(pairs, root, x, problem.upper - problem.lower)
+        self._frontier.settle(self._witnesses.violated)
 
     def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
         """Grid by grid."""
-        root = self._targets.root[parts.target]
+        root = parts.owner
         out: list[Tensor | None] = [None] * 6
         for settings, index in grids(self._roots.setting[root]):
             choice = Choice(parts.signs[index], parts.alpha[index], parts.beta[index], parts.mixture[index])
@@ -292,11 +240,3 @@ class _Tree:
             Interval(problem.lower[root], problem.upper[root]), targets.outputs[target],
             inputs, targets.bound[target],
         )  # fmt: skip
-
-    def _first_alpha(self) -> Tensor:
-        """(Q, H): the usual choice, the side on which the neuron's range is wider."""
-        parts = []
-        for position, _, _ in self._kinks.places:
-            z = self._ranges.values[self._engine.network.nodes[position].inputs[0]]
-            parts.append((z.upper >= -z.lower).double().flatten(1))
-        return torch.cat(parts, -1)

@@ -30,6 +30,23 @@ DESCENT, OVERSHOOT = 10, 1.3
 
 
 @dataclass(frozen=True, eq=False)
+class Decided:
+    """What is proved of K weight settings x N items.
+
+    safe (K, N): no x of the item violates any case; violated (K, N): `point` (K, N, n) is in the item and violates one.
+    """
+
+    safe: Tensor
+    violated: Tensor
+    point: Tensor
+
+    def met(self, other: Decided) -> Decided:
+        """All that both know."""
+        point = torch.where(other.violated[..., None], other.point, self.point)
+        return Decided(self.safe | other.safe, self.violated | other.violated, point)
+
+
+@dataclass(frozen=True, eq=False)
 class PairForms:
     """Linear functions below the rows: slope (P, R, n), and their own minima over the boxes, least (P, R)."""
 
@@ -170,6 +187,30 @@ class Pairs:
         above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
         held = self.problem.met(rows.implied(above)).any(-1)
         return held & self.defined(low, high)
+
+
+class Witnesses:
+    """Of Q pairs: violated (Q,), proved at `point` (Q, n); the points are any in the items' boxes at first."""
+
+    def __init__(self, point: Tensor) -> None:
+        self.point = point.clone()
+        self.violated = torch.zeros(len(point), dtype=torch.bool, device=point.device)
+
+    def look(self, pairs: Pairs, owner: Tensor, x: Tensor, width: Tensor) -> None:
+        """Try points x (P, n) of pairs that belong to owners (P,), after a short descent; width (P, n): its units."""
+        x = pairs.descend(x, width)
+        hit = torch.nonzero(pairs.violated(x))[:, 0]
+        owner, first = owner[hit].unique(return_inverse=True)
+        # any of an owner's points will do: the last one, so that it does not depend on chance
+        last = torch.zeros_like(owner).scatter_reduce(0, first, hit, "amax")
+        self.violated[owner] = True
+        self.point[owner] = x[last]
+
+    def decided(self, proved: Tensor) -> Decided:
+        """With the pairs (K, N) of which every part is proved to be safe."""
+        shape = proved.shape
+        violated = self.violated.reshape(shape)
+        return Decided(proved & ~violated, violated, self.point.reshape(*shape, -1))
 
 
 def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -14,14 +14,14 @@ from bnn_vnnlib.methods.decision.softmax import by_tails
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
-from bnn_vnnlib.methods.decision.softmax.method import SPLIT, Effort, SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
-from bnn_vnnlib.methods.decision.softmax.splitting import Splitting
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_labels, from_property
+from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import bounds_of, expectation, model, properties, random_model, random_samples
 
@@ -335,23 +335,25 @@ def test_splitting_reaches_the_minimum_and_stops_at_its_goal():
     """x^2 - 2 x on [-3, 2] by interval arithmetic; the least value is -1."""
     calls = []
 
-    def bound(lower, upper, target):
-        calls.append(len(target))
+    def bound(item, lower, upper):
+        calls.append(len(item))
         square = torch.where((lower <= 0) & (upper >= 0), 0.0, torch.minimum(lower**2, upper**2))
-        return (square - 2 * upper)[:, 0], lower + upper - 2
+        return Look(square - 2 * upper, (lower + upper - 2)[:, None], lower, upper)
 
-    low, high = torch.tensor([[-3.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
-    lost, endless = torch.tensor([-torch.inf]).double(), torch.tensor([torch.inf]).double()
-    found = Splitting(bound, endless, Effort(1e-3, 10_000), Deadline(), False).run(low, high, lost)
+    def least(goal=None, deadline=Deadline(), known=-torch.inf):
+        low, high, known = (torch.full((1, 1), value, dtype=torch.float64) for value in (-3, 2, known))
+        goal = None if goal is None else torch.full_like(low, goal)
+        return minimise(bound, None, low, high, known, Effort(1e-3, 10_000), deadline, goal)
+
+    found = least()
     assert -1.002 < float(found) <= -1.0
     everything = sum(calls)
     calls.clear()
-    found = Splitting(bound, torch.tensor([-1.5]).double(), Effort(1e-3, 10_000), Deadline(), True).run(low, high, lost)
+    found = least(-1.5)
     assert -1.5 < float(found) <= -1.0
     assert sum(calls) < everything
     calls.clear()
-    found = Splitting(bound, torch.tensor([-0.5]).double(), Effort(1e-3, 10_000), Deadline(), True).run(low, high, lost)
+    found = least(-0.5)
     assert float(found) <= -1.0
     assert sum(calls) < everything
-    late = Splitting(bound, endless, Effort(1e-3, 10_000), Deadline(0.0), False).run(low, high, lost - 1)
-    assert float(late) == -torch.inf
+    assert float(least(deadline=Deadline(0.0), known=-9.0)) == -9.0

@@ -16,10 +16,10 @@ from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMom
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.portfolio import methods
-from bnn_vnnlib.methods.decision.softmax.splitting import Effort
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.splitting.minimise import Effort
 from bnn_vnnlib.system.clock import Deadline
 from robustness.robustness_builders import expectation, model, random_model
 

@@ -26,10 +26,10 @@ from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
-from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.problem.mass import CentredUnion
 from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
 CPU = torch.device("cpu")
@@ -211,15 +211,15 @@ def test_boxes_that_wait_when_time_is_up_count(calls: int) -> None:
     """The minimum of |x - .3| - 1, whose bound of a box is -1 there and 0 elsewhere: no box is lost."""
     left = [calls]
 
-    def bound(low: torch.Tensor, high: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def bound(item: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> Look:
         left[0] -= 1
         if left[0] < 0:
             raise OutOfTime
-        value = torch.maximum(torch.maximum(low - 0.3, 0.3 - high), torch.zeros_like(low))[:, 0] - 1
-        return value - (high - low)[:, 0], torch.ones_like(low)
+        value = torch.maximum(torch.maximum(low - 0.3, 0.3 - high), torch.zeros_like(low)) - 1
+        return Look(value - (high - low), torch.ones_like(low)[:, None], low, high)
 
-    splitting = Splitting(bound, tensor(np.inf), Effort(1e-3, 400), Deadline(), False)
-    assert float(splitting.run(tensor(-1)[None], tensor(1)[None], tensor(-9))) <= -1
+    start = tensor(-1)[None], tensor(1)[None], tensor(-9)[None]
+    assert float(minimise(bound, None, *start, Effort(1e-3, 400), Deadline())) <= -1
 
 
 @pytest.mark.parametrize(("kind", "width", "spread"), [("relu", 6, 0.6), ("tanh", 6, 0.6), ("relu", 1, 5.0)])

@@ -192,35 +192,37 @@ def test_forests_cover_their_roots_and_count_the_best_split(seed: int) -> None:
     before = forest.roots()
     for _ in range(4):
         index = forest.worst(everything, most)
-        assert forest.leaf[index].all()
+        assert (forest.nodes.first[index] < 0).all()
         assert (torch.bincount(forest.instance[index], minlength=3) <= 2).all()
-        parent, halves = forest.halves(index, torch.tensor(rng.random((len(index), 2))))
-        first = len(forest)
-        forest.grow(parent, halves, torch.tensor(rng.random(2 * len(parent)) ** 3))
-        halves_of |= {p: (first + 2 * i, first + 2 * i + 1) for i, p in enumerate(parent.tolist())}
+        steepness = torch.tensor(rng.random((len(index), 2)))
+        forest.split(index, steepness, lambda halves: torch.tensor(rng.random(len(halves)) ** 3))
+        first = forest.nodes.first[index].tolist()
+        halves_of |= {p: (f, f + 1) for p, f in zip(index.tolist(), first, strict=True)}
         assert (forest.roots() <= before).all()
         before = forest.roots()
 
+    nodes = forest.nodes
+
     def value(node: int) -> float:
-        own = forest.own[node].item()
+        own = nodes.own[node].item()
         return min(own, sum(value(half) for half in halves_of[node])) if node in halves_of else own
 
     np.testing.assert_allclose(before, [value(i) for i in range(3)], rtol=1e-12)
     for node, (left, right) in halves_of.items():
-        outside = torch.stack([forest.lower[node], forest.upper[node]])
-        inside = torch.stack([forest.lower[left], forest.upper[right]])
+        outside = torch.stack([nodes.lower[node], nodes.upper[node]])
+        inside = torch.stack([nodes.lower[left], nodes.upper[right]])
         assert torch.equal(outside, inside)  # together from corner to corner, and they meet in one face:
-        differs = forest.upper[left] != forest.upper[node]
+        differs = nodes.upper[left] != nodes.upper[node]
         assert differs.sum() == 1
-        assert torch.equal(forest.upper[left][differs], forest.lower[right][differs])
+        assert torch.equal(nodes.upper[left][differs], nodes.lower[right][differs])
 
 
 def test_points_are_not_split() -> None:
     question = problem([0.3], [np.nextafter(0.3, 1)], rows([[1.0]], [0.0]))
     forest = Forest(question, torch.ones(1, dtype=torch.float64))
     index = forest.worst(torch.ones(1, dtype=torch.bool), torch.ones(1))
-    parent, halves = forest.halves(index, torch.ones(1, 1, dtype=torch.float64))
-    assert len(parent) == len(halves) == 0
+    forest.split(index, torch.ones(1, 1, dtype=torch.float64), lambda halves: halves.lower[:, 0])
+    assert len(forest) == 1
     assert len(forest.worst(torch.ones(1, dtype=torch.bool), torch.ones(1))) == 0
 
 

@@ -20,7 +20,6 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.decision.median_sources import MedianSource, TailMedians, WeightMedians
 from bnn_vnnlib.methods.decision.method import Criterion, Method, moderate
 from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
-from bnn_vnnlib.methods.decision.softmax.together import Together
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
@@ -31,6 +30,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.mass import BoxUnion
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import TINY, gamma
+from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
 HALF = np.array([0.5 + 1e-6])
@@ -103,14 +103,13 @@ class MedianRows:
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
-        item = torch.arange(len(lower), device=lower.device)
         known = self.rows(lower, upper, outputs, inputs)
         if self.most == 1 or bool((lower == upper).all()):
             return known
         size = self.typical.spread((lower + upper) / 2)
         tolerance = ACCURACY * (outputs.abs() * size[:, None]).sum(-1) + 1e-12
-        look = _Look(self, outputs, inputs)
-        return Together(look, tolerance.expand(len(item), -1), self.most, self.deadline).run(lower, upper, known)
+        look, effort = _Look(self, outputs, inputs), Effort(tolerance, self.most)
+        return minimise(look.bound, look.value, lower, upper, known, effort, self.deadline)
 
     def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         """One look at each box: positive coefficients take lower bounds, negative ones upper bounds."""
@@ -126,7 +125,7 @@ class MedianRows:
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Rows of some items, as `Together` wants them."""
+    """Rows of some items, to be minimised."""
 
     method: MedianRows
     outputs: Tensor
@@ -137,7 +136,7 @@ class _Look:
         inputs = self.inputs if self.inputs is None or len(self.inputs) == 1 else self.inputs[item]
         return outputs, inputs
 
-    def boxes(self, lower: Tensor, upper: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    def bound(self, item: Tensor, lower: Tensor, upper: Tensor) -> Look:
         """Bounds, and the slopes of the estimate at the centre."""
         outputs, inputs = self._of(item)
         x = ((lower + upper) / 2).detach().requires_grad_()
@@ -146,9 +145,9 @@ class _Look:
             slopes = [torch.autograd.grad(part.sum(), x, retain_graph=True)[0] for part in estimate.unbind(-1)]
         slope = outputs @ torch.stack(slopes, 1)
         slope = slope if inputs is None else slope + inputs
-        return self.method.rows(lower, upper, outputs, inputs), slope
+        return Look(self.method.rows(lower, upper, outputs, inputs), slope, lower, upper)
 
-    def points(self, x: Tensor, item: Tensor) -> Tensor:
+    def value(self, item: Tensor, x: Tensor) -> Tensor:
         """The rows of the estimate."""
         outputs, inputs = self._of(item)
         value = (outputs * self.method.typical.median(x)[:, None]).sum(-1)

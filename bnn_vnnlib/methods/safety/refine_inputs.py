@@ -64,8 +64,7 @@ class InputSplitting:
         self._spent += torch.bincount(forest.instance[index], minlength=len(below))
 
         def split(part: Tensor) -> None:
-            parent, halves = forest.halves(part, self._steepness(forest.boxes(part)))
-            forest.grow(parent, halves, self._failures(halves))
+            forest.split(part, self._steepness(forest.boxes(part)), self._failures)
 
         self._deadline.reached(index.split(CHUNK), split)
         known = torch.zeros_like(below).index_fill(0, forest.problem.instance, True)

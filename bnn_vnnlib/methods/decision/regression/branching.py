@@ -1,10 +1,8 @@
-"""Minimum of many rows over boxes of inputs, by splitting all of their boxes at once.
+"""Minima of rows over boxes of inputs, from a relaxation that also bounds their slopes.
 
 Guarantee: the result is a lower bound, as good as the relaxation's; complete only in the limit.
-Method: breadth first. Where a slope has one sign on a box, its minimum lies on a face, and the box becomes that face.
-A box is done when its bound comes within the tolerance of a value that the row attains; others are halved along the
-coordinate with the largest width times slope. The bound of a row is the least bound of its boxes that are done.
-The tolerance rests on attained values, which need no rounding: they decide how long to work, never what is claimed.
+Method: `splitting.minimise`, and where a slope has one sign on a box, its minimum lies on a face, which takes the
+place of the box.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.decision.regression.rows import Rows
+from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
 CHUNK = 2**19
@@ -24,11 +23,8 @@ CHUNK = 2**19
 ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
 
-BOXES = 4096
-"""Boxes of one row, at most about."""
-
-ROUNDS = 60
-"""Halvings, at most."""
+BOXES = 2**13
+"""Boxes of one row, at most."""
 
 COLLAPSES = 3
 """Times that a box is bounded anew after it became a face."""
@@ -36,19 +32,18 @@ COLLAPSES = 3
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """Of boxes (B, n): lower bounds (B,), ranges of the slopes (B, n) each, points that may be minimal (B, n)."""
+    """Of boxes (B, n): lower bounds (B,), and ranges of the slopes (B, n) each."""
 
     value: Tensor
     slope_low: Tensor
     slope_high: Tensor
-    point: Tensor
 
     def where(self, mask: Tensor, other: Bounded) -> Bounded:
         """Replace the entries of the mask, in order, by those of the other; bounds only improve."""
-        value, low, high, point = (side.clone() for side in (self.value, self.slope_low, self.slope_high, self.point))
+        value, low, high = self.value.clone(), self.slope_low.clone(), self.slope_high.clone()
         value[mask] = torch.maximum(value[mask], other.value)
-        low[mask], high[mask], point[mask] = other.slope_low, other.slope_high, other.point
-        return Bounded(value, low, high, point)
+        low[mask], high[mask] = other.slope_low, other.slope_high
+        return Bounded(value, low, high)
 
 
 class Relaxation(Protocol):
@@ -68,97 +63,28 @@ class Relaxation(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class _Boxes:
-    """Open boxes: owner (B,), lower and upper (B, n)."""
+def least_over(relaxation: Relaxation, rows: Rows, lower: Tensor, upper: Tensor, deadline: Deadline) -> Tensor:
+    """Lower bounds (M,) on the rows, each over its box (M, n), which is bounded once whatever the time."""
 
-    owner: Tensor
-    lower: Tensor
-    upper: Tensor
+    def bound(row: Tensor, lower: Tensor, upper: Tensor) -> Look:
+        """Of the boxes, after those with a slope of one sign have become faces."""
+        some = rows.of(row)
+        found = relaxation.bound(some, lower, upper)
+        for _ in range(COLLAPSES):
+            rising, falling = found.slope_low >= 0, found.slope_high <= 0
+            low, high = torch.where(falling & ~rising, upper, lower), torch.where(rising, lower, upper)
+            changed = ((low != lower) | (high != upper)).any(-1)
+            if not bool(changed.any()):
+                break
+            lower, upper = low, high
+            found = found.where(changed, relaxation.bound(some.of(changed), lower[changed], upper[changed]))
+        steeper = torch.where(found.slope_high.abs() >= found.slope_low.abs(), found.slope_high, found.slope_low)
+        return Look(found.value[:, None], steeper[:, None], lower, upper)
 
-    def of(self, mask: Tensor) -> _Boxes:
-        return _Boxes(self.owner[mask], self.lower[mask], self.upper[mask])
+    def value(row: Tensor, x: Tensor) -> Tensor:
+        return relaxation.value(rows.of(row), x)[:, None]
 
-
-def minimise(
-    relaxation: Relaxation, rows: Rows, lower: Tensor, upper: Tensor, deadline: Deadline, boxes: int = BOXES
-) -> Tensor:
-    """Lower bounds (M,) on the rows, each over its box (M, n)."""
-    count = len(lower)
-    boxes_open = _Boxes(torch.arange(count, device=lower.device), lower, upper)
-    inherited = lower.new_full((count,), -torch.inf)
-    best, finished, used = -inherited, -inherited, torch.zeros(count, dtype=torch.int64, device=lower.device)
-    tolerance = torch.zeros_like(best)
-    for turn in range(ROUNDS + 1):
-        owner = boxes_open.owner
-        found, boxes_open = _bounded(relaxation, rows, boxes_open)
-        value = torch.maximum(found.value.nan_to_num(-torch.inf, torch.inf, -torch.inf), inherited)
-        middle = (boxes_open.lower + boxes_open.upper) / 2
-        attained = [_values(relaxation, rows, owner, x) for x in (found.point, middle)]
-        best = best.scatter_reduce(0, owner, torch.minimum(*attained), "amin")
-        if turn == 0:
-            opposite = _values(relaxation, rows, owner, lower + upper - found.point)
-            tolerance = _tolerance(rows, torch.stack([*attained, opposite]))
-        used = used + torch.bincount(owner, minlength=count)
-        hopeless = ~torch.isfinite(rows.payment)
-        over = (hopeless | (used > boxes))[owner] | (turn == ROUNDS) | deadline.passed
-        width = (boxes_open.upper - boxes_open.lower).amax(-1)
-        keep = (value < (best - tolerance)[owner]) & ~over & (width > 0)
-        finished = finished.scatter_reduce(0, owner[~keep], value[~keep], "amin")
-        if not bool(keep.any()):
-            return finished
-        boxes_open, inherited = _halves(boxes_open.of(keep), found, keep), value[keep].repeat(2)
-    return finished
-
-
-def _tolerance(rows: Rows, values: Tensor) -> Tensor:
-    """From the values at the candidate, the middle and the opposite corner (3, M)."""
-    varies = values.amax(0) - values.amin(0)
-    return ACCURACY * varies + 8 * rows.payment + 1e-12 * values.abs().amax(0)
-
-
-def _step(relaxation: Relaxation) -> int:
-    return max(1, CHUNK // max(1, relaxation.size))
-
-
-def _values(relaxation: Relaxation, rows: Rows, owner: Tensor, x: Tensor) -> Tensor:
-    step = _step(relaxation)
-    parts = [relaxation.value(rows.of(o), p) for o, p in zip(owner.split(step), x.split(step), strict=True)]
-    return torch.cat(parts).nan_to_num(torch.inf, torch.inf, torch.inf)
-
-
-def _bounded(relaxation: Relaxation, rows: Rows, boxes: _Boxes) -> tuple[Bounded, _Boxes]:
-    """Bounds of all boxes, after those with a slope of one sign have become faces."""
-    found = _bound(relaxation, rows, boxes)
-    for _ in range(COLLAPSES):
-        rising, falling = found.slope_low >= 0, found.slope_high <= 0
-        lower = torch.where(falling & ~rising, boxes.upper, boxes.lower)
-        upper = torch.where(rising, boxes.lower, boxes.upper)
-        changed = ((lower != boxes.lower) | (upper != boxes.upper)).any(-1)
-        if not bool(changed.any()):
-            break
-        boxes = _Boxes(boxes.owner, lower, upper)
-        found = found.where(changed, _bound(relaxation, rows, boxes.of(changed)))
-    return found, boxes
-
-
-def _bound(relaxation: Relaxation, rows: Rows, boxes: _Boxes) -> Bounded:
-    step = _step(relaxation)
-    parts = [
-        relaxation.bound(rows.of(owner), lower, upper)
-        for owner, lower, upper in zip(
-            boxes.owner.split(step), boxes.lower.split(step), boxes.upper.split(step), strict=True
-        )
-    ]
-    return Bounded(*(torch.cat([getattr(p, k) for p in parts]) for k in Bounded.__dataclass_fields__))
-
-
-def _halves(boxes: _Boxes, found: Bounded, keep: Tensor) -> _Boxes:
-    """Two boxes from each, at the middle of the coordinate that matters most."""
-    steep = torch.maximum(found.slope_low[keep].abs(), found.slope_high[keep].abs()).nan_to_num(1.0, 1e300, 1e300)
-    width = boxes.upper - boxes.lower
-    score = torch.where(width > 0, width * (steep + 1e-300), torch.full_like(width, -1.0))
-    axis = score.argmax(-1, keepdim=True)
-    middle = ((boxes.lower + boxes.upper) / 2).gather(-1, axis)
-    left, right = boxes.upper.scatter(-1, axis, middle), boxes.lower.scatter(-1, axis, middle)
-    return _Boxes(boxes.owner.repeat(2), torch.cat([boxes.lower, right]), torch.cat([left, boxes.upper]))
+    batch = max(1, CHUNK // max(1, relaxation.size))
+    effort = Effort(8 * rows.payment[:, None], BOXES, batch, ACCURACY, once=True)
+    known = lower.new_full((len(lower), 1), -torch.inf)
+    return minimise(bound, value, lower, upper, known, effort, deadline)[:, 0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.tanh import expectations_for
-from bnn_vnnlib.methods.decision.regression.branching import Relaxation, minimise
+from bnn_vnnlib.methods.decision.regression.branching import Relaxation, least_over
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows
 from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.methods.decision.regression.smooth import TanhRows
@@ -53,7 +53,7 @@ class OneLayer:
             hidden = _halved(hidden)
         added = None if inputs is None else each(inputs)
         rows = rows_over(hidden, top, kind, alpha, each(outputs), added, size)
-        found = minimise(_relaxation(kind, hidden, size), rows, low, high, self.deadline)
+        found = least_over(_relaxation(kind, hidden, size), rows, low, high, self.deadline)
         return found.reshape(count, height)
 
 

@@ -42,7 +42,7 @@ def squares(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class ReluRows:
-    """Relaxation for `branching.minimise`."""
+    """A `branching.Relaxation`."""
 
     hidden: DenseLayer
 
@@ -58,7 +58,7 @@ class ReluRows:
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
     def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
-        """Lower bounds of the rows over boxes (B, n), ranges of their slopes, and points that may be minimal."""
+        """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         center = (lower + upper) / 2
         m, radius = self.hidden.range(lower, upper)
         s, (least, most) = self.hidden.deviation(center**2), (self.hidden.deviation(q) for q in squares(lower, upper))
@@ -68,9 +68,7 @@ class ReluRows:
         above, added = self._above(negative, m, s, (low, high), (least, most), lower, upper)
         slope, constant = slope + above + rows.linear, constant + added + rows.constant
         value = torch.minimum(slope * lower, slope * upper).sum(-1) + constant - rows.payment
-        return Bounded(
-            value, *self._slopes(rows, (low, high), (least, most), lower, upper), torch.where(slope > 0, lower, upper)
-        )
+        return Bounded(value, *self._slopes(rows, (low, high), (least, most), lower, upper))
 
     def _below(self, v: Tensor, m: Tensor, s: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
         t = ratio(m, s)

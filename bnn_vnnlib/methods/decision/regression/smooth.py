@@ -63,7 +63,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class TanhRows:
-    """Relaxation for `branching.minimise`."""
+    """A `branching.Relaxation`."""
 
     hidden: DenseLayer
     expected: Expectations
@@ -85,7 +85,7 @@ class TanhRows:
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
     def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
-        """Lower bounds of the rows over boxes (B, n), ranges of their slopes, and points that may be minimal."""
+        """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         hidden, v, n = self.hidden, rows.v.abs(), self.hidden.inputs
         center, size = (lower + upper) / 2, torch.maximum(lower.abs(), upper.abs())
         r = torch.maximum(upper - center, center - lower) * (1 + 1e-14)
@@ -107,12 +107,7 @@ class TanhRows:
 
         off = (v * fit.bent) @ hidden.mean.abs() + ((v * fit.dev) @ hidden.variance) * size
         bend = (bend + off) * (1 + 1e-12) + rows.slope_payment
-        return Bounded(
-            torch.maximum(value, trivial) - rows.payment,
-            slope - bend,
-            slope + bend,
-            torch.where(slope > 0, lower, upper),
-        )
+        return Bounded(torch.maximum(value, trivial) - rows.payment, slope - bend, slope + bend)
 
     def _fit(self, rows: Rows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> Fit:
         hidden, room = self.hidden, rows.room

@@ -17,12 +17,12 @@ from torch import Tensor
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.softmax.method import FEW, MEMORY, SPLIT
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.splitting import Splitting
 from bnn_vnnlib.methods.deterministic import decide
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.splitting.minimise import Look, minimise
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,17 @@ class MeanNetwork:
         first, second = _classes(problem)
         item, row = torch.nonzero(suits & (spare <= 0), as_tuple=True)
 
-        def bound(low: Tensor, high: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        def bound(target: Tensor, low: Tensor, high: Tensor) -> Look:
             pair = (side[item[target], row[target], None] for side in (first, second))
             found = self.source.comparisons(low, high, *pair)
-            return found.spare[:, 0], found.margin.slope[:, 0]
+            return Look(found.spare, found.margin.slope, low, high)
 
-        splitting = Splitting(bound, spare.new_zeros(len(item)), SPLIT, self.bounds.engine.deadline, True)
-        spare[item, row] = splitting.run(problem.lower[item], problem.upper[item], spare[item, row])
+        known, boxes, deadline = (
+            spare[item, row, None],
+            (problem.lower[item], problem.upper[item]),
+            self.bounds.engine.deadline,
+        )
+        spare[item, row] = minimise(bound, None, *boxes, known, SPLIT, deadline, torch.zeros_like(known))[:, 0]
         return problem.refuted(suits & (spare > 0)).all(-1)
 
     def _by_neurons(self, problem: Problem) -> Tensor:

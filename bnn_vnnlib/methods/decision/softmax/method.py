@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.lines import Lines
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.softmax.splitting import Effort, Splitting
-from bnn_vnnlib.methods.decision.softmax.together import Together
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
 MEMORY = 2**22
@@ -94,12 +93,12 @@ class SoftmaxRows:
         if len(few) == 0:
             return known
         rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
-        tolerance = torch.full_like(known[few], self.effort.tolerance)
-        together = Together(rows, tolerance, TOGETHER * self.effort.most, self.deadline)
-        return known.index_copy(0, few, together.run(lower[few], upper[few], known[few]))
+        effort = replace(self.effort, most=TOGETHER * self.effort.most)
+        found = minimise(rows.bound, rows.value, lower[few], upper[few], known[few], effort, self.deadline)
+        return known.index_copy(0, few, found)
 
     def towards(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor) -> Tensor:
-        """The same; no more is done than to exceed the goal (N, R), or to see that it cannot be reached."""
+        """(N, R) lower bounds; no more is done than to exceed the goal (N, R), or to see that it cannot be reached."""
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
         known, context = self._first(lower, upper, outputs, inputs)
@@ -114,15 +113,13 @@ class SoftmaxRows:
         if inputs is not None:
             inputs = inputs.expand(len(lower), rows, -1)[item, row][:, None]
 
-        def bound(low: Tensor, high: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        def bound(target: Tensor, low: Tensor, high: Tensor) -> Look:
             some = None if inputs is None else inputs[target]
-            value, slope = self._looked(low, high, outputs[target], some, context[item[target]])
-            return value[:, 0], slope[:, 0]
+            return Look(*self._looked(low, high, outputs[target], some, context[item[target]]), low, high)
 
-        splitting = Splitting(bound, aim[item, row], self.effort, self.deadline, hopeless=True)
-        found = known.clone()
-        found[item, row] = splitting.run(lower[item], upper[item], known[item, row])
-        return found
+        each, goals = known[item, row, None], aim[item, row, None]  # every row for itself
+        found = minimise(bound, None, lower[item], upper[item], each, self.effort, self.deadline, goals)
+        return known.index_put((item, row), found[:, 0])
 
     def _first(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         """One look at each box (N, R), and the contexts (Q, c) of the first Q, which are all that time suffices for."""
@@ -176,23 +173,23 @@ class SoftmaxRows:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """All rows of some items, as `Together` wants them."""
+    """All rows of some items, to be minimised together: most of the work on a box does not depend on the row."""
 
     method: SoftmaxRows
     outputs: Tensor
     inputs: Tensor | None
     context: Tensor
 
-    def boxes(self, lower: Tensor, upper: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    def bound(self, item: Tensor, lower: Tensor, upper: Tensor) -> Look:
         """Bounds and slopes."""
         outputs, inputs = _some(self.outputs, item), _some(self.inputs, item)
-        return self.method._looked(lower, upper, outputs, inputs, self.context[item])
+        return Look(*self.method._looked(lower, upper, outputs, inputs, self.context[item]), lower, upper)
 
-    def points(self, x: Tensor, item: Tensor) -> Tensor:
+    def value(self, item: Tensor, x: Tensor) -> Tensor:
         """The values themselves where the source knows them; else the bound, the best that can be hoped for."""
         expected = self.method.source.value(x)
         if expected is None:
-            return self.boxes(x, x, item)[0]
+            return self.bound(item, x, x).value
         value = (_some(self.outputs, item) * expected[:, None]).sum(-1)
         inputs = _some(self.inputs, item)
         return value if inputs is None else value + (inputs * x[:, None]).sum(-1)

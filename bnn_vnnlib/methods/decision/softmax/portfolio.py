@@ -15,7 +15,6 @@ from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.splitting import Effort
 from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
@@ -23,6 +22,7 @@ from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.mass import BoxUnion
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.splitting.minimise import Effort
 
 LARGEST = 64
 """Classes, at most: all pairs are bounded."""
