@@ -174,7 +174,6 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
     question = setting.question
     found = setting.safety(problem, attack)
     p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
-    details, notes = _safety_details(found)
     verdict, witness = _open(setting), None
     if question.between(p_safe.lower, p_safe.upper):
         verdict = Verdict.UNKNOWN
@@ -184,28 +183,18 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, attac
         witness = probabilistic_witness(setting, property, problem, found)
         verdict = Verdict.SAT
     method = methods.of_safety(setting, found)
-    return _result(setting, verdict, method, p_safe=p_safe, witness=witness, details=details, notes=notes)
+    return _result(setting, verdict, method, p_safe=p_safe, witness=witness, details=_safety_details(found))
 
 
-def _safety_details(found: SafetyBounds) -> tuple[dict, tuple[str, ...]]:
+def _safety_details(found: SafetyBounds) -> dict[str, Any]:
+    """Which methods gave the bounds, and what else the record tells."""
+    (lower_by,), (upper_by,) = found.methods
+    by = {"lower_by": lower_by, "upper_by": upper_by}
     if found.violating is None:
-        return {
-            "lower_by": _method(found, 0),
-            "upper_by": _method(found, 1),
-            "safe_margin_sd": float(found.safe_margin[0]),
-            "unsafe_margin_sd": float(found.unsafe_margin[0]),
-        }, ()
+        margins = float(found.safe_margin[0]), float(found.unsafe_margin[0])
+        return {**by, "safe_margin_sd": margins[0], "unsafe_margin_sd": margins[1]}
     violating = found.violating[:, 0].nonzero()[:, 0].tolist()
-    return {"samples": len(found.violating), "violating_samples": violating}, ()
-
-
-def _method(found: SafetyBounds, side: int) -> str:
-    """Which method gave the lower (0) or the upper (1) bound, if it says anything."""
-    if bool(found.upper[0] >= 1) if side else bool(found.lower[0] <= 0):
-        return "none"
-    if found.by_wide[side, 0]:
-        return "wide"
-    return "tails" if found.by_tails[side, 0] else "boxes"
+    return {**by, "samples": len(found.violating), "violating_samples": violating}
 
 
 def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:

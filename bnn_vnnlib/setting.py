@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods.decision import Decision
-    from bnn_vnnlib.methods.safety.portfolio import Means
-    from bnn_vnnlib.methods.safety.safety import SafetyBounds
+    from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, Task
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
     from bnn_vnnlib.problem.problem import Problem
@@ -88,16 +87,21 @@ class Setting:
         weights = weight_sets.mean_weights(network, self.device)
         return settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
 
+    def safety_task(self, problem: Problem, attack: Attack) -> Task:
+        """What the methods of P_safe are asked."""
+        from bnn_vnnlib.methods.safety.safety import Goal, Task
+
+        return Task(
+            self.bounds, self.posterior, problem, attack, self.deadline,
+            Goal(self.question.tau_safe, self.question.tau_unsafe), self.means, self.options.boxes, self._boxes,
+            self.options.margin,
+        )  # fmt: skip
+
     def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
         """Bounds on P_safe of every instance, as far as time suffices."""
         from bnn_vnnlib.methods.safety.portfolio import safety_bounds
-        from bnn_vnnlib.methods.safety.refine import Goal
 
-        return safety_bounds(
-            self.bounds, self.posterior, problem, attack, self.deadline,
-            Goal(self.question.tau_safe, self.question.tau_unsafe), means=self.means, boxes=self.options.boxes,
-            number=self._boxes, margin=self.options.margin,
-        )  # fmt: skip
+        return safety_bounds(self.safety_task(problem, attack))
 
     def decision(self) -> Decision:
         """What bounds the decision."""

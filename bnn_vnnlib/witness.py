@@ -13,9 +13,9 @@ from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
 from bnn_vnnlib.methods.decision import Decision, DecisionOutcome, violates
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds, wide_stack
+from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
-from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.network.posterior import sample
@@ -81,10 +81,11 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     if isinstance(posterior, GaussianDiagonal):
         if setting.options.boxes == "sampled":
             return float(found.point_mass[0])
-        stack = wide_stack(bounds, posterior, part) if bool(found.by_wide[1, 0]) else None
-        if stack is not None:
-            return float(WideBounds(stack, Deadline()).unsafe(part, lower, upper).max())
-        if bool(found.by_tails[1, 0]):
+        by = found.methods[1][0]
+        chain = chain_of(bounds, posterior, part) if by == LARGE_VARIANCE else ""
+        if not isinstance(chain, str):
+            return float(LargeVarianceBounds(chain, Deadline()).unsafe(part, lower, upper).max())
+        if by == TAILS.name:
             tails = TailBounds(network, posterior, setting.device, Deadline())
             return float(tails.unsafe(part, lower, upper).max())
         boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])

@@ -105,7 +105,7 @@ def test_the_record_says_which_method_gave_each_bound():
     found = verify(net, at_one(net, 0.8), tau_unsafe=0.5).details
     assert (found["lower_by"], found["upper_by"]) == ("tails", "tails")
     found = verify(net, at_one(net, 0.8), method="interval", tau_safe=0.9, tau_unsafe=0.5).details
-    assert found["lower_by"] == "boxes"
+    assert found["lower_by"] == "centred boxes"
 
 
 def test_the_record_says_what_ran_and_not_what_the_options_allow():

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.refine import Goal
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, last_of_each, nothing_known
-from bnn_vnnlib.methods.safety.tails import TailBounds, tails_apply
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, last_of_each, nothing_known
+from bnn_vnnlib.methods.safety.tails import TailBounds, why_no_tails
 from bnn_vnnlib.network.network import Gaussian, Mixture, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
+
+MIXTURE = "components of a mixture"
+"""The method's name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,24 +58,21 @@ def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[C
     return found
 
 
-def by_components(
-    bounds: OutputBounds, posterior: Mixture, problem: Problem, deadline: Deadline, goal: Goal,
-    solve: Callable[[Component, Deadline, bool], SafetyBounds],
-) -> SafetyBounds:  # fmt: skip
+def by_components(task: Task, solve: Callable[[Component, Deadline, bool], SafetyBounds]) -> SafetyBounds:
     """Bounds on P_safe of every instance; the time that is left is shared evenly among what is to come.
 
     Parameters
     ----------
+    task : of a mixture; where the bounds of all components together do not reach its goal, they are refined
     solve : bounds of one component, refined or from one pass: first all have their pass, then what is open is refined
-    goal : where the bounds of all components together decide nothing, they are refined
     """
-    parts = components_of(bounds, posterior)
-    found = [solve(part, deadline, False) for part in parts]
-    if bool(goal.open(_together(parts, problem, found)).any()):
+    parts = components_of(task.bounds, cast(Mixture, task.posterior))
+    found = [solve(part, task.deadline, False) for part in parts]
+    if bool(task.goal.open(_together(parts, task.problem, found)).any()):
         for index, part in enumerate(parts):
-            if not deadline.passed:
-                found[index] = found[index].better(solve(part, deadline.share(len(parts) - index), True))
-    return _together(parts, problem, found, deadline)
+            if not task.deadline.passed:
+                found[index] = found[index].better(solve(part, task.deadline.share(len(parts) - index), True))
+    return _together(parts, task.problem, found, task.deadline)
 
 
 def _together(
@@ -86,9 +86,7 @@ def _together(
         nothing_known(problem, problem.lower),
         lower=weighted_sum(shares, lower).clamp(0, 1), upper=(-weighted_sum(shares, -upper)).clamp(0, 1),
         point=best, point_mass=mass,
-        by_tails=torch.stack([one.by_tails for one in found]).all(0),
-        by_wide=torch.stack([one.by_wide for one in found]).any(0),
-    )  # fmt: skip
+    ).named(MIXTURE)  # fmt: skip
 
 
 def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
@@ -108,7 +106,7 @@ def violation_mass(
     """(N,) lower bounds on P_w(some case holds at the point), by the tails of all components that they serve."""
     total = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
     for part in parts:
-        if tails_apply(part.bounds, part.posterior, problem):
+        if why_no_tails(part.bounds, part.posterior, problem) is None:
             tails = TailBounds(part.network, part.posterior, lower.device, deadline)
             total = total + part.share * tails.unsafe(problem, lower, upper)
     return (total - 4 * (len(parts) + 4) * UNIT).clamp(0, 1)

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from bnn_vnnlib.question.served import is_correlated, is_sampled
+from bnn_vnnlib.question.served import is_correlated
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bnn_vnnlib.methods.decision import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
     from bnn_vnnlib.setting import Setting
@@ -21,7 +19,9 @@ NONE = "none"
 
 def of_safety(setting: Setting, found: SafetyBounds) -> str:
     """The methods behind bounds on P_safe; of several instances, the most frequent first."""
-    return _sides(*(_names(setting, found, side) for side in (0, 1)))
+    counts = (Counter(sorted(side, key=NONE.__eq__)) for side in found.methods)  # of equally many, none last
+    lower, upper = ([name for name, _ in count.most_common()] for count in counts)
+    return _sides(*([_label(setting, name) for name in side] for side in (lower, upper)))
 
 
 def of_decision(setting: Setting, outcome: DecisionOutcome) -> str:
@@ -36,35 +36,18 @@ def of_network(setting: Setting, attacked: bool) -> str:
     return "attack" if attacked else f"{setting.bounds.engine.method}, branch and bound"
 
 
-def _names(setting: Setting, found: SafetyBounds, side: int) -> list[str]:
-    """By how many instances they serve; a bound of 0 or 1 that is no news has none."""
-    told: Tensor = found.upper < 1 if side else found.lower > 0
-    served = Counter({
-        "wide": int((told & found.by_wide[side]).sum()),
-        "tails": int((told & found.by_tails[side] & ~found.by_wide[side]).sum()),
-        "boxes": int((told & ~found.by_tails[side] & ~found.by_wide[side]).sum()),
-        NONE: int((~told).sum()),
-    })  # fmt: skip
-    name = {"wide": "wide", "tails": "tails", "boxes": _boxes(setting), NONE: NONE}
-    if is_sampled(setting.posterior) or is_correlated(setting.posterior):
-        name |= dict.fromkeys(("wide", "tails", "boxes"), _boxes(setting))
-    return list(dict.fromkeys(name[what] for what, count in served.most_common() if count))
-
-
-def _boxes(setting: Setting) -> str:
-    """What bounds P_safe where neither tails nor `wide` do, by the family of the posterior."""
+def _label(setting: Setting, name: str) -> str:
+    """The name of a method of P_safe, with the family of a posterior whose weights depend on each other."""
     from bnn_vnnlib.network.families import family_of
     from bnn_vnnlib.network.network import Mixture
 
-    posterior, engine = setting.posterior, setting.bounds.engine.method
+    posterior = setting.posterior
     if isinstance(posterior, Mixture):
         kinds = dict.fromkeys(family_of(part.posterior) for part in posterior.components)
-        return f"components of a mixture ({', '.join(kinds)})"
-    if is_correlated(posterior):
-        return f"tails ({family_of(posterior)})"
-    if is_sampled(posterior):
-        return _of_weights("weight samples", engine)
-    return _of_weights("boxes around samples" if setting.options.boxes == "sampled" else "centred boxes", engine)
+        return f"{name} ({', '.join(kinds)})" if name != NONE else NONE
+    if is_correlated(posterior) and name != NONE:
+        return f"{name} ({family_of(posterior)})"
+    return _of_weights(name, setting.bounds.engine.method)
 
 
 def _of_weights(name: str, engine: str) -> str:

@@ -78,7 +78,8 @@ _HOW = {
         "probabilities.",
         "tails": "Tails: the probability that a row of the property fails is bounded through the network, without "
         "boxes of weights.",
-        "wide": "Wide posteriors: the law of the rows' values is bounded through the network, neuron by neuron.",
+        "large variance": "Large variances: the law of the rows' values is bounded through the network, neuron "
+        "by neuron.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
         "bound rests on it.",
         "centred boxes": f"Boxes of weights around the mean: {_BOXES}",

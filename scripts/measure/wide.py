@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import typer
 
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem, from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -81,7 +81,7 @@ def main(
     """Print one line a point and radius."""
     torch.set_num_threads(1)
     stack, data = network(file, scale)
-    bounds = WideBounds(stack, Deadline())
+    bounds = LargeVarianceBounds(stack, Deadline())
     for place in map(int, points.split(",")):
         x = torch.tensor(data[place])
         for radius in map(float, eps.split(",")):

@@ -19,7 +19,7 @@ import torch
 import typer
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.model.reading import model_from_proto
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -133,7 +133,7 @@ def main(
             for radius in map(float, eps.split(",")):
                 problem = from_labels((x - radius)[None], (x + radius)[None], torch.tensor([label]), 2)
                 cpu = time.process_time()
-                wide = float(WideBounds(stack, Deadline()).lower(problem)[0])
+                wide = float(LargeVarianceBounds(stack, Deadline()).lower(problem)[0])
                 cpu = time.process_time() - cpu
                 tails = TailBounds(*graph, torch.device("cpu"), Deadline())
                 line = f"s {spread:g} point {share:g} eps {radius:g} wide {wide:.4f} cpu {cpu:.1f} s"

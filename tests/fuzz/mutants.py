@@ -134,7 +134,7 @@ MUTANTS: dict[str, Mutant] = {
         "methods.safety.by_samples:_weight", "probabilities[:, None] * held", "held / len(probabilities)"
     ),
     "samples: any box": Mutant(
-        "methods.safety.by_samples:by_samples", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
+        "methods.safety.by_samples:_bounds", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
     ),
     # boxes of weights
     "boxes: a weight less": Mutant(

@@ -240,7 +240,7 @@ def test_a_question_that_tails_do_not_serve_is_refused() -> None:
     ended = replace(NETWORK, softmax_axis=1)
     rows = [(np.array([[1.0, 0.0, 0.0]]), np.array([0.3]), np.array([False]))]
     asked = Model(ended, full(0.1), "categorical", None, b"")
-    with pytest.raises(InputError, match="bounded by tails, which do not serve this question"):
+    with pytest.raises(InputError, match="no method for P_safe serves this question"):
         verify_batch(asked, CENTERS, CENTERS, properties=[rows], query="probabilistic")
 
 

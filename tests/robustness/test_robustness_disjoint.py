@@ -14,7 +14,7 @@ from scipy import stats
 
 from bnn_vnnlib import rules
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds, wide_stack
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.network.posterior import sample
@@ -166,9 +166,9 @@ def test_sampled_networks_outside_of_a_range(activation: str, wide: bool) -> Non
     question = from_cases(point, point, [rules.within([a], [b]) for a, b in zip(low, high, strict=True)], 1)
     bounds: Any = TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline())
     if wide:
-        stack = wide_stack(bounds_of(net), net.posterior, question)
-        assert stack is not None
-        bounds = WideBounds(stack, Deadline())
+        stack = chain_of(bounds_of(net), net.posterior, question)
+        assert not isinstance(stack, str)
+        bounds = LargeVarianceBounds(stack, Deadline())
     found = bounds.unsafe(question, point, point).numpy()
     outside = ((drawn < low) | (drawn > high)).sum(0)
     assert (stats.binom.cdf(outside, len(drawn), found) > 1e-9).all()

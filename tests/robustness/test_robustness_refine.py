@@ -17,9 +17,9 @@ from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.safety import portfolio as probabilistic
 from bnn_vnnlib.methods.safety import refine_boxes, refine_inputs
-from bnn_vnnlib.methods.safety.refine import Goal, Stage, rarely, refine
+from bnn_vnnlib.methods.safety.refine import Stage, rarely, refine
 from bnn_vnnlib.methods.safety.refine_tails import FEW, LATER, Tuning
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, nothing_known
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.problem import from_cases
@@ -42,8 +42,8 @@ LEVEL = 1e-9
 def safety(lower: Any, upper: Any) -> SafetyBounds:
     low, high = (torch.tensor(side, dtype=torch.float64) for side in (lower, upper))
     nan, zero = torch.full_like(low, torch.nan), torch.zeros_like(low)
-    no = torch.zeros(2, len(low), dtype=torch.bool)
-    return SafetyBounds(low, high, low[:, None], zero, no, no, nan, nan)
+    nobody = torch.zeros(2, len(low), dtype=torch.int8)
+    return SafetyBounds(low, high, low[:, None], zero, nobody, nan, nan)
 
 
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:

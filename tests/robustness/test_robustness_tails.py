@@ -15,7 +15,7 @@ from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.errors import InputError, UnsupportedError
-from bnn_vnnlib.methods.safety.tails import FIRST, SETTLED, TailBounds, tails_apply
+from bnn_vnnlib.methods.safety.tails import FIRST, SETTLED, TailBounds, why_no_tails
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.network.posterior import sample
@@ -243,7 +243,7 @@ def test_which_rows_survive_a_transform() -> None:
     assert isinstance(posterior, GaussianDiagonal)
 
     def applies(transform: str, *cases: Any) -> bool:
-        return tails_apply(bounds_of(net, transform), posterior, problem(ONE, ONE, *cases, outputs=2))
+        return why_no_tails(bounds_of(net, transform), posterior, problem(ONE, ONE, *cases, outputs=2)) is None
 
     good, other, moved = rows([[2.0, -2.0]], [0.0]), rows([[1.0, 1.0]], [0.0]), rows([[1.0, -1.0]], [0.1])
     assert applies("softmax", good)

@@ -17,7 +17,8 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.methods.safety.by_samples import by_samples
+from bnn_vnnlib.methods.safety.by_samples import SAMPLES
+from bnn_vnnlib.methods.safety.safety import Goal, Task
 from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
@@ -234,7 +235,8 @@ def test_a_bound_from_samples_comes_with_a_point_of_positive_mass() -> None:
     bounds = OutputBounds(Engine(net.network, deadline=Deadline(0.0)), "identity")
 
     def run() -> np.ndarray:
-        found = by_samples(bounds, net.posterior, question, Attack())
+        task = Task(bounds, net.posterior, question, Attack(), Deadline(), Goal(0.95, 0.95))
+        found = SAMPLES.bounds(task, None)
         return np.stack([found.upper, found.point_mass])
 
     found = at_looks(range(200), run)

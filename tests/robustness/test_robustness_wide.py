@@ -351,7 +351,7 @@ def test_the_portfolio_decides_what_tails_do_not(share: float, verdict: str) -> 
     violation = properties(net, [(x0, x0)], [(0, [([1, -1, 0], None, float(case[1][0]), False)])])
     alone = verify(net, violation, query="probabilistic", tau_safe=0.88, tau_unsafe=0.12)
     assert alone.verdict == verdict
-    assert alone.details["lower_by" if verdict == "unsat" else "upper_by"] == "wide"
+    assert alone.details["lower_by" if verdict == "unsat" else "upper_by"] == "large variance"
     assert both.upper[0] >= 1 - share - 0.05
 
 

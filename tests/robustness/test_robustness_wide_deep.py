@@ -13,7 +13,7 @@ from scipy import special, stats
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures, log_kappa
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -134,5 +134,5 @@ def test_it_is_tried_where_weights_move_a_row_as_much_as_inputs_do(widths: tuple
     x = torch.tensor(np.random.default_rng(0).normal(size=(5, 3)))
     labels = torch.zeros(5, dtype=torch.int64)
     for spread, radius, wanted in ((0.5, 0.05, True), (1e-4, 0.05, False), (1e-4, 0.0, True)):
-        wide = WideBounds(stack(0, spread, widths), Deadline())
+        wide = LargeVarianceBounds(stack(0, spread, widths), Deadline())
         assert wide.pays(from_labels(x - radius, x + radius, labels, 2)).tolist() == [wanted] * 5

@@ -14,7 +14,7 @@ from scipy import stats
 
 from bnn_vnnlib.methods.safety.large_variance import pairs, unions
 from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -192,7 +192,7 @@ def test_a_union_is_above_what_fails(seed: int, hidden: int, eps: float) -> None
     count = 20_000
     least = [least_margins(net, row, 0.0, x - eps, x + eps, count, 5) for row in ROWS]
     failed = int((np.minimum(*least) <= 0).sum())
-    found = float(WideBounds(DenseChain.relu(net.first, net.last), Deadline()).item_failures(question)[0])
+    found = float(LargeVarianceBounds(DenseChain.relu(net.first, net.last), Deadline()).item_failures(question)[0])
     assert stats.binom.sf(failed - 1, count, min(found, 1.0)) > 1e-9
     if eps == 0:
         assert found < sum(float((part <= 0).mean()) for part in least) - 0.005

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.refine_wide import CHUNK, JUDGED, PACE, Wide
+from bnn_vnnlib.methods.safety.refine_large_variance import CHUNK, JUDGED, PACE, LargeVarianceItems
 from bnn_vnnlib.problem.problem import Problem, from_labels
 
 
 class Asked:
-    """In place of `WideBounds`: every third item pays, and every bound is known."""
+    """In place of `LargeVarianceBounds`: every third item pays, and every bound is known."""
 
     quick = True
 
@@ -38,7 +38,7 @@ def test_only_open_items_that_pay_are_bounded_and_never_all_at_once() -> None:
     lower = torch.arange(count, dtype=torch.float64)[:, None].expand(-1, 2)
     problem = from_labels(lower, lower + 1, torch.zeros(count, dtype=torch.long), 2)
     asked, nobody = Asked(), torch.zeros(count, dtype=torch.bool)
-    stage = Wide(asked, problem, lower, nobody)  # type: ignore[arg-type]
+    stage = LargeVarianceItems(asked, problem, lower, nobody)  # type: ignore[arg-type]
     open_ = torch.arange(count) >= JUDGED
     bounds = None
     while (found := stage.step(open_, nobody)) is not None:
@@ -59,9 +59,9 @@ def test_items_that_take_long_wait_for_the_other_stages() -> None:
     lower = torch.zeros(5, 2, dtype=torch.float64)
     problem = from_labels(lower, lower + 1, torch.zeros(5, dtype=torch.long), 2)
     asked, nobody = Asked(), torch.zeros(5, dtype=torch.bool)
-    assert Wide(asked, problem, lower, nobody).due(0)  # type: ignore[arg-type]
+    assert LargeVarianceItems(asked, problem, lower, nobody).due(0)  # type: ignore[arg-type]
     asked.quick = False
-    stage = Wide(asked, problem, lower, nobody)  # type: ignore[arg-type]
+    stage = LargeVarianceItems(asked, problem, lower, nobody)  # type: ignore[arg-type]
     for piece in range(1, 4):
         assert [turn for turn in range(PACE * 4) if stage.due(turn)] == list(range(PACE * piece, PACE * 4))
         assert stage.step(~nobody, nobody) is not None

@@ -18,11 +18,12 @@ from bnn_vnnlib.methods.safety.large_variance import variation
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, around, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
-from bnn_vnnlib.methods.safety.large_variance.rows import WideBounds
+from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
 from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
 from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import _random, cheapest
 from bnn_vnnlib.methods.safety.large_variance.variation import Second, loss, second
 from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
+from bnn_vnnlib.methods.safety.safety import NONE, Goal, Task
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.problem import from_labels
@@ -85,7 +86,7 @@ def scaled(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
         mean = torch.tensor(rng.normal(size=(outputs, inputs)) * np.sqrt(2 / inputs))
         bias = torch.tensor(0.1 * rng.normal(size=outputs))
         layer = dense(rng, outputs, inputs, spread=1.0)
-        layers.append(type(layer)(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
+        layers.append(layer.exact(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
     return DenseChain.relu(*layers)
 
 
@@ -290,7 +291,7 @@ def test_the_portfolio_takes_it() -> None:
 def test_boxes_and_points_of_one_problem() -> None:
     """Points go one way, boxes another: each item gets what it would get alone, and a box no less than its centre."""
     net, x0 = scaled(0, (4, 24, 24, 2), 0.1), np.random.default_rng(0).normal(size=4)
-    wide = WideBounds(net, Deadline())
+    wide = LargeVarianceBounds(net, Deadline())
     label = int(placed_wide(net, x0, 0.5) < 0)
     x, r = torch.tensor(np.stack([x0, x0])), torch.tensor([[0.0], [0.01]])
     both = wide.item_failures(from_labels(x - r, x + r, torch.tensor([label, label]), 2))
@@ -316,7 +317,7 @@ def test_what_was_found_before_time_is_up_is_kept(
 
     def bounds(looks: int) -> Tensor:
         clock.stopped_at(looks)
-        wide = WideBounds(net, Deadline(0.0))
+        wide = LargeVarianceBounds(net, Deadline(0.0))
         return wide.unsafe(asked, x, x) if above else wide.item_failures(asked)
 
     whole, used = bounds(10**9), clock.looks
@@ -338,24 +339,23 @@ def test_more_points_are_bounded_by_the_wide_method_too() -> None:
     bound = placed_wide(net, x0, 0.995)
     question = problem([x0 - 1e-3, x0 - 1e-3], [x0 + 1e-3, x0 + 1e-3], rows(ROW, bound), outputs=2)
     points = torch.tensor(np.stack([x0, x0]))
-    wide, values = WideBounds(net, Deadline()), torch.zeros(2, dtype=torch.float64)
+    wide, values = LargeVarianceBounds(net, Deadline()), torch.zeros(2, dtype=torch.float64)
     assert isinstance(found.posterior, GaussianDiagonal)
-    stages = [
-        MorePoints(
-            bounds_of(found), found.posterior, question, points, values, None, None, Attack(steps=2), Deadline(), some
-        )
-        for some in (None, wide)
-    ]  # fmt: skip
+
+    def asked(deadline: Deadline) -> Task:
+        task = Task(bounds_of(found), found.posterior, question, Attack(steps=2), deadline, Goal(0.95, 0.95))
+        vars(task)["attacked"] = points, values, torch.ones(2, dtype=torch.bool)
+        return task
+
+    stages = [MorePoints(asked(Deadline()), None, None, some) for some in (None, wide)]
     above, both = torch.tensor([True, False]), torch.tensor([True, True])
     late = Deadline(time.monotonic() + 600)
-    in_time = MorePoints(
-        bounds_of(found), found.posterior, question, points, values, None, None, Attack(steps=2), late, wide
-    )
+    in_time = MorePoints(asked(late), None, None, wide)
     known = []
     for _ in range(LATE + 1):  # with several instances, an item that takes long waits for the other stages
         piece = in_time.step(both, both)
         assert piece is not None
-        known.append(int(piece.by_wide[1].sum()))
+        known.append(piece.methods[1].count(LARGE_VARIANCE))
     assert known == [0] * LATE + [1]
     without, bounds = (stage.step(above, above) for stage in stages)
     assert without is not None
@@ -363,7 +363,7 @@ def test_more_points_are_bounded_by_the_wide_method_too() -> None:
     assert without.upper.tolist() == [1.0, 1.0]
     assert bounds.upper[0] < 0.2
     assert bounds.upper[1] == 1.0
-    assert bounds.by_wide[1].tolist() == [True, False]
+    assert bounds.methods[1] == [LARGE_VARIANCE, NONE]
     assert bounds.point_mass[0] <= wide.unsafe(question, bounds.point[[0, 0]], bounds.point[[0, 0]])[0]
 
 

@@ -7,22 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib import attack
-from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.margins import MarginSearch, mass_at
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, unsafe_items
+from bnn_vnnlib.methods.safety.safety import (
+    Pass,
+    SafetyBounds,
+    Task,
+    from_masses,
+    last_of_each,
+    nothing_known,
+    unsafe_items,
+)
+from bnn_vnnlib.methods.safety.tails import why_no_tails
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_cases
 from bnn_vnnlib.system.clock import Deadline
+
+SETTLED = 1e-6
+"""Boxes are not tried where the bounds that are known leave no more than this open."""
+
+ROUNDED_ZERO = 1e-9
+"""Violations found by the attack in plain floating point count up to this; the bounds decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +82,7 @@ class CentredBoxes:
         return replace(
             nothing_known(self.problem, points), upper=from_masses(mass, mass)[1], point=points[which],
             point_mass=mass, unsafe_margin=margin,
-        )  # fmt: skip
+        ).named(CENTRED.name)  # fmt: skip
 
     def safe(self, points: Tensor, among: Tensor, first: float) -> SafetyBounds:
         """Lower bounds for the instances `among` (I,); `first` is the mass to try first."""
@@ -82,40 +96,65 @@ class CentredBoxes:
     def proved(self, points: Tensor, margin: Tensor) -> SafetyBounds:
         """Lower bounds from margins (I,) of boxes that are proved safe, nan where there is none."""
         mass = mass_at(margin, self.count)
-        return replace(nothing_known(self.problem, points), lower=from_masses(mass, mass)[0], safe_margin=margin)
+        found = replace(nothing_known(self.problem, points), lower=from_masses(mass, mass)[0], safe_margin=margin)
+        return found.named(CENTRED.name)
 
 
-def by_centred_boxes(boxes: CentredBoxes, points: Tensor, hopeful: Tensor, open_: Tensor, first: float) -> SafetyBounds:
-    """Both bounds by one search for most instances.
+def boxes_of(task: Task) -> CentredBoxes:
+    """Those of the task's network and posterior of independent weights."""
+    posterior = cast(GaussianDiagonal, task.posterior)
+    return CentredBoxes(task.bounds, posterior, task.problem, task.deadline, task.margin)
+
+
+def _centred_serve(task: Task) -> str | None:
+    if not isinstance(task.posterior, GaussianDiagonal):
+        return "the posterior's weights are not independent Gaussians"
+    if task.boxes == "sampled":
+        return "boxes around samples are asked for"
+    if task.means != "tails":
+        return None
+    certain = boxes_of(task).count == 0 and why_no_tails(task.bounds, task.posterior, task.problem) is None
+    return None if certain else "tails are asked for"
+
+
+def _centred(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+    """Both bounds by one search for most instances, of those that are not settled.
 
     Every centred box holds the mean network: where that is safe at the point, no box is unsafe there, and once one
     box is unsafe none is safe.
-
-    Parameters
-    ----------
-    points : (N, n) attacked points; hopeful (N,): those that seem to violate, and are in T
-    open_ : (I,) the instances to bound
-    first : the mass of the safe box to try first
     """
-    unsafe = boxes.unsafe(points, hopeful, open_)
-    return unsafe.better(boxes.safe(points, open_ & unsafe.unsafe_margin.isnan(), first))
+    boxes, (points, values, usable), known = boxes_of(task), task.attacked, known or task.nothing
+    open_ = (known.lower < 1 - SETTLED) & (known.upper > SETTLED)
+    unsafe = boxes.unsafe(points, usable & (values <= ROUNDED_ZERO), open_)
+    safe = boxes.safe(points, open_ & unsafe.unsafe_margin.isnan(), task.goal.safe)
+    return known.better(unsafe.better(safe))
 
 
-def by_scattered_boxes(
-    bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, settings: Attack, *, number: int, margin: float
-) -> SafetyBounds:
+def _scattered_serve(task: Task) -> str | None:
+    if not isinstance(task.posterior, GaussianDiagonal):
+        return "the posterior's weights are not independent Gaussians"
+    return None if task.boxes == "sampled" else "nobody asked for them (--boxes sampled)"
+
+
+def _scattered(task: Task, known: SafetyBounds | None) -> SafetyBounds:
     """Boxes around sampled weights, as in the paper; unions done right."""
-    network, device = bounds.engine.network, problem.lower.device
-    family = weight_sets.scattered_family(network, posterior, number, margin, settings.seed, device)
-    points = attack.run(network, problem, {}, settings, bounds.transform)[0][0]
-    usable = feasible(problem, points)
+    bounds, problem, margin = task.bounds, task.problem, 2.5 if task.margin is None else task.margin
+    posterior, (points, _, usable) = cast(GaussianDiagonal, task.posterior), task.attacked
+    family = weight_sets.scattered_family(
+        bounds.engine.network, posterior, task.number, margin, task.attack.seed, problem.lower.device
+    )
     safe = problem.all_items(refuted_cases(bounds, family.weights, problem).all(-1)).mT
     unsafe = unsafe_items(bounds, family.weights, problem, points, usable).mT  # (N, K)
     mass = family.union.union_lower(unsafe)
     best = last_of_each(problem, torch.argsort(mass))
     lower, upper = from_masses(family.union.union_lower(safe), mass[best])
     used = torch.full_like(lower, margin)
-    found = nothing_known(problem, points)
-    return replace(
-        found, lower=lower, upper=upper, point=points[best], point_mass=mass[best], safe_margin=used, unsafe_margin=used
-    )
+    found = replace(
+        task.nothing, lower=lower, upper=upper, point=points[best], point_mass=mass[best], safe_margin=used,
+        unsafe_margin=used,
+    )  # fmt: skip
+    return found.named(SCATTERED.name)
+
+
+CENTRED: Method[Task, Pass] = Method("centred boxes", _centred_serve, _centred)
+SCATTERED: Method[Task, Pass] = Method("boxes around samples", _scattered_serve, _scattered)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib import attack
-from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.deterministic import decide
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known, unsafe_items
+from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.methods.safety.safety import (
+    Pass,
+    SafetyBounds,
+    Task,
+    from_masses,
+    last_of_each,
+    nothing_known,
+    unsafe_items,
+)
 from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -19,10 +28,15 @@ from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 
 
-def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem, settings: Attack) -> SafetyBounds:
+def _serves(task: Task) -> str | None:
+    return None if isinstance(task.posterior, WeightSamples) else "the posterior is not made of weight samples"
+
+
+def _bounds(task: Task, known: SafetyBounds | None) -> SafetyBounds:
     """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
-    network, device = bounds.engine.network, problem.lower.device
-    weights, probabilities = weight_sets.sample_weights(network, posterior, device)
+    bounds, problem, posterior = task.bounds, task.problem, cast(WeightSamples, task.posterior)
+    network, settings = bounds.engine.network, task.attack
+    weights, probabilities = weight_sets.sample_weights(network, posterior, problem.lower.device)
     params = {name: weights.centers[name] for name in posterior.samples}
     smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))  # S networks each
     points = attack.run(network, problem, params, smaller, bounds.transform)[0]  # (S, N, n)
@@ -37,7 +51,10 @@ def by_samples(bounds: OutputBounds, posterior: WeightSamples, problem: Problem,
     return replace(
         nothing_known(problem, points[0]), lower=lower, upper=upper, point=point, point_mass=at_point,
         violating=per_instance,
-    )  # fmt: skip
+    ).named(SAMPLES.name)  # fmt: skip
+
+
+SAMPLES: Method[Task, Pass] = Method("weight samples", _serves, _bounds)
 
 
 def _weight(probabilities: Tensor, held: Tensor) -> Tensor:

@@ -9,42 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.safety import SafetyBounds
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds
 from bnn_vnnlib.system.clock import Deadline
-
-CLOSED = 1e-9
-"""Bounds that are this close to each other are not refined."""
 
 GAIN = 0.01
 """What a turn has to gain on a side that leads to no verdict, for the next one to ask for it again."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The thresholds on P_safe: decided where the lower bound reaches `safe` or the upper one falls below `unsafe`.
-
-    With two different thresholds, P_safe may also lie between: no verdict follows from lower >= `unsafe` and
-    upper < `safe`, however good the bounds become.
-    """
-
-    safe: float
-    unsafe: float
-
-    def open(self, found: SafetyBounds) -> Tensor:
-        """(I,): neither decided nor between, so that better bounds can still tell.
-
-        Where sat is out of reach (lower >= `unsafe`), the lower bound may still lead to unsat, and the upper one show
-        that nothing does; the other way round where unsat is out of reach.
-        """
-        decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
-        between = (found.lower >= self.unsafe) & (found.upper < self.safe)
-        return ~(decided | between) & (found.upper - found.lower > CLOSED)
 
 
 class Stage(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
+from bnn_vnnlib.methods.safety.by_boxes import CENTRED, CentredBoxes
 from bnn_vnnlib.methods.safety.margins import mass_at
 from bnn_vnnlib.methods.safety.refine import owned, rarely
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
@@ -97,7 +97,7 @@ class BoxSplitting:
         from_above = replace(
             nothing_known(problem, points), upper=from_masses(mass, mass)[1], point=points[which], point_mass=mass,
             unsafe_margin=above,
-        )  # fmt: skip
+        ).named(CENTRED.name)  # fmt: skip
         below_margin = torch.where(problem.all_items(safe) & below, self._margin, nothing)
         return from_above.better(self._boxes.proved(self._points, below_margin))
 

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.methods.safety.refine import owned
-from bnn_vnnlib.methods.safety.safety import SafetyBounds
-from bnn_vnnlib.methods.safety.tails import TailBounds, lower_of
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task
+from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds, lower_of
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.outputs import OutputBounds, outside
+from bnn_vnnlib.problem.outputs import outside
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import before_softmax
 from bnn_vnnlib.splitting.forest import Forest
-from bnn_vnnlib.system.clock import Deadline
 
 SPLITS, FEWEST, INPUTS = 256, 16, 64
 """Splits of one instance before the next ones have their turn; four times as many in each further round. With more
@@ -36,16 +35,15 @@ class InputSplitting:
 
     Parameters
     ----------
-    bounds, tails : of the network; the linear functions below the mean network's rows choose where to split
-    nothing : bounds [0, 1] of all instances
+    task : the linear functions below the mean network's rows choose where to split
+    tails : of its network
     """
 
-    def __init__(
-        self, bounds: OutputBounds, tails: TailBounds, problem: Problem, nothing: SafetyBounds, deadline: Deadline
-    ) -> None:
-        self._bounds, self._tails, self._problem = before_softmax(bounds, problem), tails, problem
-        self._nothing, self._deadline = nothing, deadline
-        self._means = weight_sets.mean_weights(bounds.engine.network, problem.lower.device)
+    def __init__(self, task: Task, tails: TailBounds) -> None:
+        problem = task.problem
+        self._bounds, self._tails, self._problem = before_softmax(task.bounds, problem), tails, problem
+        self._nothing, self._deadline = task.nothing, task.deadline
+        self._means = weight_sets.mean_weights(task.bounds.engine.network, problem.lower.device)
         self._forest: Forest | None = None
         self._spent = torch.zeros(problem.instances, dtype=torch.int64, device=problem.lower.device)
         self._limit, self._alone = 0, False
@@ -69,7 +67,7 @@ class InputSplitting:
         self._deadline.reached(index.split(CHUNK), split)
         known = torch.zeros_like(below).index_fill(0, forest.problem.instance, True)
         lower = torch.where(known, lower_of(forest.problem, forest.roots()), 0.0)
-        return replace(self._nothing, lower=lower, by_tails=torch.ones_like(self._nothing.by_tails))
+        return replace(self._nothing, lower=lower).named(TAILS.name)
 
     def _due(self, forest: Forest, below: Tensor) -> Tensor:
         """Leaves to split next."""

@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib import attack
-from bnn_vnnlib.attack import Attack
-from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
-from bnn_vnnlib.methods.safety.large_variance.rows import SPARE, WideBounds
+from bnn_vnnlib.methods.safety.by_boxes import ROUNDED_ZERO, CentredBoxes
+from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, SPARE, LargeVarianceBounds
 from bnn_vnnlib.methods.safety.refine import owned, rarely
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
-from bnn_vnnlib.methods.safety.tails import TailBounds
-from bnn_vnnlib.network.network import Gaussian, Network
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, from_masses, last_of_each, nothing_known
+from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
+from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.posterior import names_of, sample
-from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
-from bnn_vnnlib.system.clock import Deadline
 
 PIECES = 3
 """Pieces where no time limit is given."""
@@ -30,7 +27,7 @@ NETWORKS, FEWEST, MEMORY = 64, 8, 2**20
 ALONE = 8
 """Of these, networks that are attacked each for itself."""
 
-WIDE = 16
+STARTS = 16
 """Starting points of another attack on the mean network, the best of as many times as many."""
 
 ITEMS = 64
@@ -40,15 +37,12 @@ CHUNK = 2**8
 """Items attacked and bounded between two looks at the clock."""
 
 LATE = 4
-"""Pieces without `wide`, if items take it seconds, several instances are open and time is limited: then it looks at the
-most promising instance only.
+"""Pieces without the bounds for large variances, if items take them seconds, several instances are open and time is
+limited: then they look at the most promising instance only.
 """
 
 SLIGHT = 1e-12
 """Of the values of the attack, where masses are ranked: they only decide between equal ones."""
-
-ROUNDED_ZERO = 1e-9
-"""Violations found by the attack in plain floating point count up to this; the bounds decide."""
 
 
 class MorePoints:
@@ -59,22 +53,22 @@ class MorePoints:
 
     Parameters
     ----------
-    bounds, posterior, problem, deadline : what is bounded, and until when
-    points, values : (N, n), (N,) of the attack on the mean network
-    tails, boxes, wide : what bounds the mass that violates at a point; any may be missing. `wide` is dear: it looks at
-        one item of an instance in a piece, the one with the largest mass by tails, then the least value
+    task : its attacked points are where the search begins
+    tails, boxes, large_variance : what bounds the mass that violates at a point; any may be missing. The last one is
+        dear: it looks at one item of an instance in a piece, the one with the largest mass by tails, then the least
+        value
     """
 
     def __init__(
-        self, bounds: OutputBounds, posterior: Gaussian, problem: Problem, points: Tensor, values: Tensor,
-        tails: TailBounds | None, boxes: CentredBoxes | None, settings: Attack, deadline: Deadline,
-        wide: WideBounds | None = None,
+        self, task: Task, tails: TailBounds | None, boxes: CentredBoxes | None,
+        large_variance: LargeVarianceBounds | None = None,
     ) -> None:  # fmt: skip
-        self._bounds, self._posterior, self._problem, self._deadline = bounds, posterior, problem, deadline
+        points, values, _ = task.attacked
+        self._task, self._bounds, self._problem, self._deadline = task, task.bounds, task.problem, task.deadline
         self._points, self._values = points.clone(), values
-        self._tails, self._boxes, self._wide = tails, boxes, wide
-        self._mass = torch.zeros(len(problem), dtype=torch.float64, device=points.device)
-        self._settings = replace(settings, restarts=4, pool=1)
+        self._tails, self._boxes, self._large_variance = tails, boxes, large_variance
+        self._mass = torch.zeros(len(values), dtype=torch.float64, device=points.device)
+        self._settings = replace(task.attack, restarts=4, pool=1)
         self._pieces = 0
 
     def due(self, turn: int) -> bool:
@@ -94,14 +88,15 @@ class MorePoints:
                 return found
             self._points[part] = self._attacked(part, params, piece)
             found = found.better(self._bounded(part, above))
-        if self._wide is None:
+        if self._large_variance is None:
             return found
-        dear = not self._wide.quick and self._deadline.at is not None and int(above.sum()) > 1
+        dear = not self._large_variance.quick and self._deadline.at is not None and int(above.sum()) > 1
         if dear and piece < LATE:
             return found
-        return found.better(self._by_wide(self._wide, index, above, 1 if dear else len(above)))
+        most = 1 if dear else len(above)
+        return found.better(self._by_large_variance(self._large_variance, index, above, most))
 
-    def _by_wide(self, wide: WideBounds, index: Tensor, above: Tensor, most: int) -> SafetyBounds:
+    def _by_large_variance(self, tight: LargeVarianceBounds, index: Tensor, above: Tensor, most: int) -> SafetyBounds:
         """Bounds at the most promising of the points just found, one for each instance, so many instances at most."""
         problem, points = self._problem, self._points
         found = nothing_known(problem, points)
@@ -109,18 +104,17 @@ class MorePoints:
         rank[index] = self._mass[index] - SLIGHT * self._values[index].to(rank)
         best = last_of_each(problem, torch.argsort(rank, stable=True))
         chosen = best[above & torch.isfinite(rank[best])]
-        chosen = chosen[wide.pays(problem.items(chosen))] if len(chosen) else chosen
+        chosen = chosen[tight.pays(problem.items(chosen))] if len(chosen) else chosen
         chosen = chosen[feasible(problem.items(chosen), points[chosen])] if len(chosen) else chosen
         chosen = chosen[torch.argsort(rank[chosen], descending=True, stable=True)[:most]]
         if len(chosen) == 0:
             return found
         part = problem.items(chosen)
         mass = torch.zeros_like(self._mass)
-        mass[chosen] = (wide.unsafe(part, *point_box(part, points[chosen])) - SPARE).clamp(min=0.0)
+        mass[chosen] = (tight.unsafe(part, *point_box(part, points[chosen])) - SPARE).clamp(min=0.0)
         return replace(
             found, upper=from_masses(mass[best], mass[best])[1], point=points[best], point_mass=mass[best],
-            by_wide=torch.ones_like(found.by_wide),
-        )  # fmt: skip
+        ).named(LARGE_VARIANCE)  # fmt: skip
 
     def _nearest(self, above: Tensor) -> Tensor:
         """Of each chosen instance the items with the least values of the attack, ITEMS at most."""
@@ -135,10 +129,10 @@ class MorePoints:
     def _networks(self, piece: int) -> attack.Params:
         """Sampled weights, others in each piece."""
         network = self._bounds.engine.network
-        size = sum(network.tensors[name].size for name in names_of(self._posterior))
+        size = sum(network.tensors[name].size for name in names_of(self._task.posterior))
         count = min(NETWORKS, max(FEWEST, MEMORY // max(size, 1)))
         generator = torch.Generator().manual_seed(self._settings.seed + piece)
-        drawn = sample(network, self._posterior, count, generator)
+        drawn = sample(network, self._task.posterior, count, generator)
         return {name: values.to(self._points.device) for name, values in drawn.items()}
 
     def _attacked(self, index: Tensor, params: attack.Params, piece: int) -> Tensor:
@@ -148,10 +142,10 @@ class MorePoints:
         settings = replace(self._settings, seed=self._settings.seed + piece)
         if piece == 1:
             few = {name: values[:ALONE] for name, values in params.items()}
-            wide = replace(settings, restarts=WIDE, pool=WIDE)
+            broad = replace(settings, restarts=STARTS, pool=STARTS)
             found = [
                 attack.run(network, part, few, settings, transform)[0],
-                attack.run(network, part, {}, wide, transform)[0],
+                attack.run(network, part, {}, broad, transform)[0],
                 attack.run(network, part, params, settings, transform, "mean")[0],
             ]
             start = _best(network, part, params, torch.cat([start[None], *found]), transform)
@@ -170,8 +164,7 @@ class MorePoints:
             best = last_of_each(problem, torch.argsort(mass, stable=True))
             found = replace(
                 found, upper=from_masses(mass[best], mass[best])[1], point=points[best], point_mass=mass[best],
-                by_tails=torch.ones_like(found.by_tails),
-            )  # fmt: skip
+            ).named(TAILS.name)  # fmt: skip
         if self._boxes is not None:
             value = attack.violation(self._bounds.engine.network, part, {}, x[None, None], self._bounds.transform)
             hopeful = torch.zeros(len(problem), dtype=torch.bool, device=points.device)

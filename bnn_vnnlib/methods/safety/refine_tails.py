@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnn_vnnlib.methods.safety.refine import owned, rarely
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
-from bnn_vnnlib.methods.safety.tails import TailBounds, lower_of
+from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds, lower_of
 from bnn_vnnlib.problem.problem import Problem
 
 STEPS = (10, 30, 100)
@@ -56,4 +56,4 @@ class Tuning:
         better = self._tails.improved(problem.items(index), failures[index], self._left.pop(0), 0.0)
         self._failures = failures.index_copy(0, index, better)
         lower = lower_of(problem, self._failures)
-        return replace(self._nothing, lower=lower, by_tails=torch.ones_like(self._nothing.by_tails))
+        return replace(self._nothing, lower=lower).named(TAILS.name)

@@ -1,17 +1,39 @@
-"""Bounds on P_safe as data, and what every method shares: what is unsafe at a point."""
+"""What is asked of the methods of P_safe, the bounds that they give, and what they share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bnn_vnnlib import attack
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.network.network import Posterior
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import point_box
+from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import violated_cases
+from bnn_vnnlib.system.clock import Deadline
+
+Means = Literal["both", "boxes", "tails"]
+"""How a Gaussian posterior is bounded: boxes of weights, tails and what refines them, or the better of both."""
+
+CLOSED = 1e-9
+"""Bounds that are this close to each other are not refined."""
+
+NONE = "none"
+"""In place of a method's name: of a side without a bound that says anything."""
+
+NAMES = (
+    NONE, "centred boxes", "boxes around samples", "weight samples", "tails", "large variance",
+    "components of a mixture",
+)  # fmt: skip
+"""Names of the methods; `SafetyBounds.by` holds positions in this tuple."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,20 +41,30 @@ class SafetyBounds:
     """Bounds of I instances, and what they rest on.
 
     lower, upper (I,); point (I, n): the attacked x behind the upper bound (where it is below 1); point_mass (I,): lower
-    bound on P_w(violated at `point` alone); by_tails, by_wide (2, I): whether the lower and the upper bound come from
-    tails, or from `wide`; safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none);
-    violating (S, I): samples with a proved violation, or None.
+    bound on P_w(violated at `point` alone); by (2, I): which method gave the lower and the upper bound, as positions in
+    NAMES; safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none); violating (S, I):
+    samples with a proved violation, or None.
     """
 
     lower: Tensor
     upper: Tensor
     point: Tensor
     point_mass: Tensor
-    by_tails: Tensor
-    by_wide: Tensor
+    by: Tensor
     safe_margin: Tensor
     unsafe_margin: Tensor
     violating: Tensor | None = None
+
+    def named(self, method: str) -> SafetyBounds:
+        """By that method, on each side that says anything."""
+        told = torch.stack([self.lower > 0, self.upper < 1])
+        return replace(self, by=told.to(torch.int8) * NAMES.index(method))
+
+    @property
+    def methods(self) -> tuple[list[str], list[str]]:
+        """Of every instance, the names of the methods behind its lower and its upper bound."""
+        lower, upper = ([NAMES[position] for position in side] for side in self.by.tolist())
+        return lower, upper
 
     def better(self, other: SafetyBounds) -> SafetyBounds:
         """For each instance and each side the tighter of two valid bounds, with what it rests on."""
@@ -46,19 +78,83 @@ class SafetyBounds:
             above_or(other.upper, self.upper),
             above_or(other.point, self.point),
             above_or(other.point_mass, self.point_mass),
-            torch.where(torch.stack([below, above]), other.by_tails, self.by_tails),
-            torch.where(torch.stack([below, above]), other.by_wide, self.by_wide),
+            torch.where(torch.stack([below, above]), other.by, self.by),
             torch.where(below, other.safe_margin, self.safe_margin),
             above_or(other.unsafe_margin, self.unsafe_margin),
         )
 
 
+@dataclass(frozen=True)
+class Goal:
+    """The thresholds on P_safe: decided where the lower bound reaches `safe` or the upper one falls below `unsafe`.
+
+    With two different thresholds, P_safe may also lie between: no verdict follows from lower >= `unsafe` and
+    upper < `safe`, however good the bounds become.
+    """
+
+    safe: float
+    unsafe: float
+
+    def open(self, found: SafetyBounds) -> Tensor:
+        """(I,): neither decided nor between, so that better bounds can still tell.
+
+        Where sat is out of reach (lower >= `unsafe`), the lower bound may still lead to unsat, and the upper one show
+        that nothing does; the other way round where unsat is out of reach.
+        """
+        decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
+        between = (found.lower >= self.unsafe) & (found.upper < self.safe)
+        return ~(decided | between) & (found.upper - found.lower > CLOSED)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """P_safe of every instance of a problem: what is asked, and what may be spent on it.
+
+    Attributes
+    ----------
+    bounds, posterior, problem : what is bounded
+    attack, deadline, goal : points are looked for, and bounds refined, until the goal is reached or time is up
+    means : for a Gaussian posterior: tails, boxes at the mean, or the better of both
+    boxes, number : "sampled" takes `number` boxes around samples instead
+    margin : of the boxes in standard deviations; None: searched (2.5 if sampled)
+    """
+
+    bounds: OutputBounds
+    posterior: Posterior
+    problem: Problem
+    attack: Attack
+    deadline: Deadline
+    goal: Goal
+    means: Means = "both"
+    boxes: str = "mean"
+    number: int = 5
+    margin: float | None = None
+
+    @cached_property
+    def attacked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Points (N, n) at which the mean network is the nearest to a violation, its values (N,), and whether they
+        surely lie in T (N,).
+        """
+        network, transform = self.bounds.engine.network, self.bounds.transform
+        points, values = (part[0] for part in attack.run(network, self.problem, {}, self.attack, transform))
+        return points, values, feasible(self.problem, points)
+
+    @property
+    def nothing(self) -> SafetyBounds:
+        """[0, 1] for every instance, at the attacked points."""
+        return nothing_known(self.problem, self.attacked[0])
+
+
+Pass = Callable[[Task, SafetyBounds | None], SafetyBounds]
+"""One pass of a method over the instances of a task: bounds no worse than those that are known already, if any."""
+
+
 def nothing_known(problem: Problem, points: Tensor) -> SafetyBounds:
     """[0, 1] for every instance; points (N, n)."""
     zero = torch.zeros(problem.instances, dtype=torch.float64, device=points.device)
-    nan, no = torch.full_like(zero, torch.nan), torch.zeros(2, len(zero), dtype=torch.bool, device=zero.device)
+    nan, nobody = torch.full_like(zero, torch.nan), torch.zeros(2, len(zero), dtype=torch.int8, device=zero.device)
     point = points[last_of_each(problem, torch.arange(len(problem), device=points.device))]
-    return SafetyBounds(zero, zero + 1, point, zero, no, no, nan, nan)
+    return SafetyBounds(zero, zero + 1, point, zero, nobody, nan, nan)
 
 
 def from_masses(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from bnn_vnnlib.bounds import exact
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
+from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, Task, from_masses, last_of_each
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.network.posterior import names_of
@@ -200,8 +202,8 @@ def _up(total: Tensor, question: _Question) -> Tensor:
     return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0)
 
 
-def tails_apply(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> bool:
-    """Whether tails serve the graph and the rows.
+def why_no_tails(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> str | None:
+    """None where tails serve the graph and the rows, or why not, in words.
 
     They bound rows over the graph's outputs before a Softmax: enough for differences compared with 0. A random tensor
     that is a branch of the graph is not served.
@@ -211,20 +213,31 @@ def tails_apply(bounds: OutputBounds, posterior: Gaussian, problem: Problem) -> 
     if isinstance(posterior, GaussianDiagonal):
         random = weight_sets.random_sources(network, posterior)
     if any(isinstance(node, Constant) and node.value.source in random for node in network.nodes):
-        return False
-    if bounds.transform == "identity":
-        return True
-    return bounds.transform == "softmax" and only_compares_classes(problem)
+        return "a random tensor is a branch of the graph"
+    if bounds.transform == "identity" or (bounds.transform == "softmax" and only_compares_classes(problem)):
+        return None
+    return "the property compares probabilities with something else than each other"
 
 
-def by_tails(
-    network: Network, posterior: Gaussian, problem: Problem, points: Tensor, usable: Tensor, deadline: Deadline
-) -> SafetyBounds:
-    """Tails over T for the lower bound; for the upper bound at the attacked points (N, n) that are usable (N,), where
-    the lower bound leaves something open.
+def _serves(task: Task) -> str | None:
+    network, posterior = task.bounds.engine.network, task.posterior
+    if not isinstance(posterior, Gaussian):
+        return "the posterior is no Gaussian"
+    if isinstance(posterior, GaussianDiagonal) and task.boxes == "sampled":
+        return "boxes around samples are asked for"
+    if task.means == "boxes":
+        return "boxes of weights are asked for, by method or margin"
+    if isinstance(posterior, GaussianDiagonal) and weight_sets.random_count(network, posterior) == 0:
+        return "no weight is random, so that a box is exact"
+    return why_no_tails(task.bounds, posterior, task.problem)
+
+
+def _bounds(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+    """Over T for the lower bound; for the upper bound at the attacked points that are in T, where the lower bound
+    leaves something open.
     """
-    found = nothing_known(problem, points)
-    tails = TailBounds(network, posterior, points.device, deadline)
+    problem, (points, _, usable) = task.problem, task.attacked
+    tails = tails_of(task)
     lower = tails.lower(problem)
     mass = torch.zeros(len(problem), dtype=torch.float64, device=points.device)
     index = torch.nonzero(usable & (lower < SETTLED)[problem.instance])[:, 0]
@@ -233,10 +246,17 @@ def by_tails(
         mass[index] = tails.unsafe(part, *point_box(part, points[index]))
     best = last_of_each(problem, torch.argsort(mass))
     lower, upper = from_masses(lower, mass[best])
-    return replace(
-        found, lower=lower, upper=upper, point=points[best], point_mass=mass[best],
-        by_tails=torch.ones_like(found.by_tails),
-    )  # fmt: skip
+    found = replace(task.nothing, lower=lower, upper=upper, point=points[best], point_mass=mass[best])
+    return (known or task.nothing).better(found.named(TAILS.name))
+
+
+TAILS: Method[Task, Pass] = Method("tails", _serves, _bounds)
+
+
+def tails_of(task: Task) -> TailBounds:
+    """Those of the task's network and Gaussian posterior."""
+    posterior, device = cast("Gaussian", task.posterior), task.problem.lower.device
+    return TailBounds(task.bounds.engine.network, posterior, device, task.deadline, task.attack.precision)
 
 
 def lower_of(problem: Problem, failures: Tensor) -> Tensor:

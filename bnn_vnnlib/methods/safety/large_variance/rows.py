@@ -18,7 +18,7 @@ from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_lay
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.unions import shared
-from bnn_vnnlib.methods.safety.tails import lower_of, tails_apply
+from bnn_vnnlib.methods.safety.tails import lower_of, why_no_tails
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.disjoint import some_case
@@ -36,11 +36,14 @@ LARGEST = 1024
 NARROW = 3.0
 """Inputs that move a row by more than that many of its standard deviations: a narrow posterior."""
 
+LARGE_VARIANCE = "large variance"
+"""The method's name."""
+
 SPARE = 1e-6
 """Left of the mass at a point, which is bounded once more for its item alone before a `sat`: other items shift it."""
 
 
-class WideBounds:
+class LargeVarianceBounds:
     """Bounds for one network and posterior: over boxes if it has one or two hidden layers, else at points."""
 
     def __init__(self, chain: DenseChain, deadline: Deadline) -> None:
@@ -177,15 +180,19 @@ def _added(total: Tensor, problem: Problem, less: Tensor | float = 0.0) -> Tenso
     return (total * (1 + 4 * (terms + 8) * UNIT) - less).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
 
 
-def wide_stack(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> DenseChain | None:
-    """The network as dense layers with ReLU and independent Gaussian weights, if that is what it is."""
-    if not tails_apply(bounds, posterior, problem):
-        return None
+def chain_of(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem) -> DenseChain | str:
+    """The network as dense layers with ReLU and independent Gaussian weights, or why it is served as none, in words."""
+    reason = why_no_tails(bounds, posterior, problem)
+    if reason is not None:
+        return reason
     found = dense_chain(bounds.engine.network, posterior, problem.lower.device)
     if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
-        return None
+        return "the network is no chain of dense layers with ReLU and independent Gaussian weights"
     if any(max(layer.mean.shape) > LARGEST for layer in found.layers):
-        return None
+        return f"a layer has more than {LARGEST} neurons or inputs"
     last = found.layers[-1]
-    random = bool(((last.variance > 0) | (last.mean == 0)).all())
-    return found if random and bool((found.layers[0].variance > 0).any(-1).all()) else None
+    if not bool(((last.variance > 0) | (last.mean == 0)).all()):
+        return "a weight of the last layer is not random"
+    if not bool((found.layers[0].variance > 0).any(-1).all()):
+        return "a neuron of the first layer has no random weight"
+    return found
