@@ -30,7 +30,7 @@ def stack(seed: int, spread: float, widths: tuple[int, ...] = (3, 12, 12, 2)) ->
         layer = dense(rng, outputs, inputs, spread=spread)
         size = 1 / np.sqrt(inputs)
         scaled = (layer.mean * size, layer.bias, layer.variance * size**2, layer.bias_variance)
-        layers.append(type(layer)(*scaled))
+        layers.append(DenseLayer.exact(*scaled))
     return DenseChain.relu(*layers)
 
 

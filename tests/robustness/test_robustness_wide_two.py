@@ -85,8 +85,8 @@ def scaled(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
     for inputs, outputs in itertools.pairwise(widths):
         mean = torch.tensor(rng.normal(size=(outputs, inputs)) * np.sqrt(2 / inputs))
         bias = torch.tensor(0.1 * rng.normal(size=outputs))
-        layer = dense(rng, outputs, inputs, spread=1.0)
-        layers.append(layer.exact(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
+        dense(rng, outputs, inputs, spread=1.0)  # draws that the numbers of the next layer come after
+        layers.append(DenseLayer.exact(mean, bias, (spread * mean) ** 2 + 1e-12, (spread * bias) ** 2 + 1e-12))
     return DenseChain.relu(*layers)
 
 
