@@ -282,3 +282,18 @@ def _prepare(kind: Kind) -> None:
     for name in kind.modules:
         import_module(name)
     keep_freed_memory()
+
+
+def run_program(words: list[str], log: str) -> int:
+    """Have a worker run a program of somebody else's, which then ends with it; exit code, 127 where it cannot start.
+
+    Parameters
+    ----------
+    log : file for all that it prints; it has no standard input
+    """
+    with open(log, "wb") as stream:
+        try:
+            return subprocess.call(words, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)  # noqa: S603
+        except OSError as error:
+            stream.write(f"{words[0]}: {error.strerror}".encode())
+            return 127

@@ -22,8 +22,8 @@ from bnn_vnnlib.result import Query, Verdict
 GRACE = 10.0
 """`verify` ends itself within 5 s of its limit; a process that is not back after this many seconds hangs."""
 
-MODULES = ("torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.cli", "bnn_vnnlib.witness", "bnn_vnnlib.model.reading",
-           "bnn_vnnlib.methods.safety.safety", "bnn_vnnlib.methods.decision")  # fmt: skip
+MODULES = (__name__, "torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.cli", "bnn_vnnlib.witness",
+           "bnn_vnnlib.model.reading", "bnn_vnnlib.methods.safety.safety", "bnn_vnnlib.methods.decision")  # fmt: skip
 """Everything slow that a process imports before the first time limit counts."""
 
 LOG_TAIL = 20_000

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.files.sidecar import plain, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
-from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
+from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker, run_program
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
@@ -206,10 +205,11 @@ def _call(words: list[str], log: Path, limit: float, threads: int | None) -> tup
 
     A worker starts the tool and belongs to its process group, so that none of what the tool starts outlives either.
     """
+    log.touch()
     worker, _ = own_worker(Kind(threads))
     begun = time.monotonic()
     try:
-        code: int | str | None = worker.call(run_words, words, str(log), limit=limit)
+        code: int | str | None = worker.call(run_program, words, str(log), limit=limit)
     except Overdue:
         code = None
     except Died as error:
@@ -217,16 +217,6 @@ def _call(words: list[str], log: Path, limit: float, threads: int | None) -> tup
     taken = time.monotonic() - begun
     discard()  # the whole group: tools start helpers that outlive them
     return code, taken
-
-
-def run_words(words: list[str], log: str) -> int:
-    """Exit code of a program without standard input; 127, as in a shell, where it cannot be started."""
-    with open(log, "wb") as stream:
-        try:
-            return subprocess.call(words, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)  # noqa: S603
-        except OSError as error:
-            stream.write(f"{words[0]}: {error.strerror}".encode())
-            return 127
 
 
 def _tail(log: Path) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +69,32 @@ def boxes(count: int, inputs: int, classes: int, seed: int = 0, radius: float = 
     rng = np.random.default_rng(seed)
     middle = rng.normal(size=(count, inputs))
     return {"lower": middle - radius, "upper": middle + radius, "label": rng.integers(-1, classes, count)}
+
+
+@dataclass(frozen=True)
+class Killing:
+    """A job of four rows, and the task of one of them: row 2 kills its process so many times."""
+
+    folder: Path
+    times: int
+    row: int = 0
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"job": "killing"}
+
+    def __len__(self) -> int:
+        return 4
+
+    def size(self, chunk: int) -> int:
+        return 1
+
+    def task(self, chunk: int) -> Killing:
+        return Killing(self.folder, self.times, chunk)
+
+    def run(self, earlier: object) -> dict[str, np.ndarray]:
+        for number in range(self.times if self.row == 2 else 0):
+            if not (place := self.folder / str(number)).exists():
+                place.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"row": np.array([self.row])}

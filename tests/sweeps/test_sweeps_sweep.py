@@ -19,12 +19,13 @@ from rich.console import Console
 import bit_flips
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.cli import long_jobs
+from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Source, make_inputs, make_table, radii, sweep
 from bnn_vnnlib.sweeps.arrays import read_columns
 from bnn_vnnlib.sweeps.folder import Folder
-from bnn_vnnlib.sweeps.jobs import Progress, growing, usual_chunk
+from bnn_vnnlib.sweeps.jobs import Progress, carry_out, growing, usual_chunk
 from bnn_vnnlib.system.durable import LOCK, locked
-from sweeps.sweep_models import boxes, documented, told, write_net
+from sweeps.sweep_models import Killing, boxes, documented, told, write_net
 
 pytest.importorskip("pyarrow", reason="pyarrow (extra `parquet`) is not installed")
 
@@ -304,8 +305,20 @@ def test_somebody_who_looks_at_no_terminal_hears_of_it(monkeypatch):
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Processes that the threads of a process have started."""
+    return [int(word) for place in Path(f"/proc/{pid}/task").glob("*/children") for word in place.read_text().split()]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_that_is_killed_is_replaced_once(tmp_path, times):
+    """By whoever looks for memory, for one; what it had in work is done again."""
+    job = Killing(tmp_path, times)
+    if times == 1:
+        parts = carry_out(job, None, Places(2, 1))
+        assert [int(part.columns["row"][0]) for part in parts] == [0, 1, 2, 3]
+        return
+    with pytest.raises(InputError, match=r"ended from outside, twice at the same chunk \(signal SIGKILL"):
+        carry_out(job, None, Places(2, 1))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
