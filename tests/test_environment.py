@@ -383,7 +383,7 @@ ENTRANCES = {
     "bnn_vnnlib.posteriors.parts": "read_parts",
     "bnn_vnnlib.posteriors.plain": "write_mean write_drawn",
     "bnn_vnnlib.posteriors.simplify": "simplified",
-    "bnn_vnnlib.runs.checking": "check_witness",
+    "bnn_vnnlib.check_witness": "check_witness",
     "bnn_vnnlib.sweeps": "sweep radii uncertainty make_inputs make_table",
     "bnn_vnnlib.sweeps.jobs": "_run",
     "bnn_vnnlib.adapters": "from_torch from_laplace from_ivon from_swag from_pyro_guide from_numpyro_guide from_tfp "

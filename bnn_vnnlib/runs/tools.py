@@ -255,8 +255,8 @@ def _outcome(
 def checked_sat(results: Path, model: Path, prop: Path) -> str:
     """What the replay of a witness in onnxruntime gives: a judgement of `check_witness`, or why there is none."""
     from bnn_vnnlib import read_model, read_property
+    from bnn_vnnlib.check_witness import check_witness
     from bnn_vnnlib.question.options import Options
-    from bnn_vnnlib.runs.checking import check_witness
 
     try:
         found = read_result(results)

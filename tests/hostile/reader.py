@@ -31,6 +31,7 @@ class Outcome:
 def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
     """Whatever reads files with this suffix, from the inside of the package."""
     import bnn_vnnlib
+    from bnn_vnnlib.check_witness import other_files
     from bnn_vnnlib.files.benchmarks import read_table as read_instances
     from bnn_vnnlib.files.sidecar import read_object
     from bnn_vnnlib.files.vnncomp import read_result
@@ -38,7 +39,6 @@ def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
     from bnn_vnnlib.posteriors.fit import Data
     from bnn_vnnlib.report.row import read_row
     from bnn_vnnlib.report.source import _table
-    from bnn_vnnlib.runs.checking import other_files
     from bnn_vnnlib.sweeps.inputs import read_inputs
     from bnn_vnnlib.sweeps.table import read_table
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bnn_vnnlib.check_witness import at_point
 from bnn_vnnlib.question.property import violated_case
-from bnn_vnnlib.runs.checking import at_point
 from bnn_vnnlib.vnnlib import parse_property
 from support.command import call
 
