@@ -18,10 +18,10 @@ from bnn_vnnlib.bounds.curves import Lines as Lines
 from bnn_vnnlib.bounds.functions import CURVES
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
-FLAT = 1e-12
+_FLAT = 1e-12
 """Slopes below this become 0: the critical point of f(z) - slope * z would be ill-conditioned."""
 
-CRITICAL = 1e-14
+_CRITICAL = 1e-14
 """Error of f(z) - slope * z at a computed critical point: |f''| d^2 / 2 with d <= UNIT / slope, and f itself."""
 
 
@@ -121,7 +121,7 @@ class Sigmoidal:
         return self.function(points) - slope * points
 
     def _outward(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        return CRITICAL + 4 * UNIT * slope * (lower.abs() + upper.abs())
+        return _CRITICAL + 4 * UNIT * slope * (lower.abs() + upper.abs())
 
     def _slope_above(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Convex part only: the chord. Concave part only: tangent in the middle. Else through (l, f(l)) and tangent."""
@@ -139,7 +139,7 @@ class Sigmoidal:
 
 
 def _sloping(slope: Tensor) -> Tensor:
-    return torch.where(slope < FLAT, torch.zeros_like(slope), slope)
+    return torch.where(slope < _FLAT, torch.zeros_like(slope), slope)
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:

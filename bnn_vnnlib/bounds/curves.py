@@ -29,14 +29,14 @@ from torch import Tensor
 
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT
 
-Function = Callable[[Tensor], Tensor]
-HALVINGS, SAMPLES = 24, 8
-EDGE = 2.0**-50
+_Function = Callable[[Tensor], Tensor]
+_HALVINGS, _SAMPLES = 24, 8
+_EDGE = 2.0**-50
 """Relative error of an inflection point that was computed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class _Line:
     """slope z + level."""
 
     slope: Tensor
@@ -58,15 +58,15 @@ class Lines:
         return self.lower_slope, self.lower_intercept, self.upper_slope, self.upper_intercept
 
     @cached_property
-    def middle(self) -> Line:
+    def middle(self) -> _Line:
         """Half the sum of both lines."""
         slopes, levels = (self.lower_slope, self.upper_slope), (self.lower_intercept, self.upper_intercept)
-        return Line(torch.lerp(*slopes, 0.5), torch.lerp(*levels, 0.5))
+        return _Line(torch.lerp(*slopes, 0.5), torch.lerp(*levels, 0.5))
 
     @cached_property
-    def half(self) -> Line:
+    def half(self) -> _Line:
         """Half the difference, the upper line less the lower one."""
-        return Line((self.upper_slope - self.lower_slope) / 2, (self.upper_intercept - self.lower_intercept) / 2)
+        return _Line((self.upper_slope - self.lower_slope) / 2, (self.upper_intercept - self.lower_intercept) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class Piece:
     steepest : Lipschitz constant of f near an end that is known up to EDGE only; 0 where the ends are exact
     """
 
-    value: Function
-    derivative: Function
+    value: _Function
+    derivative: _Function
     bend: int | Tensor = 0
     start: float | Tensor = -torch.inf
     end: float | Tensor = torch.inf
@@ -116,7 +116,7 @@ class Piece:
             finite = torch.maximum(*(side.abs().nan_to_num(0.0, 0.0) for side in (start, end)))
             inclined = self.steepest if slope is None else self.steepest + slope.abs()
             # f' differs by EDGE^2 times the third derivative (below 4 here) between the true and the computed end
-            ends = ends - EDGE * finite * (2 * inclined + 4 * EDGE * finite * (b - a)) - 2 * UNIT * ends.abs()
+            ends = ends - _EDGE * finite * (2 * inclined + 4 * _EDGE * finite * (b - a)) - 2 * UNIT * ends.abs()
         return torch.where(reached, ends, torch.inf)
 
     def _below(self, slope: Tensor | None, z: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Piece:
         """Lower bound on a convex g over [a, b]; see the module."""
         s: Tensor | float = 0.0 if slope is None else slope.detach()
         left, right = a, b
-        for _ in range(HALVINGS):
+        for _ in range(_HALVINGS):
             middle = left / 2 + right / 2
             falling = self.derivative(middle) <= s
             left, right = torch.where(falling, middle, left), torch.where(falling, right, middle)
@@ -145,7 +145,7 @@ class Piece:
         return torch.minimum(self._below(slope, left) + drop, self._below(slope, right)) - paid
 
 
-Pieces = Callable[[Any, Tensor, Tensor], Sequence[Piece]]
+_Pieces = Callable[[Any, Tensor, Tensor], Sequence[Piece]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Curve:
     """
 
     function: Callable[[Any, Tensor], Tensor]
-    pieces: Pieces
+    pieces: _Pieces
     rising: int = 0
     least: float = -torch.inf
     greatest: float = torch.inf
@@ -211,20 +211,20 @@ class Curve:
     def _guesses(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slopes below and above, and half of what the slope varies by: no proof rests on them."""
         with torch.no_grad():
-            step = (upper / 2 - lower / 2) / SAMPLES
+            step = (upper / 2 - lower / 2) / _SAMPLES
             middle = lower / 2 + upper / 2
-            z = torch.stack([middle + i * step for i in range(-SAMPLES, SAMPLES + 1)])
+            z = torch.stack([middle + i * step for i in range(-_SAMPLES, _SAMPLES + 1)])
             f = self.function(alpha, torch.minimum(torch.maximum(z, lower), upper))
             steep = (f[1:] - f[:-1]) / step
-            left, right = f[:SAMPLES].flip(0), f[SAMPLES + 1 :]
+            left, right = f[:_SAMPLES].flip(0), f[_SAMPLES + 1 :]
             # tangent in the middle, by a difference so narrow that only rounding matters less
             tiny = step * 1e-3
             tangent = (self.function(alpha, middle + tiny) - self.function(alpha, middle - tiny)) / (2 * tiny)
-            best = [f[SAMPLES], f[SAMPLES]]
+            best = [f[_SAMPLES], f[_SAMPLES]]
             slopes = [tangent, tangent]
-            weight = torch.arange(1, SAMPLES + 1, dtype=lower.dtype, device=lower.device)
+            weight = torch.arange(1, _SAMPLES + 1, dtype=lower.dtype, device=lower.device)
             weight = weight.reshape(-1, *(1,) * lower.dim())
-            for i in range(SAMPLES):
+            for i in range(_SAMPLES):
                 height = (weight * left[i] + (i + 1) * right) / (weight + (i + 1))
                 slope = (right - left[i]) / ((weight + (i + 1)) * step)
                 for side, (extreme, at) in enumerate((height.min(0), height.max(0))):

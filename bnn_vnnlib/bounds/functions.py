@@ -17,7 +17,7 @@ from bnn_vnnlib.bounds.curves import Curve, Lines, Piece
 from bnn_vnnlib.network.functions import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
-INF = math.inf
+_INF = math.inf
 _SILU = 2.3993572805154677
 """z tanh(z / 2) = 2; the left side grows with |z|, so that silu'' = sigmoid' (2 - z tanh(z / 2)) has no more roots."""
 _SILU_LEAST = -0.27846454276107384
@@ -52,17 +52,17 @@ def _clip_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     """min(max(z, low), high): constant, z, constant."""
     low, high = limits(alpha)
     pieces = [Piece(_same, _ones, 0, low, high, relative=0.0, absolute=0.0)]
-    if low > -INF:
-        pieces.append(Piece(lambda z: torch.full_like(z, low), _flat, 0, -INF, low, relative=0.0, absolute=0.0))
-    if high < INF:
-        pieces.append(Piece(lambda z: torch.full_like(z, high), _flat, 0, high, INF, relative=0.0, absolute=0.0))
+    if low > -_INF:
+        pieces.append(Piece(lambda z: torch.full_like(z, low), _flat, 0, -_INF, low, relative=0.0, absolute=0.0))
+    if high < _INF:
+        pieces.append(Piece(lambda z: torch.full_like(z, high), _flat, 0, high, _INF, relative=0.0, absolute=0.0))
     return pieces
 
 
 def _prelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     """alpha z for z <= 0, z for z >= 0; alpha is a number or an array that broadcasts to the node."""
     slope = like(alpha, lower)
-    return [Piece(lambda z: slope * z, lambda z: slope.expand_as(z), 0, -INF, 0.0), Piece(_same, _ones, 0, 0.0, INF)]
+    return [Piece(lambda z: slope * z, lambda z: slope.expand_as(z), 0, -_INF, 0.0), Piece(_same, _ones, 0, 0.0, _INF)]
 
 
 # exponentials ------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ def _prelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
 def _elu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     """alpha (exp z - 1) for z <= 0, which bends like alpha; z behind."""
     bend = (alpha > 0) - (alpha < 0)
-    curved = Piece(lambda z: alpha * torch.expm1(z), lambda z: alpha * torch.exp(z), bend, -INF, 0.0)
-    return [curved, Piece(_same, _ones, 0, 0.0, INF)]
+    curved = Piece(lambda z: alpha * torch.expm1(z), lambda z: alpha * torch.exp(z), bend, -_INF, 0.0)
+    return [curved, Piece(_same, _ones, 0, 0.0, _INF)]
 
 
 # gates: z times a sigmoid ------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _gelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     def piece(bend: int, start: float, end: float) -> Piece:
         return Piece(lambda z: FUNCTIONS["gelu"](alpha, z), derivative, bend, start, end, ELEMENTARY, 2e-15, 2e-14, 1.2)
 
-    return [piece(-1, -INF, -edge), piece(1, -edge, edge), piece(-1, edge, INF)]
+    return [piece(-1, -_INF, -edge), piece(1, -edge, edge), piece(-1, edge, _INF)]
 
 
 def _gelu_tanh_slope(z: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _gate(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], 
     def piece(bend: int, start: float, end: float) -> Piece:
         return Piece(value, slope, bend, start, end, 2 * ELEMENTARY, 4e-15, 2e-13, 1.2)
 
-    return piece(-1, -INF, -edge), piece(1, -edge, edge), piece(-1, edge, INF)
+    return piece(-1, -_INF, -edge), piece(1, -edge, edge), piece(-1, edge, _INF)
 
 
 # powers ------------------------------------------------------------------------------------------------------------
@@ -125,10 +125,10 @@ def _power_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
     def piece(bend: int, start: float, end: float) -> Piece:
         return Piece(lambda z: z**n, lambda z: n * z ** (n - 1), bend, start, end)
 
-    return [piece(1, -INF, INF)] if n % 2 == 0 else [piece(-1, -INF, 0.0), piece(1, 0.0, INF)]
+    return [piece(1, -_INF, _INF)] if n % 2 == 0 else [piece(-1, -_INF, 0.0), piece(1, 0.0, _INF)]
 
 
-class Power(Curve):
+class _Power(Curve):
     """z^n: monotone for odd n; for even n least at 0 and largest at an end."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,15 +243,15 @@ def _away_from_zero(lower: Tensor, upper: Tensor) -> Tensor:
 
 def _curved(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], **errors: float) -> tuple[Piece, ...]:
     """Convex below 0, concave above."""
-    return Piece(value, slope, 1, -INF, 0.0, **errors), Piece(value, slope, -1, 0.0, INF, **errors)
+    return Piece(value, slope, 1, -_INF, 0.0, **errors), Piece(value, slope, -1, 0.0, _INF, **errors)
 
 
 CURVES: dict[str, Curve | Sign] = {
     "abs": Curve(
         FUNCTIONS["abs"],
         _fixed(
-            Piece(lambda z: -z, lambda z: -_ones(z), 0, -INF, 0.0, 0.0, 0.0),
-            Piece(_same, _ones, 0, 0.0, INF, 0.0, 0.0),
+            Piece(lambda z: -z, lambda z: -_ones(z), 0, -_INF, 0.0, 0.0, 0.0),
+            Piece(_same, _ones, 0, 0.0, _INF, 0.0, 0.0),
         ),
         least=0.0,
     ),
@@ -260,10 +260,10 @@ CURVES: dict[str, Curve | Sign] = {
     "hard_swish": Curve(
         FUNCTIONS["hard_swish"],
         _fixed(
-            Piece(_flat, _flat, 0, -INF, -3.0),
+            Piece(_flat, _flat, 0, -_INF, -3.0),
             Piece(lambda z: z * (z + 3) / 6, lambda z: (2 * z + 3) / 6, 1, -3.0, 3.0, absolute=1e-15,
                   derivative_error=1e-15),
-            Piece(_same, _ones, 0, 3.0, INF),
+            Piece(_same, _ones, 0, 3.0, _INF),
         ),
         least=-0.375,
     ),
@@ -308,12 +308,12 @@ CURVES: dict[str, Curve | Sign] = {
     "reciprocal": Curve(
         FUNCTIONS["reciprocal"],
         _fixed(
-            Piece(torch.reciprocal, lambda z: -(1 / z) / z, -1, -INF, 0.0),
-            Piece(torch.reciprocal, lambda z: -(1 / z) / z, 1, 0.0, INF),
+            Piece(torch.reciprocal, lambda z: -(1 / z) / z, -1, -_INF, 0.0),
+            Piece(torch.reciprocal, lambda z: -(1 / z) / z, 1, 0.0, _INF),
         ),
         rising=-1, defined=_away_from_zero,
     ),
-    "power": Power(FUNCTIONS["power"], _power_pieces),
+    "power": _Power(FUNCTIONS["power"], _power_pieces),
     "sin": _wave(torch.sin, torch.cos, 0.0),
     "cos": _wave(torch.cos, lambda z: -torch.sin(z), 0.5),
     "sign": Sign(),

@@ -30,7 +30,7 @@ from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
-RATE, DECAY = 0.3, 0.95
+_RATE, _DECAY = 0.3, 0.95
 """First step of the ascent for the slopes, and what is left of it after each step."""
 
 
@@ -128,7 +128,7 @@ class SplitEngine:
             gradients = torch.autograd.grad(goal, free)
             with torch.no_grad():
                 for part, gradient, one in zip(free, gradients, ascent, strict=True):
-                    part.add_(RATE * DECAY**step * one.direction(gradient.nan_to_num(0.0, 0.0, 0.0), step))
+                    part.add_(_RATE * _DECAY**step * one.direction(gradient.nan_to_num(0.0, 0.0, 0.0), step))
                 self._restore(*free)
         raise ValueError("the number of steps must not be negative")
 

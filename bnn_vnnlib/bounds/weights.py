@@ -52,7 +52,7 @@ class ParamBox:
 
 
 @dataclass(frozen=True, eq=False)
-class Addend:
+class _Addend:
     """A parameter that is added, aligned with nodes of some rank: (K or 1, M or 1, 1, .., *shape).
 
     center; radius, rounded up, or None if it is exact; lower, upper : its ends; magnitude : of what is added
@@ -80,7 +80,7 @@ class WeightBoxes:
     spreads: Mapping[str, Tensor]
     scale: Tensor
     _cache: dict[Param, ParamBox] = field(default_factory=dict, repr=False)
-    _addends: dict[tuple[Param, int], Addend] = field(default_factory=dict, repr=False)
+    _addends: dict[tuple[Param, int], _Addend] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
@@ -117,14 +117,14 @@ class WeightBoxes:
             self._cache[param] = self._gather(param)
         return self._cache[param]
 
-    def addend(self, param: Param, rank: int) -> Addend:
+    def addend(self, param: Param, rank: int) -> _Addend:
         """The same of a parameter that is added to a node of that rank."""
         if (param, rank) not in self._addends:
             box = self.param(param)
             center, radius = aligned(box.center, rank), self._radius(box, rank)
             lower, upper = (center, center) if radius is None else (down(center - radius), up(center + radius))
             magnitude = (center.abs() if radius is None else center.abs() + radius) * (1 + 2 * UNIT)
-            self._addends[param, rank] = Addend(center, radius, lower, upper, magnitude)
+            self._addends[param, rank] = _Addend(center, radius, lower, upper, magnitude)
         return self._addends[param, rank]
 
     def _radius(self, box: ParamBox, rank: int) -> Tensor | None:

@@ -22,7 +22,7 @@ from bnn_vnnlib.system.clock import Deadline
 LP_SIZE = 200_000
 """Variables of one linear program; more blocks are solved in several programs."""
 
-TOUCH = 1e-6
+_TOUCH = 1e-6
 """Room for roundings, relative to what a row adds up: rows that miss their bounds by less get a closer look."""
 
 
@@ -80,7 +80,7 @@ def _touches(weights: WeightBoxes, spare: Tensor, open_: Tensor, outputs: Tensor
         return False
     size = outputs.abs().sum(-1) * magnitude.amax(-1, keepdim=True) + 1.0
     known = torch.isfinite(spare)  # not where time did not suffice for a bound
-    return bool((open_ & known & (spare >= -TOUCH * size)).any())
+    return bool((open_ & known & (spare >= -_TOUCH * size)).any())
 
 
 def settled(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, random: Collection[str] = ()) -> Problem:

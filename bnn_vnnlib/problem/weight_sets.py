@@ -16,7 +16,7 @@ from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
 from bnn_vnnlib.rounding import UNIT
 
-Device = torch.device | str
+_Device = torch.device | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def random_count(network: Network, posterior: GaussianDiagonal) -> int:
     return int(sum(np.count_nonzero(posterior.variances[name] > 0) for name in names))
 
 
-def mean_weights(network: Network, device: Device = "cpu") -> WeightBoxes:
+def mean_weights(network: Network, device: _Device = "cpu") -> WeightBoxes:
     """One box: the mean network itself."""
     centers = {
         name: torch.tensor(value, dtype=torch.float64, device=device)[None] for name, value in network.tensors.items()
@@ -57,7 +57,7 @@ def mean_weights(network: Network, device: Device = "cpu") -> WeightBoxes:
     return WeightBoxes(centers, {}, torch.zeros(1, 1, dtype=torch.float64, device=device))
 
 
-def centred(network: Network, posterior: GaussianDiagonal, device: Device = "cpu") -> WeightBoxes:
+def centred(network: Network, posterior: GaussianDiagonal, device: _Device = "cpu") -> WeightBoxes:
     """One box at the mean; its scale is the margin in standard deviations.
 
     The standard deviations are rounded up, so that the box contains |w - mu| <= margin * s exactly.
@@ -71,7 +71,7 @@ def centred(network: Network, posterior: GaussianDiagonal, device: Device = "cpu
 
 
 def centred_family(
-    network: Network, posterior: GaussianDiagonal, masses: np.ndarray, device: Device = "cpu", *, margin: float | None
+    network: Network, posterior: GaussianDiagonal, masses: np.ndarray, device: _Device = "cpu", *, margin: float | None
 ) -> BoxFamily:
     """Nested boxes at the mean with about the given masses, or one box with the given margin."""
     count = random_count(network, posterior)
@@ -82,7 +82,7 @@ def centred_family(
 
 
 def scattered_family(
-    network: Network, posterior: GaussianDiagonal, count: int, margin: float, seed: int, device: Device = "cpu"
+    network: Network, posterior: GaussianDiagonal, count: int, margin: float, seed: int, device: _Device = "cpu"
 ) -> BoxFamily:
     """Boxes around sampled weights (the method of Wicker et al.), for fidelity: their mass is tiny for many weights."""
     generator = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def scattered_family(
     return BoxFamily(WeightBoxes(centers, boxes.spreads, scale), union.to(device))
 
 
-def sample_weights(network: Network, posterior: WeightSamples, device: Device = "cpu") -> tuple[WeightBoxes, Tensor]:
+def sample_weights(network: Network, posterior: WeightSamples, device: _Device = "cpu") -> tuple[WeightBoxes, Tensor]:
     """The samples as K exact weight settings, and their probabilities (K,), normalised to sum 1."""
     weights = mean_weights(network, device)
     drawn = {name: torch.tensor(v, dtype=torch.float64, device=device) for name, v in posterior.samples.items()}

@@ -23,7 +23,7 @@ from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.splitting.frontier import Boxes, Frontier
 from bnn_vnnlib.splitting.pairs import Decided, Pairs, Witnesses
 
-BATCH = 2**10
+_BATCH = 2**10
 """Boxes bounded at a time."""
 
 
@@ -50,7 +50,7 @@ class Branching:
 
     def run(self) -> Decided:
         """Until all is decided, or time is up."""
-        self._frontier.run(self._step, BATCH)
+        self._frontier.run(self._step, _BATCH)
         proved = (~self._frontier.open).reshape(self._open.shape) & self._open
         return self._witnesses.decided(proved)
 

@@ -32,16 +32,16 @@ from bnn_vnnlib.splitting.targets import root_ranges, targets_of
 MEMORY = 2**22
 """Activations of the parts that are bounded together, in float64 elements, at most about."""
 
-STEPS, FIRST_STEPS = 10, 30
+_STEPS, _FIRST_STEPS = 10, 30
 """Steps of the ascent for a part and for the root."""
 
-LP_SIZE, PENALTY = 2**20, 1e4
+_LP_SIZE, _PENALTY = 2**20, 1e4
 """Elements of a linear program where nothing is left to split, at most; the price of a sign that is not kept."""
 
-FAVOURED = 0.9
+_FAVOURED = 0.9
 """Share of the best row in the first mixture."""
 
-LOOK_AHEAD = 3
+_LOOK_AHEAD = 3
 """Neurons whose halves are bounded before one is chosen."""
 
 
@@ -106,8 +106,8 @@ class _Trees:
     def grown(self) -> Decided:
         """Every target by single rows and then by a long ascent, since most close without any split; then the rest."""
         self._frontier.sweep(self._by_single_rows, self._batch)
-        self._frontier.sweep(lambda parts: self._step(parts, FIRST_STEPS), self._batch)
-        self._frontier.run(lambda parts: self._step(parts, STEPS), self._batch)
+        self._frontier.sweep(lambda parts: self._step(parts, _FIRST_STEPS), self._batch)
+        self._frontier.run(lambda parts: self._step(parts, _STEPS), self._batch)
         return self._witnesses.decided(~self._frontier.open)
 
     def _whole(self) -> _Parts:
@@ -129,7 +129,7 @@ class _Trees:
         ]
         margin = torch.stack(margins, -1)  # (P, R)
         best = torch.nn.functional.one_hot(margin.argmax(-1), margin.shape[-1]).to(margin.dtype)
-        mixed = torch.where(torch.isfinite(bound), FAVOURED * best + (1 - FAVOURED), 0.0)
+        mixed = torch.where(torch.isfinite(bound), _FAVOURED * best + (1 - _FAVOURED), 0.0)
         mixed = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6)
         return replace(parts, mixture=mixed).pick(~self._closed(parts, margin.amax(-1)))
 
@@ -150,7 +150,7 @@ class _Trees:
         """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
         if len(parts) == 0:
             return parts
-        value, neurons = gain.topk(min(LOOK_AHEAD, gain.shape[-1]))
+        value, neurons = gain.topk(min(_LOOK_AHEAD, gain.shape[-1]))
         margins = [
             torch.stack([self._bound(parts.fixed(column, sign), 0).margin for sign in (-1, 1)], -1)
             for column in neurons.unbind(-1)
@@ -183,7 +183,7 @@ class _Trees:
         settings, index = grids(self._roots.setting[root])[0]
         lower, upper = (side[root] for side in (problem.lower, problem.upper))
         rows, count = bound.shape[-1], self._kinks.count
-        if (rows + count) * (lower.shape[-1] + count) > LP_SIZE:
+        if (rows + count) * (lower.shape[-1] + count) > _LP_SIZE:
             return part, (lower + upper) / 2
         engine = self._split_engine(settings, part.target[index], root[index])
         form = engine.affine(Choice(part.signs[index], part.alpha[index], part.beta[index], part.mixture[index]))
@@ -195,7 +195,7 @@ class _Trees:
         price[: len(real), 0] = -1.0
         price[len(real) :, 1:] = -np.eye(len(split))
         right = np.concatenate([b[real] - offset[real], signs[split] * offset[rows + split]])
-        cost = np.concatenate([np.zeros(lower.shape[-1]), [1.0], np.full(len(split), PENALTY)])
+        cost = np.concatenate([np.zeros(lower.shape[-1]), [1.0], np.full(len(split), _PENALTY)])
         box = torch.stack([lower[0], upper[0]], -1).cpu().numpy()
         limits = np.concatenate([box, [[-np.inf, np.inf]], np.tile([[0.0, np.inf]], (len(split), 1))])
         found = linprog(cost, A_ub=np.concatenate([above, price], 1), b_ub=right, bounds=limits, method="highs")

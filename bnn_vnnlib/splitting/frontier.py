@@ -22,7 +22,7 @@ from torch import Tensor
 from bnn_vnnlib.rounding import TINY
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
-STEEPEST, FLATTEST = 1e300, 1e-3
+_STEEPEST, _FLATTEST = 1e300, 1e-3
 """What an infinite slope counts as, and what a slope counts as at least, relative to the steepest one of its box: no
 bound is so good that an input which it ignores could stay wide for ever."""
 
@@ -62,8 +62,8 @@ class Boxes(Items):
         """
         middle = self.lower / 2 + self.upper / 2  # the sum of the two may overflow
         possible = (self.lower < middle) & (middle < self.upper)
-        steepness = steepness.nan_to_num(0.0, STEEPEST)
-        steepness = steepness + FLATTEST * steepness.amax(-1, keepdim=True) + TINY
+        steepness = steepness.nan_to_num(0.0, _STEEPEST)
+        steepness = steepness + _FLATTEST * steepness.amax(-1, keepdim=True) + TINY
         axis = torch.where(possible, steepness * (self.upper - self.lower), -1.0).argmax(-1, keepdim=True)
         at = middle.gather(-1, axis)
         cut = possible.any(-1)
@@ -72,10 +72,10 @@ class Boxes(Items):
         return first.join(second), self.pick(~cut)
 
 
-T = TypeVar("T", bound=Items)
+_T = TypeVar("_T", bound=Items)
 
 
-class Frontier(Generic[T]):
+class Frontier(Generic[_T]):
     """The items of N owners that wait.
 
     Parameters
@@ -86,7 +86,7 @@ class Frontier(Generic[T]):
     """
 
     def __init__(
-        self, waiting: T, owners: int, most: int | None, deadline: Deadline, left: Callable[[T], None] | None = None
+        self, waiting: _T, owners: int, most: int | None, deadline: Deadline, left: Callable[[_T], None] | None = None
     ) -> None:
         self._waiting, self._most, self._deadline = waiting, most, deadline
         self._left = left or (lambda items: None)
@@ -107,7 +107,7 @@ class Frontier(Generic[T]):
         """Owners, by a mask (N,): decided otherwise, so that their items are forgotten."""
         self._settled |= owners
 
-    def sweep(self, step: Callable[[T], T], batch: int) -> None:
+    def sweep(self, step: Callable[[_T], _T], batch: int) -> None:
         """Every item that waits once, in their order; what the steps leave of them waits next."""
         done = self._waiting.pick(slice(0, 0))
         with suppress(OutOfTime):
@@ -119,7 +119,7 @@ class Frontier(Generic[T]):
         self._waiting = self._waiting.join(done)
         self._drop()
 
-    def run(self, step: Callable[[T], T], batch: int | None = None) -> None:
+    def run(self, step: Callable[[_T], _T], batch: int | None = None) -> None:
         """Take the last `batch` items, or all; put in their place what the step leaves of them; until nothing waits."""
         with suppress(OutOfTime):
             while len(self._waiting):
@@ -130,7 +130,7 @@ class Frontier(Generic[T]):
                 self._drop()
         self._left(self._waiting)
 
-    def _replaced(self, taken: T, step: Callable[[T], T]) -> T:
+    def _replaced(self, taken: _T, step: Callable[[_T], _T]) -> _T:
         parts = step(taken)
         self._spent += self._count(taken)
         return parts
@@ -144,6 +144,6 @@ class Frontier(Generic[T]):
             self._left(self._waiting.pick(gone))
             self._waiting = self._waiting.pick(~gone)
 
-    def _count(self, items: T) -> Tensor:
+    def _count(self, items: _T) -> Tensor:
         """(N,)."""
         return torch.bincount(items.owner, minlength=len(self._spent))

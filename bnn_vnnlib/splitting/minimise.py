@@ -19,7 +19,7 @@ from torch import Tensor
 from bnn_vnnlib.splitting.frontier import Boxes, Frontier
 from bnn_vnnlib.system.clock import Deadline
 
-ROUNDS = 200
+_ROUNDS = 200
 """Halvings that lead to one box, at most: bounds that do not converge end here, and not at the size of a float."""
 
 
@@ -113,7 +113,7 @@ class _Search:
             goal = self._goal[boxes.owner]
             open_ = open_ & (boxes.known <= goal) & (best > goal)
         self._round += 1
-        more = open_.any(-1) & (self._round <= ROUNDS) & (not self.deadline.passed)
+        more = open_.any(-1) & (self._round <= _ROUNDS) & (not self.deadline.passed)
         self.close(boxes.pick(~more))
         steepness = torch.where(open_[more, :, None], slope[more].abs(), 0.0).amax(1)
         halves, points = boxes.pick(more).halves(steepness)

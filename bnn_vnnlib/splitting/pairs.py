@@ -21,11 +21,11 @@ from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import TINY
 
-ROUNDED_ZERO = 1e-9
+_ROUNDED_ZERO = 1e-9
 """Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""
 
 
-DESCENT, OVERSHOOT = 10, 1.3
+_DESCENT, _OVERSHOOT = 10, 1.3
 """Steps towards a violation, and their length as a multiple of the one that reaches it if all is linear."""
 
 
@@ -99,8 +99,8 @@ class Pairs:
         low, slope, least = None, None, None
         for settings, index in self.grids:
             found = self.bounds.rows(
-                self.weights.boxes(settings), lower[index], upper[index], gridded(outputs, index),
-                None if inputs is None else gridded(inputs, index), forms=forms,
+                self.weights.boxes(settings), lower[index], upper[index], _gridded(outputs, index),
+                None if inputs is None else _gridded(inputs, index), forms=forms,
             )  # fmt: skip
             low = scatter(low, found.lower, index, len(lower))
             if found.form is not None:
@@ -142,7 +142,7 @@ class Pairs:
         """
         with torch.no_grad():
             near = self._nearest(self._values(x)).amin(-1)
-        index = torch.nonzero(near <= ROUNDED_ZERO)[:, 0]
+        index = torch.nonzero(near <= _ROUNDED_ZERO)[:, 0]
         held = torch.zeros_like(near, dtype=torch.bool)
         index = index[feasible(self.problem.items(index), x[index])]
         if len(index):
@@ -157,7 +157,7 @@ class Pairs:
         that sum is linear; a little more, so as to end inside.
         """
         problem = self.problem
-        for _ in range(DESCENT):
+        for _ in range(_DESCENT):
             x = x.detach().requires_grad_()
             value = self._values(x)
             nearest = self._nearest(value.detach()).argmin(-1, keepdim=True)
@@ -165,7 +165,7 @@ class Pairs:
             goal = torch.where(of_nearest, value.clamp(min=0), 0.0).sum(-1)
             (gradient,) = torch.autograd.grad(goal.sum(), x)
             steep = (gradient * width) ** 2
-            length = OVERSHOOT * goal.detach() / steep.sum(-1).clamp(min=TINY)
+            length = _OVERSHOOT * goal.detach() / steep.sum(-1).clamp(min=TINY)
             x = x.detach() - (length[:, None] * width**2 * gradient).nan_to_num(0.0, 0.0, 0.0)
             x = torch.minimum(torch.maximum(x, problem.inner_lower), problem.inner_upper)
         return x
@@ -228,7 +228,7 @@ def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def gridded(rows: Tensor, index: Tensor) -> Tensor:
+def _gridded(rows: Tensor, index: Tensor) -> Tensor:
     """(1, R, ..) as it is, (P, R, ..) -> (K', M', R, ..)."""
     return rows if len(rows) == 1 else rows[index]
 

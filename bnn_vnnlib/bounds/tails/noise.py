@@ -34,7 +34,7 @@ from bnn_vnnlib.network.nodes import (
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 
-Squares = dict[str, Tensor]
+_Squares = dict[str, Tensor]
 
 
 @dataclass(eq=False)
@@ -67,10 +67,10 @@ class Noise:
     own: frozenset[int] = frozenset()
     smooth: Mapping[int, tuple[Tensor, Tensor]] | None = None
     correlation: Correlation | None = None
-    squares: Squares = field(default_factory=dict)
-    near_squares: Squares = field(default_factory=dict)
-    below: Squares = field(default_factory=dict)
-    most: Squares = field(default_factory=dict)
+    squares: _Squares = field(default_factory=dict)
+    near_squares: _Squares = field(default_factory=dict)
+    below: _Squares = field(default_factory=dict)
+    most: _Squares = field(default_factory=dict)
     amplitude: dict[int, Tensor] = field(default_factory=dict)
     swings: dict[str, Swing] = field(default_factory=dict)
 
@@ -111,12 +111,12 @@ class Noise:
             level = _less(level, FOLD * self.shared.late * (1 + 2.0**-40))
         return Tail((self._martingale(level, self.below),))
 
-    def _with(self, squares: Squares, what: str) -> Squares:
+    def _with(self, squares: _Squares, what: str) -> _Squares:
         """The parts of the groups, too."""
         parts: list[Tensor] = [] if self.shared is None else getattr(self.shared, what)
         return {**squares, **{f"\0{i}": part for i, part in enumerate(parts)}}
 
-    def _martingale(self, mean: Tensor, squares: Squares) -> Martingale:
+    def _martingale(self, mean: Tensor, squares: _Squares) -> Martingale:
         squares = self._with(squares, "squares")
         return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
@@ -348,7 +348,7 @@ def _twice(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows], 2)
 
 
-def add(squares: Squares, param: Param, square: Tensor, terms: int) -> None:
+def add(squares: _Squares, param: Param, square: Tensor, terms: int) -> None:
     """Add one use of a parameter; uses of a source at several nodes add up before they are squared."""
     square = square * (param.copies * (1 + gamma(4 * terms + 16))) + TINY
     if param.source in squares:

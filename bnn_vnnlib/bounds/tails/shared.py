@@ -97,7 +97,7 @@ class Correlation:
 
 
 @dataclass(eq=False)
-class Part:
+class _Part:
     """What a group has added so far: B h (K, M, R, latents) at hc, and at the centre for bound 3, with the lengths that
     come on top."""
 
@@ -119,7 +119,7 @@ class Shared:
     correlation: Correlation
     zero: Tensor
     detailed: bool
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, _Part] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.late = self.play = self.zero
@@ -155,7 +155,7 @@ class Shared:
             group = self.correlation.groups[i]
             found, error = group.shift(param, tied)
             error = error + paid.flatten(3) @ group.deviations(param).flatten() + TINY
-            part = self.parts.setdefault(i, Part())
+            part = self.parts.setdefault(i, _Part())
             part.center, part.split = part.center + found, part.split + found
             part.reach, part.split_reach, part.near = part.reach + error, part.split_reach + error, part.near + error
 
@@ -180,7 +180,7 @@ class Shared:
         inside: tuple[Tensor, Tensor], first: bool, repeat: int,
     ) -> None:  # fmt: skip
         """Of rows A (repeat 1) or A and -A (2)."""
-        part = self.parts.setdefault(index, Part())
+        part = self.parts.setdefault(index, _Part())
 
         def both(rows: Tensor, sign: int = 1) -> Tensor:
             return torch.cat([rows, sign * rows], 2) if repeat == 2 else rows

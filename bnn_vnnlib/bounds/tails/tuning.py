@@ -20,7 +20,7 @@ from bnn_vnnlib.network.network import Network
 LARGEST, SMALLEST = 0.3, 1e-14
 """Budgets of an item."""
 
-RATES = (0.2, 0.2, 0.06)
+_RATES = (0.2, 0.2, 0.06)
 """Steps of the logarithm of the budget, of those of the shares, and of the choice of slopes."""
 
 
@@ -82,7 +82,7 @@ def tuned(
     parameters = tuning.tensors
     for parameter in parameters:
         parameter.requires_grad_()
-    rates = [*RATES[:2], *[RATES[2]] * len(tuning.choices)]
+    rates = [*_RATES[:2], *[_RATES[2]] * len(tuning.choices)]
     groups = [{"params": [p], "lr": rate} for p, rate in zip(parameters, rates, strict=True)]
     descent = torch.optim.Adam(groups, betas=(0.9, 0.9))
     best, kept = torch.full_like(tuning.level, torch.inf), [p.detach().clone() for p in parameters]

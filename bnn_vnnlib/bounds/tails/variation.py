@@ -50,7 +50,7 @@ STEEPEST = {
 
 
 @dataclass(frozen=True, eq=False)
-class Open:
+class _Open:
     """A node behind random weights, (K or 1, M, *shape) each.
 
     mean, spread : of the convex function that bounds the variation, its Lipschitz constant
@@ -89,7 +89,7 @@ class Variation:
     deviations: WeightBoxes
     correlation: Correlation | None = None
     known: dict[int, Tensor] = field(default_factory=dict)
-    open: dict[int, Open] = field(default_factory=dict)
+    open: dict[int, _Open] = field(default_factory=dict)
     fixed: dict[int, Tensor] = field(default_factory=dict)
     variances: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     moments: dict[int, Moments] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Variation:
         near = values[x].magnitude * self.known[y] + values[y].magnitude * self.known[x]
         return near * (1 + 4 * UNIT) + TINY
 
-    def _mapped(self, position: int, node: Linear | Conv | Scale, value: Interval) -> Open:
+    def _mapped(self, position: int, node: Linear | Conv | Scale, value: Interval) -> _Open:
         (source,) = node.inputs
         box, near, g = self.means.param(node.weight), self.known[source], gamma(4 * maps.fan(node) + 16)
         mean = maps.apply(node, box.size, near)
@@ -162,7 +162,7 @@ class Variation:
         if noise.spread is not None:
             spreads.append(noise.spread)
         if not spreads:
-            return Open(mean * (1 + g) + TINY, zero, zero, zero)
+            return _Open(mean * (1 + g) + TINY, zero, zero, zero)
         every = (
             spreads[0]
             if len(spreads) == 1
@@ -170,7 +170,7 @@ class Variation:
         )
         mean = (mean + FOLD * maps.apply(node, every, near)) * (1 + g) + TINY
         if noise.spread is None:
-            return Open(mean, torch.sqrt(shared + TINY) * (1 + 4 * UNIT), zero, zero)
+            return _Open(mean, torch.sqrt(shared + TINY) * (1 + 4 * UNIT), zero, zero)
         copies, variance = node.weight.copies, noise.variance
         center, radius = self.at_center(source, value)
         least = zero
@@ -181,7 +181,7 @@ class Variation:
             2, 1
         )
         spread = torch.sqrt(square * ((1 + g) * copies) + shared + TINY) * (1 + 4 * UNIT)
-        return Open(mean, spread, least, most * ((1 + g) * copies) + TINY)
+        return _Open(mean, spread, least, most * ((1 + g) * copies) + TINY)
 
     def _moved(self, position: int, node: Node) -> None:
         """Sums, maxima and moves of elements; a sum of bounds is a bound, and |max x - max y| <= max |x - y|.
@@ -199,7 +199,7 @@ class Variation:
             self.known[position] = self._through(node, [self.known[source] for source in node.inputs])
             return
         parts = zip(*(vars(self._opened(source)).values() for source in node.inputs), strict=True)
-        opened = Open(*(self._through(node, list(part)) for part in parts))
+        opened = _Open(*(self._through(node, list(part)) for part in parts))
         if isinstance(node, Shift):
             deviation = self.deviations.param(node.bias).spread
             if deviation is not None:
@@ -210,11 +210,11 @@ class Variation:
                 )
         self.open[position] = opened
 
-    def _opened(self, position: int) -> Open:
+    def _opened(self, position: int) -> _Open:
         if position in self.open:
             return self.open[position]
         zero = torch.zeros_like(self.known[position])
-        return Open(self.known[position], zero, zero, zero)
+        return _Open(self.known[position], zero, zero, zero)
 
     def _through(self, node: Node, near: list[Tensor]) -> Tensor:
         if isinstance(node, Shift):
