@@ -13,4 +13,5 @@ a node's inputs into those of its output. To serve another node type is to add a
 6. `splits`: linear bounds where the signs of some neurons are known, tuned by gradient.
 7. `tails`: the same walk where weights are Gaussian; bounds fail with a probability that is paid for. `TailEngine` is
    its entrance, `tails.tail` holds the inequalities.
+8. `dense`: means and exponential moments of chains of dense layers with Gaussian weights, over boxes of inputs.
 """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.problem.problem import Constraints, Problem
+from bnn_vnnlib.question.property import row_true
 
 
 def feasible(problem: Problem, x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def _satisfies(extra: Constraints, item: int, lower: Tensor, upper: Tensor) -> b
         extra.inputs[item].tolist(), extra.inner_bound[item].tolist(), extra.strict[item].tolist(), strict=True
     ):
         left = sum((Fraction(a) * end[a > 0] for a, end in zip(g, ends, strict=True) if a), Fraction(0))
-        if left > Fraction(bound) or (strict and left == Fraction(bound)):
+        if not row_true(left, Fraction(bound), strict):
             return False
     return True
 

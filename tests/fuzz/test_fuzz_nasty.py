@@ -13,6 +13,7 @@ from onnx import helper
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.splits import SplitEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
@@ -119,15 +120,19 @@ def test_softmax_of_one_output_with_correlated_weights(family):
     assert safe.verdicts[0] == "unsat"
 
 
-@pytest.mark.parametrize("where", ["_last_resort", "_halves"])
-def test_time_that_ends_in_the_middle_of_a_split(where, monkeypatch):
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 20])
+def test_time_that_ends_in_the_middle_of_a_split(calls, monkeypatch):
     """A part that was taken off the stack, and whose halves were never bounded, is not closed."""
+    ascend, left = SplitEngine.ascend, [calls]
 
-    def late(*_):
-        raise OutOfTime
+    def limited(*given):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OutOfTime
+        return ascend(*given)
 
     monkeypatch.setattr(Pairs, "violated", nowhere)
-    monkeypatch.setattr(f"bnn_vnnlib.splitting.branch_neurons._Tree.{where}", late)
+    monkeypatch.setattr(SplitEngine, "ascend", limited)
     rng = np.random.default_rng(1)
     net = model([(rng.normal(size=(a, b)), rng.normal(size=a)) for a, b in ((4, 2), (1, 4))])
     y = outputs(net, 6 * rng.random((2000, 2)) - 3)[:, 0]
