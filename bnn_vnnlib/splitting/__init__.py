@@ -7,7 +7,7 @@ Whoever splits has three things to choose: what bounds a part, what closes it, a
 2. `minimise`: minima of rows over boxes, breadth first. The methods of the decision bring their own bounds.
 3. `pairs`: pairs of a weight setting and a box, bounded together; points that violate, sought and proved on the way.
 4. `branch`: whether pairs are safe or violated, decided by splitting their inputs, depth first.
-5. `branch_neurons`, from `targets`: decided by splitting the signs of ReLU neurons, where many inputs vary.
+5. `branch_neurons`: decided by splitting the signs of ReLU neurons, where many inputs vary.
 6. `forest`: probabilities that add up over the parts of a box, best first. The parts stay, since a tree counts as the
    better one of a box and its halves at every node.
 """

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.splits import Choice, SplitBounds, SplitEngine, kinks_of
+from bnn_vnnlib.bounds.walk import RangeKey, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.question.property import row_false
 from bnn_vnnlib.splitting.frontier import Frontier, Items
 from bnn_vnnlib.splitting.pairs import Decided, Pairs, Witnesses, grids, scatter
-from bnn_vnnlib.splitting.targets import root_ranges, targets_of
 
 MEMORY = 2**22
 """Activations of the parts that are bounded together, in float64 elements, at most about."""
@@ -97,9 +97,9 @@ class _Trees:
 
     def __init__(self, roots: Pairs, most: int | None) -> None:
         self._roots, self._engine = roots, roots.bounds.engine
-        self._targets, self._kinks = targets_of(roots.problem), kinks_of(self._engine.network)
+        self._targets, self._kinks = _targets_of(roots.problem), kinks_of(self._engine.network)
         self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
-        self._ranges = root_ranges(roots)
+        self._ranges = _root_ranges(roots)
         self._witnesses = Witnesses(roots.problem.lower)
         self._frontier = Frontier(self._whole(), len(roots.problem), most, self._engine.deadline)
 
@@ -240,3 +240,57 @@ class _Trees:
             Interval(problem.lower[root], problem.upper[root]), targets.outputs[target],
             inputs, targets.bound[target],
         )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Targets:
+    """T targets: root (T,), the pair; outputs (T, R, m), inputs (T, R, n) or None, bound, strict (T, R): its rows,
+    padded with bound = inf.
+    """
+
+    root: Tensor
+    outputs: Tensor
+    inputs: Tensor | None
+    bound: Tensor
+    strict: Tensor
+
+
+def _targets_of(problem: Problem) -> _Targets:
+    """Every case of every item (item = root), with the item's constraints on the inputs as further rows."""
+    rows, count, extra = problem.rows, len(problem), problem.constraints
+    root, case = torch.nonzero(problem.exists.expand(count, -1), as_tuple=True)
+    mask = rows.case.expand(count, -1)[root] == case[:, None]
+    most = max(1, int(mask.sum(-1).max())) if len(root) else 1
+    order = torch.argsort(~mask, dim=-1, stable=True)[:, :most]
+
+    def of_target(tensor: Tensor) -> Tensor:
+        picked = tensor.expand(count, *tensor.shape[1:])[root]
+        return picked[torch.arange(len(root), device=root.device)[:, None], order]
+
+    outputs, strict = of_target(rows.outputs), of_target(rows.strict)
+    bound = torch.where(mask.gather(-1, order), of_target(rows.bound), torch.inf)
+    inputs = None if rows.inputs is None else of_target(rows.inputs)
+    if extra is None:
+        return _Targets(root, outputs, inputs, bound, strict)
+    if inputs is None:
+        inputs = outputs.new_zeros(*bound.shape, extra.inputs.shape[-1])
+    return _Targets(
+        root,
+        torch.nn.functional.pad(outputs, (0, 0, 0, extra.bound.shape[-1])),
+        torch.cat([inputs, extra.inputs[root]], 1),
+        torch.cat([bound, extra.bound[root]], 1),
+        torch.cat([strict, extra.strict[root]], 1),
+    )
+
+
+def _root_ranges(roots: Pairs) -> Ranges:
+    """(Q, *shape): the ranges of every node over the boxes of Q pairs."""
+    problem, engine = roots.problem, roots.bounds.engine
+    out: dict[RangeKey, Tensor] = {}
+    for settings, index in roots.grids:
+        for part in index.split(engine.chunk(len(settings), 1), 1):
+            engine.deadline.check()
+            box = Interval(problem.lower[part], problem.upper[part])
+            for key, tensor in engine.ranges(roots.weights.boxes(settings), box).tensors().items():
+                out[key] = scatter(out.get(key), tensor, part, len(problem))
+    return Ranges.of(out)
