@@ -22,18 +22,17 @@ sum over n of w_n / n^2 is at most (pi / P) (1 + log(N) / 2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy import special
+import torch
+from torch import Tensor
 
+from bnn_vnnlib.gaussian.exponential import log_moment
+from bnn_vnnlib.gaussian.faddeeva import faddeeva
+from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, ratio
+from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT
-
-Floats = NDArray[np.float64]
-
-TERM = 1e-12
-"""Absolute error allowed to one characteristic function."""
 
 BLOCK = 16
 """Terms of the series at once."""
@@ -47,10 +46,10 @@ MEMORY = 2**20
 ENOUGH = 1e-6
 """Error of the tail and of the truncation, in standard deviations of zeta, that asks for no more."""
 
-REACHES = np.array([4.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 60.0, 100.0])
+REACHES = (4.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 60.0, 100.0)
 """P beyond |E zeta|, in standard deviations."""
 
-RATES = np.array([0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0])
+RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """lam times the standard deviation."""
 
 
@@ -58,119 +57,123 @@ RATES = np.array([0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0])
 class Sums:
     """A sums zeta: m, s (A, K) of the terms below, mu, sig (A, K), b, sig_b (A,), blur (A,) = G, in units of zeta."""
 
-    m: Floats
-    s: Floats
-    mu: Floats
-    sig: Floats
-    b: Floats
-    sig_b: Floats
-    blur: Floats
+    m: Tensor
+    s: Tensor
+    mu: Tensor
+    sig: Tensor
+    b: Tensor
+    sig_b: Tensor
+    blur: Tensor
 
-    def of(self, index: NDArray[np.intp]) -> Sums:
+    def of(self, index: Tensor) -> Sums:
         """Some of them."""
-        return Sums(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+        return Sums(*(part[index] for part in vars(self).values()))
+
+    def parts(self) -> list[Sums]:
+        """All of them, as many at once as MEMORY allows."""
+        count = max(1, MEMORY // (BLOCK * max(1, self.m.shape[1])))
+        return [self.of(index) for index in torch.arange(len(self.b), device=self.b.device).split(count)]
 
 
-def term(alpha: Floats, beta: Floats, m: Floats, s: Floats) -> NDArray[np.complex128]:
-    """c, for arrays that broadcast; absolute error TERM besides that of the arguments."""
-    t = np.clip(m / np.maximum(s, 1e-100), -60, 60)
+def term(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """c, for tensors that broadcast; absolute error TERM besides that of the arguments."""
+    t = ratio(m, s).clamp(-60.0, 60.0)
     square = 1 + (beta * s) ** 2
-    r = np.sqrt(square)
-    y = (t + 1j * alpha * s) / (np.sqrt(2.0) * r)
+    r = torch.sqrt(square)
     positive = t > 0
-    side = special.wofz(np.where(positive, 1j * y, -1j * y)) * (np.exp(-(t**2) / 2) / (2 * r))
-    exponent = (-((alpha * s) ** 2 + (beta * m) ** 2) / 2 + 1j * alpha * m) / square
-    main = np.where(positive, np.exp(np.where(positive, exponent, 0.0)) / r, 0.0)
-    return special.ndtr(-t) + np.where(positive, main - side, side)
+    turn = alpha * s / (math.sqrt(2.0) * r)
+    side = faddeeva(torch.where(positive, -turn, turn), t.abs() / (math.sqrt(2.0) * r))  # w(i y) or w(-i y)
+    side = side * (torch.exp(-(t**2) / 2) / (2 * r))
+    size = torch.exp(-((alpha * s) ** 2 + (beta * m) ** 2) / (2 * square)) / r
+    main = torch.polar(torch.where(positive, size, 0.0), torch.where(positive, alpha * m / square, 0.0))
+    return cdf(-t) + torch.where(positive, main - side, side)
 
 
-def log_generating(a: Floats, b: Floats, m: Floats, s: Floats) -> Floats:
-    """log E e^{a z + b^2 z^2 / 2}; infinite unless b s < 1."""
-    room = 1 - (b * s) ** 2
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        k = np.sqrt(np.where(room > 0, room, np.nan))
-        t = m / np.maximum(s, 1e-100)
-        top = (2 * a * m + (a * s) ** 2 + (b * m) ** 2) / (2 * k**2) + special.log_ndtr((t + a * s) / k) - np.log(k)
-        found = np.logaddexp(special.log_ndtr(-t), top)
-    return np.where(room > 1e-6, found, np.inf)
+def waves(sums: Sums, w: Tensor) -> Tensor:
+    """phi(w) (A, N) at waves w (A, N)."""
+    c = term(w[..., None] * sums.mu[:, None], w[..., None] * sums.sig[:, None], sums.m[:, None], sums.s[:, None])
+    return c.prod(-1) * torch.polar(torch.exp(-((w * sums.sig_b[:, None]) ** 2) / 2), w * sums.b[:, None])
 
 
-def expected_relu(sums: Sums) -> tuple[Floats, Floats]:
+def expected_relu(sums: Sums) -> tuple[Tensor, Tensor]:
     """Lower and upper bounds (A,) on E relu(zeta)."""
-    count = max(1, MEMORY // (BLOCK * max(1, sums.m.shape[1])))
-    parts = [_chunk(sums.of(np.arange(i, min(i + count, len(sums.b))))) for i in range(0, len(sums.b), count)]
-    return np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts])
+    parts = [_chunk(part) for part in sums.parts()]
+    return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
 
-def _chunk(sums: Sums) -> tuple[Floats, Floats]:
+def _chunk(sums: Sums) -> tuple[Tensor, Tensor]:
     mean, deviation, size = moments(sums)
     period, tail = _period(sums, mean, deviation)
     series, rest = _series(sums, period, deviation)
     width = sums.m.shape[1]
-    absolute = period / 2 - 4 * period / np.pi**2 * series
+    absolute = period / 2 - 4 * period / math.pi**2 * series
     rest = rest + period * (width * TERM + 1e-13) + 8 * sums.blur + 1e-12 * period
     off = 8 * (width + 16) * UNIT * size + sums.blur
     low, high = (mean + absolute - rest - off) / 2, (mean + absolute + rest + tail + off) / 2
-    return np.maximum(low, 0.0), high
+    return low.clamp(min=0.0), high
 
 
-def moments(sums: Sums) -> tuple[Floats, Floats, Floats]:
+def moments(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     """E zeta, its standard deviation (a choice of scale, not a bound), and the sum of absolute values."""
-    t = sums.m / np.maximum(sums.s, 1e-100)
-    p, d = special.ndtr(t), np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
-    first = np.maximum(sums.m * p + sums.s * d, 0.0)
-    second = np.maximum((sums.m**2 + sums.s**2) * p + sums.m * sums.s * d, first**2)
+    first = relu_mean(sums.m, sums.s).clamp(min=0.0)
+    second = torch.maximum(relu_square(sums.m, sums.s), first**2)
     variance = (sums.mu**2 * (second - first**2) + sums.sig**2 * second).sum(-1) + sums.sig_b**2
-    size = (np.abs(sums.mu) * (np.abs(sums.m) + sums.s)).sum(-1) + np.abs(sums.b)
+    size = (sums.mu.abs() * (sums.m.abs() + sums.s)).sum(-1) + sums.b.abs()
     mean = (sums.mu * first).sum(-1) + sums.b
-    return mean, np.sqrt(variance) + 1e-9 * (1 + size), size
+    return mean, torch.sqrt(variance) + 1e-9 * (1 + size), size
 
 
-def _period(sums: Sums, mean: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-    """P and R: the smallest reach whose tail is small enough, else the largest."""
-    steepest = np.max(sums.sig * sums.s, -1)
-    rate = np.minimum(RATES[:, None] / deviation, 0.98 / np.maximum(steepest, 1e-100))  # (J, A)
+def tails(sums: Sums, deviation: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Rates lam (J, A), and log(E e^{lam (zeta - shift)} + E e^{-lam (zeta - shift)}) (J, A), rounded up."""
+    steepest = (sums.sig * sums.s).amax(-1)
+    rate = torch.minimum(deviation.new_tensor(RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
     logs = []
     for sign in (1.0, -1.0):
-        each = log_generating(sign * rate[..., None] * sums.mu, rate[..., None] * sums.sig, sums.m, sums.s).sum(-1)
-        logs.append(each + sign * rate * sums.b + (rate * sums.sig_b) ** 2 / 2)
-    both = np.logaddexp(*logs)
-    period = np.abs(mean) + REACHES[:, None] * deviation  # (F, A)
-    exponent = np.log(period)[:, None] - rate * period[:, None] + both
+        slope, square = sign * rate[..., None] * sums.mu, (rate[..., None] * sums.sig) ** 2 / 2
+        each = log_moment(slope, square, sums.m, sums.s.clamp(min=LEAST))
+        moved = sign * rate * (sums.b - shift)
+        paid = 1e-12 * (each.abs().sum(-1) + moved.abs() + rate * shift.abs())
+        logs.append(each.sum(-1) + moved + (rate * sums.sig_b) ** 2 / 2 + paid)
+    return rate, torch.logaddexp(*logs)
+
+
+def _period(sums: Sums, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """P and R: the smallest reach whose tail is small enough, else the largest."""
+    rate, both = tails(sums, deviation, torch.zeros_like(mean))
+    period = mean.abs() + mean.new_tensor(REACHES)[:, None] * deviation  # (F, A)
+    exponent = torch.log(period)[:, None] - rate * period[:, None] + both
     # errors of m, s move the exponents by rate times blur, times 1 / k^2 and t at most
     exponent = exponent + 1e-9 * (1 + rate * period[:, None]) + 1e4 * rate * sums.blur
-    exponent = np.where(rate * period[:, None] >= 1 + 1e-9, exponent, np.inf)
-    tail = np.exp(np.minimum(exponent.min(1), 600.0))
+    exponent = torch.where(rate * period[:, None] >= 1 + 1e-9, exponent, torch.inf).nan_to_num(torch.inf, torch.inf)
+    tail = torch.exp(exponent.amin(1).clamp(max=600.0))
     good = tail <= ENOUGH * deviation
-    choice = np.where(good.any(0), good.argmax(0), tail.argmin(0))
-    index = np.arange(len(mean))
-    tail = tail[choice, index]
-    return period[choice, index], np.where(tail < 1e200, tail * (1 + 1e-6) + 1e-300, np.inf)
+    choice = torch.where(good.any(0), good.to(torch.uint8).argmax(0), tail.argmin(0))[None]
+    tail = tail.gather(0, choice)[0]
+    return period.gather(0, choice)[0], torch.where(tail < 1e200, tail * (1 + 1e-6) + 1e-300, torch.inf)
 
 
-def _series(sums: Sums, period: Floats, deviation: Floats) -> tuple[Floats, Floats]:
+def _series(sums: Sums, period: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over odd n <= N of Re phi / n^2, and a bound on what the rest adds to E T."""
-    total, rest = np.zeros_like(period), np.zeros_like(period)
-    left = np.arange(len(period))
+    total, rest = torch.zeros_like(period), torch.zeros_like(period)
+    left = torch.arange(len(period), device=period.device)
     for start in range(1, TERMS, 2 * BLOCK):
         some = sums.of(left)
-        n = np.arange(start, start + 2 * BLOCK, 2)
-        w = n * np.pi / period[left, None]
-        c = term(w[..., None] * some.mu[:, None], w[..., None] * some.sig[:, None], some.m[:, None], some.s[:, None])
-        phi = c.prod(-1) * np.exp(1j * w * some.b[:, None] - (w * some.sig_b[:, None]) ** 2 / 2)
-        total[left] += (phi.real / n**2).sum(-1)
-        rest[left] = 4 * period[left] / np.pi**2 * envelope(some, w[:, -1]) / (2 * n[-1]) * (1 + 1e-9)
+        n = torch.arange(start, start + 2 * BLOCK, 2, dtype=period.dtype, device=period.device)
+        w = n * math.pi / period[left, None]
+        total[left] += (waves(some, w).real / n**2).sum(-1)
+        last = start + 2 * BLOCK - 2
+        rest[left] = 4 * period[left] / math.pi**2 * envelope(some, w[:, -1]) / (2 * last) * (1 + 1e-9)
         left = left[rest[left] > ENOUGH * deviation[left]]
         if len(left) == 0:
             break
     return total, rest
 
 
-def envelope(sums: Sums, w: Floats) -> Floats:
+def envelope(sums: Sums, w: Tensor) -> Tensor:
     """Bound on |phi| at and beyond w (A,)."""
-    alpha, beta = w[:, None] * np.abs(sums.mu), w[:, None] * sums.sig
-    off = special.ndtr(-sums.m / np.maximum(sums.s, 1e-100))
-    damped = term(np.zeros_like(alpha), beta, sums.m, sums.s).real - off
-    waves = 0.7979 / np.maximum(alpha * sums.s, 1e-300)
-    each = np.minimum(off + np.minimum(damped, waves) + 4 * TERM, 1.0)
-    return each.prod(-1) * np.exp(-((w * sums.sig_b) ** 2) / 2) * (1 + 1e-9) + TERM
+    alpha, beta = w[:, None] * sums.mu.abs(), w[:, None] * sums.sig
+    off = cdf(-ratio(sums.m, sums.s))
+    damped = term(torch.zeros_like(alpha), beta, sums.m, sums.s).real - off
+    steep = 0.7979 / (alpha * sums.s).clamp(min=1e-300)
+    each = (off + torch.minimum(damped, steep) + 4 * TERM).clamp(max=1.0)
+    return each.prod(-1) * torch.exp(-((w * sums.sig_b) ** 2) / 2) * (1 + 1e-9) + TERM

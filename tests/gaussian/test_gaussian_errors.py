@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib.gaussian.characteristic import term
 from bnn_vnnlib.gaussian.exponential import log_moment, log_moment_active, log_moment_below
-from bnn_vnnlib.gaussian.normal import ABSOLUTE, LOGARITHM, cdf, cdf_above, density, log_cdf_above, log_cdf_below
+from bnn_vnnlib.gaussian.faddeeva import by_trapezoids, faddeeva
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LOGARITHM, TERM, cdf, cdf_above, density, log_cdf_above, log_cdf_below
 from bnn_vnnlib.gaussian.relu import excess_above_mean, exponential_excess, relu_fourth, relu_mean, relu_square
 from support.gaussian import exact_log_moment, exact_relu_moment
 
@@ -134,3 +136,37 @@ def test_of_a_moment_out_of_reach_only_the_inactive_part_is_known() -> None:
     arguments = [number(v) for v in (0.3, 0.6, 0.1, 1.0)]  # 2 beta s^2 > 1: infinite
     assert float(log_moment(*arguments)) == np.inf
     assert float(log_moment_below(*arguments)) == pytest.approx(float(mpmath.log(mpmath.ncdf(-0.1))))
+
+
+@pytest.mark.parametrize("ours", [by_trapezoids, faddeeva], ids=lambda ours: ours.__name__)
+def test_the_faddeeva_function(ours: Callable[..., torch.Tensor]) -> None:
+    """At random places, near the nodes of either rule and on the edges between the rules."""
+    rng, step = np.random.default_rng(0), np.sqrt(np.pi / 12)
+    edges = np.arange(-60, 60) * step / 4
+    x = np.concatenate([rng.normal(size=200) * 3, rng.normal(size=100) * 100, edges, edges + 1e-9, [0.0, 1e-300, 1e8]])
+    y = np.abs(np.concatenate([rng.normal(size=200) * 3, 10.0 ** rng.uniform(-12, 3, len(x) - 200)]))
+    y[::5] = 0
+    found = ours(torch.as_tensor(x), torch.as_tensor(y)).tolist()
+    with mpmath.workdps(60):
+        for a, b, w in zip(x, y, found, strict=True):
+            z = mpmath.mpc(a, b)
+            if abs(z) < 40:
+                exact = mpmath.exp(-(z**2)) * mpmath.erfc(-1j * z)
+            else:  # the continued fraction, cut off
+                exact = 1j / mpmath.sqrt(mpmath.pi) / (z - 0.5 / (z - 1 / (z - 1.5 / (z - 2 / z))))
+            assert abs(exact - mpmath.mpc(w)) < 1e-13 * (1 + 1e3 * (abs(z) >= 40) * float(abs(exact)))
+
+
+@given(
+    st.floats(-30, 30), st.floats(1e-3, 10), st.floats(-100, 100), st.floats(0, 20)
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_one_factor_of_a_characteristic_function(m: float, s: float, alpha: float, beta: float) -> None:
+    with mpmath.workdps(60):
+        a = mpmath.mpf(beta) ** 2 + 1 / mpmath.mpf(s) ** 2
+        b = mpmath.mpf(m) / mpmath.mpf(s) ** 2 + 1j * mpmath.mpf(alpha)
+        y = b / mpmath.sqrt(2 * a)
+        t = mpmath.mpf(m) / mpmath.mpf(s)
+        exact = mpmath.ncdf(-t) + mpmath.exp(y**2 - t**2 / 2) * mpmath.erfc(-y) / (2 * s * mpmath.sqrt(a))
+        found = complex(term(number(alpha), number(beta), number(m), number(s)))
+        assert abs(exact - mpmath.mpc(found)) < TERM

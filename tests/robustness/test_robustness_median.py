@@ -76,14 +76,18 @@ def one_neuron(t, m, s, mu, sig, b, sig_b):
     return stats.norm.cdf(0, m, s) * inner(0.0) + above
 
 
+def sums_of(*parts):
+    return Sums(*(torch.tensor(part, dtype=torch.float64) for part in parts))
+
+
 def law_and_quantiles(seed):
     """Of each share the probability below its quantile, less what it may be."""
     rng = np.random.default_rng(seed)
     m, s, mu, b = rng.normal(), 10 ** rng.uniform(-1, 0.3), rng.normal(), rng.normal()
     sig, sig_b = 10 ** rng.uniform(-1.5, 0), 10 ** rng.uniform(-1.5, 0)
-    sums = Sums(*(np.array([[v]]) for v in (m, s, mu, sig)), np.array([b]), np.array([sig_b]), np.array([1e-15]))
+    sums = sums_of(*([[v]] for v in (m, s, mu, sig)), [b], [sig_b], [1e-15])
     shares = np.array([0.0, 0.01, 0.1, 0.2])
-    found = [one_neuron(t, m, s, mu, sig, b, sig_b) for t in quantiles(sums, shares)[0]]
+    found = [one_neuron(t, m, s, mu, sig, b, sig_b) for t in quantiles(sums, torch.as_tensor(shares))[0].tolist()]
     return np.array(found) - (0.5 - shares)
 
 
@@ -106,17 +110,8 @@ def test_quantiles_where_the_tail_is_heavy():
 
 def test_quantiles_with_an_atom_and_without_noise_say_nothing_wrong():
     """A dead neuron and a bias without noise: all mass at b."""
-    shape = (1, 1)
-    sums = Sums(
-        np.full(shape, -50.0),
-        np.ones(shape),
-        np.ones(shape),
-        np.zeros(shape),
-        np.array([2.0]),
-        np.zeros(1),
-        np.zeros(1),
-    )
-    assert (quantiles(sums, np.array([0.0, 0.1])) <= 2.0).all()
+    sums = sums_of([[-50.0]], [[1.0]], [[1.0]], [[0.0]], [2.0], [0.0], [0.0])
+    assert (quantiles(sums, torch.tensor([0.0, 0.1]).double()) <= 2.0).all()
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.02, 0.3]))
@@ -139,8 +134,8 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     """P(Delta < E Delta - d) = p for d = sd sqrt(1 / p - 1) is reached by a law on two points."""
     net = random_model(0, [2, 6, 2], spread=0.5)
     source = OneLayerMedians(dense_chain(net.network, net.posterior, torch.device("cpu")), Deadline())
-    monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.zeros((4, len(shares))))
-    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 1e3))
+    monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: torch.zeros(4, len(shares)).double())
+    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: torch.full((4,), 1e3).double())
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
 
     def means(_, low, high):
@@ -167,8 +162,10 @@ def test_half_a_deviation_is_not_enough_between_mean_and_median(monkeypatch):
     """P = 1/2 at distance sd from the mean is reached by a law on two points."""
     net = random_model(0, [2, 6, 2], spread=0.5)
     source = OneLayerMedians(dense_chain(*net_parts(net)), Deadline())
-    monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: np.full((4, len(shares)), -np.inf))
-    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: np.full(4, 3.0))
+    monkeypatch.setattr(
+        f"{PLACE}.medians.quantiles", lambda sums, shares: torch.full((4, len(shares)), -np.inf).double()
+    )
+    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: torch.full((4,), 3.0).double())
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
     monkeypatch.setattr(OneLayerMedians, "_means", lambda *_: torch.full((1, 4), 1.0, dtype=torch.float64))
     point = torch.zeros(1, 2, dtype=torch.float64)
@@ -214,10 +211,9 @@ def test_one_of_two_events_is_as_likely_as_both_together_at_most(t):
 @pytest.mark.parametrize("noise", [1e-2, 1e-3, 1e-4])
 def test_quantiles_of_a_jump(noise):
     """relu(N(0, 1)) has half of its mass at 0: with little noise the wave has more terms than are summed."""
-    one = np.ones((1, 1))
-    sums = Sums(0 * one, one, one, 0 * one, np.zeros(1), np.full(1, noise), np.zeros(1))
+    sums = sums_of([[0.0]], [[1.0]], [[1.0]], [[0.0]], [0.0], [noise], [0.0])
     shares = np.array([0.0, 0.05, 0.1, 0.2, 0.4])
-    for share, t in zip(shares, quantiles(sums, shares)[0], strict=True):
+    for share, t in zip(shares, quantiles(sums, torch.as_tensor(shares))[0].tolist(), strict=True):
         # with b' <= noise N: the jump alone, and what of the half-normal is below t
         below = (
             0.5 * stats.norm.cdf(t / noise)
@@ -239,7 +235,7 @@ def test_mass_beyond_the_period_counts(monkeypatch):
         reach, tail = known(*given)
         return reach, tail + 0.05
 
-    monkeypatch.setattr(f"{PLACE}.distribution._reach", leaky)
+    monkeypatch.setattr("bnn_vnnlib.gaussian.quantiles._reach", leaky)
     assert (law_and_quantiles(1) <= -0.05 + 1e-7).all()
 
 

@@ -6,20 +6,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from robustness_builders import model, random_model
 from scipy.stats import norm
 
-from bnn_vnnlib.gaussian.characteristic import TERM, Sums, expected_relu, log_generating, term
+from bnn_vnnlib.gaussian.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
-from bnn_vnnlib.network.dense_chain import dense_chain
+from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 
@@ -57,37 +54,15 @@ def sampled(net: Model, x: np.ndarray, count: int, seed: int = 0) -> tuple[np.nd
     return y[..., 0].mean(1), y[..., 0].std(1) / count**0.5
 
 
-@given(
-    st.floats(-30, 30), st.floats(1e-3, 10), st.floats(-100, 100), st.floats(0, 20)
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_one_term_against_mpmath(m: float, s: float, alpha: float, beta: float) -> None:
-    with mpmath.workdps(60):
-        a = mpmath.mpf(beta) ** 2 + 1 / mpmath.mpf(s) ** 2
-        b = mpmath.mpf(m) / mpmath.mpf(s) ** 2 + 1j * mpmath.mpf(alpha)
-        y = b / mpmath.sqrt(2 * a)
-        t = mpmath.mpf(m) / mpmath.mpf(s)
-        exact = mpmath.ncdf(-t) + mpmath.exp(y**2 - t**2 / 2) * mpmath.erfc(-y) / (2 * s * mpmath.sqrt(a))
-        got = complex(term(np.array(alpha), np.array(beta), np.array(m), np.array(s)))
-        assert abs(exact - mpmath.mpc(got)) < TERM
-
-
-@given(st.floats(-5, 5), st.floats(1e-2, 3), st.floats(-3, 3), st.floats(0, 0.3))
-@settings(max_examples=30, deadline=None)
-def test_generating_function_against_quadrature(m: float, s: float, a: float, b: float) -> None:
-    with mpmath.workdps(20):
-        peak = (m + a * s * s) / (1 - (b * s) ** 2)
-        width = s / np.sqrt(1 - (b * s) ** 2)
-        stops = sorted({max(0.0, peak + d * width) for d in (-12, -3, 0, 3, 12)} | {0.0})
-        inside = mpmath.quad(lambda z: mpmath.exp(a * z + (b * z) ** 2 / 2) * mpmath.npdf(z, m, s), stops)
-        exact = mpmath.log(mpmath.ncdf(-m / s) + inside)
-    assert float(log_generating(np.array(a), np.array(b), np.array(m), np.array(s))) == pytest.approx(exact, abs=1e-8)
+def expected(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    low, high = expected_relu(Sums(*(tensor(part) for part in parts)))
+    return low.numpy(), high.numpy()
 
 
 def test_a_sum_without_terms_is_gaussian() -> None:
     b, sig = np.array([-1.0, 0.0, 2.0]), np.array([0.5, 1.0, 0.1])
     zero = np.zeros((3, 1))
-    low, high = expected_relu(Sums(zero, zero, zero, zero, b, sig, np.zeros(3)))
+    low, high = expected(zero, zero, zero, zero, b, sig, np.zeros(3))
     exact = b * norm.cdf(b / sig) + sig * norm.pdf(b / sig)
     assert (low <= exact).all()
     assert (exact <= high).all()
@@ -96,9 +71,7 @@ def test_a_sum_without_terms_is_gaussian() -> None:
 
 def test_two_terms_against_double_quadrature() -> None:
     m, s, mu, sig = np.array([0.3, -0.4]), np.array([0.8, 0.5]), np.array([1.2, -0.7]), np.array([0.3, 0.6])
-    low, high = expected_relu(
-        Sums(m[None], s[None], mu[None], sig[None], np.array([0.1]), np.array([0.2]), np.zeros(1))
-    )  # fmt: skip
+    low, high = expected(m[None], s[None], mu[None], sig[None], np.array([0.1]), np.array([0.2]), np.zeros(1))
     t = np.arange(-8, 8, 1e-2) + 3e-3
     weight = norm.pdf(t) * 1e-2
     z = np.maximum(m + s * t[:, None], 0)
@@ -151,10 +124,11 @@ def test_interpolation_errors_bound_those_that_occur() -> None:
         ends = np.sort(rng.normal(size=2))
         x = np.linspace(*ends, 9)
         m, s = x[:, None] * mu + bias, np.sqrt(x[:, None] ** 2 * sig**2 + noise**2)
+        top = DenseLayer.exact(tensor(weight), tensor(0 * sig_b), tensor(spread**2), tensor(sig_b**2))
         bound = interpolation_errors(
-            (m[:1], m[-1:]), (s[:1], s[-1:]), np.full((1, k), 1e-12), (ends[:1], ends[1:]), mu[None],
-            (sig**2)[None], (weight, np.zeros_like(weight), spread, sig_b),
-        )[0]  # fmt: skip
+            (tensor(m[:1]), tensor(m[-1:])), (tensor(s[:1]), tensor(s[-1:])), tensor(np.full((1, k), 1e-12)),
+            (tensor(ends[:1]), tensor(ends[1:])), tensor(mu[None]), tensor((sig**2)[None]), top,
+        )[0].numpy()  # fmt: skip
         v = mu + sig * rng.standard_normal((20_000, k))
         b = bias + noise * rng.standard_normal((20_000, k))
         z = np.maximum(x[:, None, None] * v + b, 0)

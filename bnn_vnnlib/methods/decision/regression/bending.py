@@ -15,80 +15,83 @@ Rounding: m, s are widened by their errors, and B, L by a factor that exceeds wh
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy import special
+import math
 
-Floats = NDArray[np.float64]
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density
+from bnn_vnnlib.network.dense_chain import DenseLayer
 
 WIDER = 1 + 1e-9
+"""Covers sums of a million nonnegative products."""
 
 
-def density(t: Floats) -> Floats:
-    """phi(t)."""
-    return np.asarray(np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi))
+def nearest(low: Tensor, high: Tensor) -> Tensor:
+    """The least |t| for t in [low, high]."""
+    return torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+
+
+def quotients(low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """Range of m / s for m in [low, high] and s in [least, most], least > 0."""
+    return torch.minimum(low / least, low / most), torch.maximum(high / least, high / most)
 
 
 def interpolation_errors(
-    means: tuple[Floats, Floats], deviations: tuple[Floats, Floats], room: Floats, ends: tuple[Floats, Floats],
-    mu: Floats, variance: Floats, top: tuple[Floats, Floats, Floats, Floats],
-) -> Floats:  # fmt: skip
-    """(A, I): bounds for A segments and I neurons.
+    means: tuple[Tensor, Tensor], deviations: tuple[Tensor, Tensor], room: Tensor, ends: tuple[Tensor, Tensor],
+    mu: Tensor, variance: Tensor, top: DenseLayer,
+) -> Tensor:  # fmt: skip
+    """(A, I): bounds for A segments and the I neurons of the second layer, `top`.
 
     means, deviations : m and s (A, K) at both ends; room (A, K) their errors; ends (A,) each: l <= u
     mu, variance : (A, K) of the weights that the input of the segment has
-    top : W's means, their slack and standard deviations (I, K), sig_b (I,)
     """
     lower, upper = ends
-    largest = np.maximum(np.abs(lower), np.abs(upper))[:, None]
-    low, high = np.minimum(*means) - room, np.maximum(*means) + room
+    largest = torch.maximum(lower.abs(), upper.abs())[:, None]
+    low, high = torch.minimum(*means) - room, torch.maximum(*means) + room
     crosses = ((lower <= 0) & (upper >= 0))[:, None]
-    bottom = np.sqrt(np.maximum(np.minimum(*deviations) ** 2 - crosses * variance * largest**2, 0))
-    s_low = np.maximum((bottom - room) * (1 - 1e-9), 1e-100)
-    s_high = np.maximum(*deviations) + room
-    t_low, t_high = np.minimum(low / s_low, low / s_high), np.maximum(high / s_low, high / s_high)
-    nearest = np.where((t_low <= 0) & (t_high >= 0), 0.0, np.minimum(np.abs(t_low), np.abs(t_high)))
-    peak, mass = density(nearest) + 1e-14, special.ndtr(t_high) + 1e-14
-    sig = np.sqrt(variance) * WIDER
-    rho = np.minimum(sig, variance * largest / s_low * WIDER)
-    absolute = np.abs(mu)
+    bottom = torch.sqrt((torch.minimum(*deviations) ** 2 - crosses * variance * largest**2).clamp(min=0.0))
+    s_low = ((bottom - room) * (1 - 1e-9)).clamp(min=LEAST)
+    s_high = torch.maximum(*deviations) + room
+    t_low, t_high = quotients(low, high, s_low, s_high)
+    peak, mass = density(nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
+    sig = torch.sqrt(variance) * WIDER
+    rho = torch.minimum(sig, variance * largest / s_low * WIDER)
+    absolute = mu.abs()
 
     square = (mu**2 + variance) * mass + 2 * absolute * rho * peak + 0.242 * rho**2 * (t_low < 0)
-    square = np.minimum(square, mu**2 + variance) * WIDER
+    square = torch.minimum(square, mu**2 + variance) * WIDER
     first, last = (_slope(m, s, x, mu, variance, room) for m, s, x in zip(means, deviations, ends, strict=True))
     lowest, highest = first[0], last[1]
-    smallest = np.where((lowest <= 0) & (highest >= 0), 0.0, np.minimum(lowest**2, highest**2)) / WIDER
-    weight, slack, noise, bias = top
-    large, small = np.abs(weight) + slack, np.maximum(np.abs(weight) - slack, 0)
+    smallest = nearest(lowest, highest) ** 2 / WIDER
+    weight, slack, noise, bias = top.mean, top.slack, torch.sqrt(top.variance), torch.sqrt(top.bias_variance)
+    large, small = weight.abs() + slack, (weight.abs() - slack).clamp(min=0.0)
     center, radius = (lowest + highest) / 2, (highest - lowest) / 2 * WIDER
-    mean = np.abs(center @ weight.T) + radius @ large.T + np.abs(center) @ (slack + 1e-12 * large).T
-    bent = square @ (large**2 + noise**2).T * WIDER - smallest @ (small**2).T / WIDER + mean**2 * WIDER
+    mean = (center @ weight.mT).abs() + radius @ large.mT + center.abs() @ (slack + 1e-12 * large).mT
+    bent = square @ (large**2 + noise**2).mT * WIDER - smallest @ (small**2).mT / WIDER + mean**2 * WIDER
 
-    tilt = absolute + rho * np.minimum(np.maximum(np.abs(low), np.abs(high)) / s_low, 1e150)
-    kink = peak / s_low * np.minimum(tilt**2 + variance, 1e300) * WIDER
-    kink = np.where(absolute + sig > 0, kink, 0.0)
+    tilt = absolute + rho * (torch.maximum(low.abs(), high.abs()) / s_low).clamp(max=1e150)
+    kink = peak / s_low * (tilt**2 + variance).clamp(max=1e300) * WIDER
+    kink = torch.where(absolute + sig > 0, kink, 0.0)
     expected = large * WIDER + 0.79789 * noise  # E|W| <= |mu| + E|N| sig
     length = (upper - lower)[:, None] * WIDER
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        curved = bent / (np.sqrt(2 * np.pi) * bias) + kink @ expected.T
-        curved = np.minimum(np.nan_to_num(curved, nan=np.inf), 1e300)  # no noise in the bias: L is what is left
-        return np.asarray(np.minimum(curved * length**2 / 8, np.sqrt(bent) * length / 2) * WIDER)
+    curved = bent / (math.sqrt(2 * math.pi) * bias) + kink @ expected.mT
+    curved = curved.nan_to_num(torch.inf, torch.inf).clamp(max=1e300)  # no noise in the bias: L is what is left
+    return torch.minimum(curved * length**2 / 8, torch.sqrt(bent) * length / 2) * WIDER
 
 
-def _slope(m: Floats, s: Floats, x: Floats, mu: Floats, variance: Floats, room: Floats) -> tuple[Floats, Floats]:
+def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
     """E[V; a > 0] at a point, from below and above."""
-    least, most = np.maximum(s - room, 1e-100), s + room
-    t_low, t_high = np.minimum((m - room) / least, (m - room) / most), np.maximum((m + room) / least, (m + room) / most)
-    low, high = special.ndtr(t_low) - 1e-14, special.ndtr(t_high) + 1e-14
-    first = np.minimum(low * mu, high * mu), np.maximum(low * mu, high * mu)
-    crossing = (t_low <= 0) & (t_high >= 0)
-    near = np.where(crossing, 0.0, np.minimum(np.abs(t_low), np.abs(t_high)))
-    far = np.maximum(np.abs(t_low), np.abs(t_high))
-    rho = variance * np.abs(x)[:, None]
-    cap = np.sqrt(variance) * 0.4
-    small = np.minimum(np.maximum(density(far) - 1e-14, 0) * rho / most, cap) / WIDER
-    large = np.minimum((density(near) + 1e-14) * rho / least, cap) * WIDER
-    sign = np.sign(x)[:, None]
-    second = np.where(sign >= 0, small, -large), np.where(sign >= 0, large, -small)
-    paid = 1e-13 * (np.abs(mu) + cap)
+    least, most = (s - room).clamp(min=LEAST), s + room
+    t_low, t_high = quotients(m - room, m + room, least, most)
+    low, high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
+    first = torch.minimum(low * mu, high * mu), torch.maximum(low * mu, high * mu)
+    far = torch.maximum(t_low.abs(), t_high.abs())
+    rho = variance * x.abs()[:, None]
+    cap = torch.sqrt(variance) * 0.4
+    small = torch.minimum((density(far) - ABSOLUTE).clamp(min=0.0) * rho / most, cap) / WIDER
+    large = torch.minimum((density(nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * WIDER
+    positive = x[:, None] >= 0
+    second = torch.where(positive, small, -large), torch.where(positive, large, -small)
+    paid = 1e-13 * (mu.abs() + cap)
     return first[0] + second[0] - paid, first[1] + second[1] + paid

@@ -16,23 +16,22 @@ since delta = V u where both are on, and |delta - m| <= |V u - m| + 2 |m| elsewh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.characteristic import Sums
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, cdf
 from bnn_vnnlib.gaussian.quantiles import quantiles, spread
 from bnn_vnnlib.methods.decision.regression.relu import ReluRows, squares
-from bnn_vnnlib.methods.decision.regression.rows import rows_over
-from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.methods.decision.regression.rows import rows_over, sums_at
+from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
-SHARES = np.array([0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2])
+SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
 """The p that are tried; 0 serves points."""
 
 UP = 1 + 1e-9
@@ -68,19 +67,17 @@ class OneLayerMedians:
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 4 * UNIT)
         sums = self._sums(center)
-        with np.errstate(all="ignore"):
-            found, deviation = quantiles(sums, SHARES), spread(sums)
-        law = torch.as_tensor(found, device=lower.device).unflatten(0, (len(center), -1))  # (P, 2 m, L)
+        law = quantiles(sums, lower.new_tensor(SHARES)).unflatten(0, (len(center), -1))  # (P, 2 m, L)
         least, at = self._means(lower, upper), self._means(center, center)
         at = at.roll(at.shape[1] // 2, 1)  # E f(c) <= -(lower bound of -f)
         drift = (least + at).clamp(max=0.0) - 4 * UNIT * (least.abs() + at.abs())
         moves = self._variance(lower, upper, radius).repeat(1, 2)
-        share = torch.as_tensor(SHARES[1:], device=lower.device)
+        share = lower.new_tensor(SHARES[1:])
         down = torch.sqrt(moves[..., None] * (1 / share - 1)) * UP - drift[..., None]
         value = torch.cat([law[..., :1], law[..., 1:] - down], -1)
         value[..., 0] = torch.where((radius == 0).all(-1)[:, None], value[..., 0], -torch.inf)
         value = value - 4 * UNIT * (law.abs() + value.abs())
-        wide = torch.as_tensor(deviation, device=lower.device).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * UP
+        wide = spread(sums).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * UP
         plain = least - wide - 8 * UNIT * (least.abs() + wide)
         best = torch.maximum(value.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(-1), plain)
         return best.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
@@ -98,36 +95,17 @@ class OneLayerMedians:
         rows = rows_over(hidden, top, "relu", 0.0, both.repeat(count, 1), None, each(size))
         return ReluRows(hidden).bound(rows, each(lower), each(upper)).value.reshape(count, -1)
 
-    @cached_property
-    def _arrays(self) -> tuple[dict[str, np.ndarray], ...]:
-        names = DenseLayer.__dataclass_fields__
-        return tuple({k: getattr(layer, k).cpu().numpy() for k in names} for layer in self.chain.layers)
-
     def _sums(self, center: Tensor) -> Sums:
         """The outputs and their negatives at the centres, as sums of independent terms: 2 m a centre."""
-        first, second = self._arrays
-        x = center.cpu().numpy()
-        m, s = x @ first["mean"].T + first["bias"], np.sqrt(x**2 @ first["variance"].T + first["bias_variance"])
-        size = np.abs(x) @ np.abs(first["mean"]).T + np.abs(first["bias"]) + s
-        room = gamma(2 * x.shape[1] + 16) * size + np.abs(x) @ first["slack"].T + first["bias_slack"]
-        error = room * UP + 16 * UNIT * (np.abs(m) + s) + 1e-140
-        sig = np.sqrt(second["variance"])
-        blur = 2 * error @ (np.abs(second["mean"]) + second["slack"] + sig).T + (np.abs(m) + s) @ second["slack"].T
-        blur = (blur + 16 * UNIT * np.abs(second["bias"]) + second["bias_slack"]) * UP
-        count, outputs = len(x), 2 * len(second["bias"])
+        sums, count = sums_at(self.chain.first, self.chain.last, center), len(center)
 
-        def each(part: np.ndarray) -> np.ndarray:
-            return np.repeat(part, outputs, axis=0)
-
-        def both(part: np.ndarray, sign: int) -> np.ndarray:
-            return np.concatenate([part, sign * part])
-
-        def tiled(part: np.ndarray) -> np.ndarray:
-            return np.tile(part, (count,) + (1,) * (part.ndim - 1))
+        def both(part: Tensor, sign: int = -1) -> Tensor:
+            each = part.unflatten(0, (count, -1))
+            return torch.cat([each, sign * each], 1).flatten(0, 1)
 
         return Sums(
-            each(m), each(s), tiled(both(second["mean"], -1)), tiled(both(sig, 1)), tiled(both(second["bias"], -1)),
-            tiled(both(np.sqrt(second["bias_variance"]), 1)), np.concatenate([blur, blur], 1).reshape(-1),
+            both(sums.m, 1), both(sums.s, 1), both(sums.mu), both(sums.sig, 1), both(sums.b), both(sums.sig_b, 1),
+            both(sums.blur, 1),
         )  # fmt: skip
 
     def _variance(self, lower: Tensor, upper: Tensor, radius: Tensor) -> Tensor:
@@ -150,4 +128,4 @@ class OneLayerMedians:
 
 def _rarely(t: Tensor) -> Tensor:
     """Upper bound on twice the largest Phi over what is at most t where that is below 0; else 1."""
-    return torch.where(t < 0, 2 * torch.special.ndtr(t) * UP + 1e-14, torch.ones_like(t)).clamp(max=1.0)
+    return torch.where(t < 0, 2 * cdf(t) * UP + ABSOLUTE, torch.ones_like(t)).clamp(max=1.0)

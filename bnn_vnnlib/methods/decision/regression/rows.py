@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.gaussian.characteristic import Sums
 from bnn_vnnlib.gaussian.normal import ABSOLUTE
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import UNIT, gamma
@@ -89,3 +90,29 @@ def rows_over(
     slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + LOST
     paid = (paid + 8 * UNIT * constant.abs()) * (1 + 1e-6)
     return Rows(v, linear, constant, paid, slope, room)
+
+
+def sums_at(first: DenseLayer, second: DenseLayer, x: Tensor) -> Sums:
+    """The outputs of two layers with relu between them at points (P, n): P times I sums, those of a point together.
+
+    m and s are off by some roundings, and m by what the slack of the first layer allows; `blur` is what that and the
+    slack of the second layer do to an output, since relu has slopes of at most 1.
+    """
+    m, s = x @ first.mean.mT + first.bias, first.deviation(x**2)
+    error = errors_at(first, x, m, s) + 16 * UNIT * (m.abs() + s)
+    sig = torch.sqrt(second.variance)
+    blur = 2 * error @ (second.mean.abs() + second.slack + sig).mT + (m.abs() + s) @ second.slack.mT
+    blur = (blur + 16 * UNIT * second.bias.abs() + second.bias_slack) * (1 + 1e-9)
+    count = len(x)
+    return Sums(
+        m.repeat_interleave(second.outputs, 0), s.repeat_interleave(second.outputs, 0),
+        second.mean.repeat(count, 1), sig.repeat(count, 1),
+        second.bias.repeat(count), torch.sqrt(second.bias_variance).repeat(count), blur.flatten(),
+    )  # fmt: skip
+
+
+def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """(P, K): how far the computed m and s may be from the true ones at points (P, n)."""
+    size = x.abs() @ layer.mean.abs().mT + layer.bias.abs() + s
+    error = gamma(2 * x.shape[1] + 16) * size + x.abs() @ layer.slack.mT + layer.bias_slack
+    return error * (1 + 1e-9) + LOST
