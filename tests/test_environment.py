@@ -385,7 +385,7 @@ ENTRANCES = {
     "bnn_vnnlib.posteriors.simplify": "simplified",
     "bnn_vnnlib.check_witness": "check_witness",
     "bnn_vnnlib.sweeps": "sweep radii uncertainty make_inputs make_table",
-    "bnn_vnnlib.sweeps.jobs": "_run",
+    "bnn_vnnlib.jobs.chunks": "_run",
     "bnn_vnnlib.adapters": "from_torch from_laplace from_ivon from_swag from_pyro_guide from_numpyro_guide from_tfp "
     "from_samples from_ensemble check_predictive check_samples",
 }

@@ -17,7 +17,8 @@ from bnn_vnnlib.system.isolation import usual_threads
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bnn_vnnlib.sweeps.jobs import Progress, Source, Watch
+    from bnn_vnnlib.jobs.chunks import Progress, Watch
+    from bnn_vnnlib.sweeps.source import Source
     from bnn_vnnlib.sweeps.summary import Spent
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
@@ -66,7 +67,7 @@ def widths(delta: list[float] | None) -> list[float] | float | None:
 
 def read_source(path: Path) -> Source:
     """A network that is read where the work is done."""
-    from bnn_vnnlib.sweeps.jobs import Source
+    from bnn_vnnlib.sweeps.source import Source
 
     if path.is_dir():
         raise InputError("is a folder, not an ONNX model", path=path)
@@ -80,7 +81,7 @@ def read_sources(folder: Path, names: set[str]) -> Mapping[str, Source]:
     ------
     InputError : one of them is not there
     """
-    from bnn_vnnlib.sweeps.jobs import Source
+    from bnn_vnnlib.sweeps.source import Source
 
     found = {}
     for name in sorted(names):

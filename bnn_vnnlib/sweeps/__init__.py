@@ -13,9 +13,9 @@ from bnn_vnnlib.sweeps.certainty import uncertainty as uncertainty
 from bnn_vnnlib.sweeps.inputs import Inputs as Inputs
 from bnn_vnnlib.sweeps.inputs import make_inputs as make_inputs
 from bnn_vnnlib.sweeps.inputs import read_inputs as read_inputs
-from bnn_vnnlib.sweeps.jobs import Source as Source
 from bnn_vnnlib.sweeps.radius import RadiusResult as RadiusResult
 from bnn_vnnlib.sweeps.radius import radii as radii
+from bnn_vnnlib.sweeps.source import Source as Source
 from bnn_vnnlib.sweeps.sweeping import Pair as Pair
 from bnn_vnnlib.sweeps.sweeping import SweepResult as SweepResult
 from bnn_vnnlib.sweeps.sweeping import sweep as sweep

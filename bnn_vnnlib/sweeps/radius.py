@@ -12,17 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.files.arrays import Arrays, write_columns
+from bnn_vnnlib.jobs.chunks import Watch, carry_out, joined, usual_chunk
+from bnn_vnnlib.jobs.folder import Folder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
 from bnn_vnnlib.sweeps.digests import model_digest
-from bnn_vnnlib.sweeps.folder import Folder, Step
 from bnn_vnnlib.sweeps.inputs import Inputs
-from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
+from bnn_vnnlib.sweeps.source import Source
 from bnn_vnnlib.sweeps.summary import Spent, write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
 from bnn_vnnlib.system.environment import plain_state

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.sweeps.arrays import Arrays
 
 if TYPE_CHECKING:
     from bnn_vnnlib.batch import BatchResult

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.jobs.folder import Cost
 from bnn_vnnlib.readers import table_text
-from bnn_vnnlib.sweeps.arrays import Arrays
-from bnn_vnnlib.sweeps.folder import Cost
 
 ALL = "all"
 

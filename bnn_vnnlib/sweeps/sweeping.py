@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.arrays import Arrays, write_columns
+from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, joined, usual_chunk
+from bnn_vnnlib.jobs.folder import Folder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.sweeps.arrays import Arrays, write_columns
 from bnn_vnnlib.sweeps.digests import model_digest
-from bnn_vnnlib.sweeps.folder import Folder, Step
-from bnn_vnnlib.sweeps.jobs import Source, Watch, carry_out, growing, joined, usual_chunk
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
+from bnn_vnnlib.sweeps.source import Source
 from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state

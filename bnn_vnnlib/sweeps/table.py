@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.sweeps.arrays import Arrays, integers, number, read_arrays, refuse_unknown
+from bnn_vnnlib.files.arrays import Arrays, integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.sweeps.digests import digest
 from bnn_vnnlib.sweeps.questions import Asked
 from bnn_vnnlib.system.environment import plain_state

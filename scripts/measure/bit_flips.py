@@ -20,8 +20,8 @@ import numpy as np
 import typer
 
 from bnn_vnnlib import InputError
+from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Reading, Source, make_inputs, make_table, radii, sweep, uncertainty
-from bnn_vnnlib.sweeps.arrays import Arrays
 
 NET = Path(__file__).resolve().parents[2] / "benchmarks" / "hcas" / "onnx" / "hcas_hmc_125_pra0_tau20.onnx"
 SAME, AGAIN, REFUSED = "the same", "the same, said that something is done again", "refused in one message"

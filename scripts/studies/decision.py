@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
-from bnn_vnnlib.sweeps.arrays import Arrays
 from studies import published as paper
 from studies import tables
 from studies.figures import SERIES, panels, save

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bnn_vnnlib.files.arrays import Arrays, read_columns
 from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, SweepResult, make_table, sweep
-from bnn_vnnlib.sweeps.arrays import Arrays, read_columns
 from bnn_vnnlib.sweeps.targets import mean_output
 from studies import published as paper
 from studies import tables

@@ -27,10 +27,10 @@ from scipy import stats
 
 from bnn_vnnlib import attack, rules
 from bnn_vnnlib.attack import Attack, Params
+from bnn_vnnlib.files.arrays import read_columns, write_columns
 from bnn_vnnlib.model import Model, WeightSamples
 from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.sweeps import Bounding, Inputs, Radii, RadiusResult, Source, make_inputs, radii
-from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
 from studies import boxes, tables
 from studies import regression as by_regression
 from studies.drawing import LEVEL, networks

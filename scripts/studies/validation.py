@@ -29,10 +29,10 @@ from torch import Tensor
 
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.files.arrays import read_columns, write_columns
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
-from bnn_vnnlib.sweeps.arrays import read_columns, write_columns
 from studies import boxes, tables
 from studies.boxes import Boxes
 from studies.drawing import LEVEL, networks

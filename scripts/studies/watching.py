@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bnn_vnnlib.sweeps.jobs import Progress as Done
-from bnn_vnnlib.sweeps.jobs import Watch
+from bnn_vnnlib.jobs.chunks import Progress as Done
+from bnn_vnnlib.jobs.chunks import Watch
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import pytest
 from scipy import optimize, stats
 
 from bnn_vnnlib import InputError, OptionError
+from bnn_vnnlib.files.arrays import read_columns
 from bnn_vnnlib.sweeps import Bounding, Radii, Source, make_inputs, radii
-from bnn_vnnlib.sweeps.arrays import read_columns
 from robustness.robustness_builders import model, random_samples
 from sweeps.sweep_models import documented, told, write_net
 

@@ -19,11 +19,11 @@ from rich.console import Console
 import bit_flips
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
 from bnn_vnnlib.cli import long_jobs
+from bnn_vnnlib.files.arrays import read_columns
+from bnn_vnnlib.jobs.chunks import Progress, carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.folder import Folder
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Source, make_inputs, make_table, radii, sweep
-from bnn_vnnlib.sweeps.arrays import read_columns
-from bnn_vnnlib.sweeps.folder import Folder
-from bnn_vnnlib.sweeps.jobs import Progress, carry_out, growing, usual_chunk
 from bnn_vnnlib.system.durable import LOCK, locked
 from sweeps.sweep_models import Killing, boxes, documented, told, write_net
 

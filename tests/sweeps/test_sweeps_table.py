@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bnn_vnnlib import InputError
-from bnn_vnnlib.sweeps import arrays, make_inputs, make_table, read_inputs, read_table
-from bnn_vnnlib.sweeps.arrays import write_columns
+from bnn_vnnlib.files import arrays
+from bnn_vnnlib.files.arrays import write_columns
+from bnn_vnnlib.sweeps import make_inputs, make_table, read_inputs, read_table
 from sweeps.sweep_models import boxes
 
 WITHOUT = "pyarrow (extra `parquet`) is not installed"

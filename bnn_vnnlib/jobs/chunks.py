@@ -10,21 +10,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.files.arrays import Arrays
+from bnn_vnnlib.jobs.folder import Cost, Folder, Kept, Part, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.jobs.worker import Died, Kind, discard, own_worker
-from bnn_vnnlib.sweeps.arrays import Arrays
-from bnn_vnnlib.sweeps.folder import Cost, Folder, Kept, Part, Step
 from bnn_vnnlib.system.environment import plain_state
-
-if TYPE_CHECKING:
-    from bnn_vnnlib.network.network import Model
 
 FIRST, GROWTH = 4, 4
 """Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
@@ -78,30 +73,6 @@ class Progress:
 
 Watch = Callable[[Progress], None]
 """Called at the start, and after each chunk and step."""
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A network by its file, read where the work is done, or in memory."""
-
-    path: Path | None = None
-    memory: Model | None = None
-
-    @property
-    def model(self) -> Model:
-        """The model; the last ones that were read stay in memory."""
-        if self.memory is not None:
-            return self.memory
-        if self.path is None:
-            raise InputError("a network needs a file or a model in memory")
-        return _read(self.path)
-
-
-@lru_cache(maxsize=2)
-def _read(path: Path) -> Model:
-    from bnn_vnnlib.model.reading import read_model
-
-    return read_model(path)
 
 
 def carry_out(job: Job, folder: Folder | None, where: Places, watch: Watch | None = None) -> list[Part]:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.files.arrays import Arrays, parquet, parquet_bytes, read_columns
 from bnn_vnnlib.files.sidecar import plain, read_object, to_text
 from bnn_vnnlib.files.vnncomp import write_text
-from bnn_vnnlib.sweeps.arrays import Arrays, parquet, parquet_bytes, read_columns
 from bnn_vnnlib.system.durable import LOCK, clear, locked, make_folder, replacing
 
 SETTINGS, OWN_HASH = "settings.json", "sha256"
