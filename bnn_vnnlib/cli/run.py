@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
+from bnn_vnnlib.cli.long_jobs import shown
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Threads, Workers, with_options
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.printable import printable
@@ -103,23 +104,21 @@ def _arguments(options: Options) -> tuple[str, ...]:
 
 
 def _go(prepared: Run, where: Places, console: Console) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """A line for each instance that is finished, beside how far the run is."""
+    from bnn_vnnlib.jobs.chunks import Progress
 
     for remark in prepared.remarks:
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
-    if prepared.kept:
-        finished = f"{prepared.kept} of {len(prepared.tasks)} instances are finished; {len(prepared.todo)} to run"
-        console.print(finished, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("instances", total=len(prepared.todo))
+    kept, todo = prepared.kept, len(prepared.todo)
+    with shown(console, "instances") as watch:
+        watch(Progress(kept, kept + todo, kept))
         for number, entry in enumerate(prepared.go(where), 1):
-            progress.advance(bar)
             run_ = entry.record["run"]
-            line = f"[{number}/{len(prepared.todo)}] {entry.verdict} {run_['run_time']:.2f} s"
+            line = f"[{number}/{todo}] {entry.verdict} {run_['run_time']:.2f} s"
             line += " (vacuous)" if (entry.record.get("asked") or {}).get("vacuous") else ""
             names = f"{run_['category']} {run_['network']} {run_['property']}"
-            progress.console.print(printable(f"{line}  {names}"), markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(f"{line}  {names}"), markup=False, highlight=False, soft_wrap=True)
+            watch(Progress(kept + number, kept + todo, kept))
 
 
 def _summary(prepared: Run, console: Console) -> None:

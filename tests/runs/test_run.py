@@ -166,7 +166,7 @@ def test_a_run_that_was_ended_goes_on(stand_in, benchmark, tmp_path):
     (done,) = (out / "instances").glob("*/*_sat-*.txt")
     done.unlink()  # as if it had been ended before this instance was finished
     said = run(folder, "--out", out).stderr
-    assert "3 of 4 instances are finished; 1 to run" in said
+    assert "3 of 4 instances are finished; 1 to go" in said
     changed = [path for path in before if path.stat().st_mtime_ns != before[path]]
     assert changed == [done]
     assert results(out) == [("unsat", "unsat"), ("sat", "sat"), ("unknown", "unknown"), ("fault", "error")]
@@ -249,7 +249,7 @@ def test_a_table_may_be_edited(stand_in, benchmark, tmp_path):
     assert results(out) == [("unknown", "unknown"), ("unsat", "unsat")]
     (folder / "9_late.vnnlib").write_text("late")
     (folder / "instances.csv").write_text("\n".join(["net.onnx,9_late.vnnlib,20.0", two, three, one]))
-    assert "3 of 4 instances are finished; 1 to run" in run(folder, "--out", out).stderr
+    assert "3 of 4 instances are finished; 1 to go" in run(folder, "--out", out).stderr
     assert [word for word, _ in results(out)] == ["late", "sat", "unknown", "unsat"]
 
 
@@ -262,7 +262,7 @@ def test_a_line_that_is_there_twice_is_run_once_and_shown_twice(stand_in, benchm
     rows = table(out)
     assert rows[0] == rows[2]
     assert [row["timeout"] for row in rows] == ["20.0", "20.0", "20.0", "30.0"]
-    assert "4 of 4 instances are finished; 0 to run" in run(folder, "--out", out).stderr
+    assert "4 of 4 instances are finished; 0 to go" in run(folder, "--out", out).stderr
 
 
 def test_what_was_decided_with_other_options_is_not_kept(stand_in, benchmark, tmp_path):
@@ -278,8 +278,8 @@ def test_what_was_decided_with_other_options_is_not_kept(stand_in, benchmark, tm
     assert "or --rerun unknown to keep what is decided" in run(*limited, code=2).stderr
     said = run(*limited, "--rerun", "failed").stderr
     assert "made with other options, so run again: 1" in said
-    assert "2 of 3 instances are finished; 1 to run" in said
-    assert "3 of 3 instances are finished; 0 to run" in run(*limited).stderr
+    assert "2 of 3 instances are finished; 1 to go" in said
+    assert "3 of 3 instances are finished; 0 to go" in run(*limited).stderr
 
 
 def test_a_witness_that_was_not_checked_is_checked_when_asked(stand_in, benchmark, tmp_path):
