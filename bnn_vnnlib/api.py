@@ -19,6 +19,7 @@ from bnn_vnnlib.question.vacuous import vacuous
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
 from bnn_vnnlib.setting import Setting, ends_in_sigmoid, gives_probabilities, settle_run
 from bnn_vnnlib.system.environment import plain_state
+from bnn_vnnlib.system.memory import memory_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
-RESTARTS, POOL, POOL_MEMORY = 64, 256, 2**22
-"""Starting points of an attack on one property: the best of up to POOL times as many, as memory (float64s) allows."""
+RESTARTS, POOL, POOL_EFFORT = 64, 256, 2**22
+"""Starting points of an attack on one property: the best of up to POOL times as many, as long as the widest layer has
+at most POOL_EFFORT numbers over all of them."""
 
 REPLAYED = 64
 """Candidates for a deterministic witness that are replayed, at most."""
@@ -77,7 +79,8 @@ def verify(
     said = _said(setting, property)
     if how.strict and said.vacuous:
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
-    result = _answered(setting, property, vacuous=said.vacuous is not None)
+    with memory_of(how.memory, setting.device):
+        result = _answered(setting, property, vacuous=said.vacuous is not None)
     notes = (*property.notes, *setting.model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 
@@ -149,7 +152,7 @@ def _solve(setting: Setting, property: Property) -> Result:
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
-    pool = min(POOL, max(1, POOL_MEMORY // (RESTARTS * widest * len(problem))))
+    pool = min(POOL, max(1, POOL_EFFORT // (RESTARTS * widest * len(problem))))
     attack = Attack(
         restarts=RESTARTS, pool=pool, seed=setting.options.seed, deadline=setting.deadline, precision=setting.precision
     )

@@ -16,15 +16,12 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.problem.problem import Constraints, Problem
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 Params = dict[str, Tensor]
 
 Aim = Literal["each", "mean", "median", "common"]
 """What is attacked of K sets of weights: each for itself, their mean or median output, or all at one common point."""
-
-MEMORY = 2**22
-"""Activations of one chunk, in float64 elements, at most about."""
-
 
 LARGEST, SMALLEST = 0.5, 1e-4
 """First and last step, as shares of the box; geometric in between."""
@@ -72,7 +69,7 @@ def run(
     """
     count = max((len(p) for p in params.values()), default=1)
     widest = max(int(torch.Size(node.shape).numel()) for node in network.nodes)
-    step = max(1, MEMORY // (count * attack.restarts * widest))
+    step = at_once(4 * count * attack.restarts * widest)
     parts = [
         _searched(
             network, problem.items(index), params, attack, transform, aim, None if start is None else start[index]

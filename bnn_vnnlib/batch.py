@@ -17,6 +17,7 @@ from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.rules import never
 from bnn_vnnlib.setting import Setting, settle_run
 from bnn_vnnlib.system.environment import plain_state
+from bnn_vnnlib.system.memory import memory_of
 
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
@@ -85,7 +86,8 @@ def verify_batch(
     setting = settle_run(model, how, started=begun)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
-    fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), methods.NONE)
+    with memory_of(how.memory, setting.device):
+        fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), methods.NONE)
     if labels is None and properties is None:  # no question, no answer
         fields |= {"row_lower": None, "row_upper": None, "verdicts": _all(Verdict.UNKNOWN, len(low))}
     full = {name: _spread(values, kept, len(low)) for name, values in fields.items() if values is not None}

@@ -22,11 +22,9 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Max, Product, Scale, Sum
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 Method = Literal["interval", "linear"]
-
-MEMORY = 2**19
-"""Number of float64 in the largest tensor of one chunk, about (4 MiB: near the caches, which is faster on a CPU)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +140,7 @@ class Engine:
         index = matters.any(0).any(0).nonzero()[:, 0]
         if len(index) == 0:
             return known
-        for part in index.split(max(1, MEMORY // (weights.count * items * max(self._sizes[: position + 1])))):
+        for part in index.split(at_once(32 * weights.count * items * max(self._sizes[: position + 1]))):
             self.deadline.check()
             bound = backward.units(self.network, weights, ranges, position, part, items, n).minimum(box)
             lower, upper = bound.unflatten(2, (2, -1)).unbind(2)
@@ -198,7 +196,7 @@ class Engine:
             sources = [s for s in sources if not (wide and self._maps_below(s) <= 1)]
             below = (2 * math.prod(nodes[s].shape) * max(self._sizes[: max(1, s - 1)]) for s in sources)
             need = max(need, *below, 1)
-        return max(1, MEMORY // (boxes * need))
+        return at_once(32 * boxes * need)
 
     @property
     def _sizes(self) -> list[int]:

@@ -41,7 +41,9 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
     workers: Workers = None,
     threads: Threads = None,
-    memory: Annotated[float | None, typer.Option(help="GiB of data that an instance may allocate.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB of data that an instance may allocate; its work is cut to fit.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
     scheduler: Scheduler = None,
     debug: Debug = False,

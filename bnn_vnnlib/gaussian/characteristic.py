@@ -33,15 +33,13 @@ from bnn_vnnlib.gaussian.faddeeva import faddeeva
 from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, ratio
 from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.system.memory import at_once
 
 BLOCK = 16
 """Terms of the series at once."""
 
 TERMS = 4001
 """Largest n."""
-
-MEMORY = 2**20
-"""Complex numbers at once, at most about."""
 
 ENOUGH = 1e-6
 """Error of the tail and of the truncation, in standard deviations of zeta, that asks for no more."""
@@ -70,8 +68,8 @@ class Sums:
         return Sums(*(part[index] for part in vars(self).values()))
 
     def parts(self) -> list[Sums]:
-        """All of them, as many at once as MEMORY allows."""
-        count = max(1, MEMORY // (BLOCK * max(1, self.m.shape[1])))
+        """All of them, as many at once as memory allows."""
+        count = at_once(16 * BLOCK * max(1, self.m.shape[1]))
         return [self.of(index) for index in torch.arange(len(self.b), device=self.b.device).split(count)]
 
 

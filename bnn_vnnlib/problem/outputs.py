@@ -22,14 +22,12 @@ from bnn_vnnlib.bounds.walk import LinearForm, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.problem import Problem, Rows
 from bnn_vnnlib.rounding import down
+from bnn_vnnlib.system.memory import at_once
 
 Transform = Literal["identity", "softmax", "sigmoid"]
 
 PAIRS = 32
 """Up to this many classes, differences of all pairs of logits are bounded; beyond, the logits one by one."""
-
-MEMORY = 2**20
-"""Numbers at once in closed ranges, at most about."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class OutputBounds:
         lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
         height, wide = outputs.shape[1], outputs.shape[-1] if inputs is None else outputs.shape[-1] + inputs.shape[-1]
         widest = max([height * wide, *(math.prod(node.shape) for node in self.engine.network.nodes)])
-        step = max(1, MEMORY // (max(weights.count, len(lower)) * widest))
+        step = at_once(16 * max(weights.count, len(lower)) * widest)
 
         def part(start: int) -> Tensor:
             some_ = slice(start, start + step)

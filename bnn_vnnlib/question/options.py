@@ -155,6 +155,11 @@ class Options:
             unset="no limit",
         ),
     ] = None  # fmt: skip
+    memory: Annotated[
+        float | None,
+        Option("GiB for the arrays of the work beside the model; no bound depends on it beyond rounding.",
+               must_be="a positive number", unset="2 on a CPU, half of what a CUDA device has"),
+    ] = None  # fmt: skip
     strict: Annotated[bool, Option("Refuse a property that nothing can violate, whatever the network.")] = False
 
     def __post_init__(self) -> None:
@@ -242,6 +247,7 @@ class OptionFields(TypedDict, total=False):
     search: Search
     outputs: Outputs
     timeout: float | None
+    memory: float | None
     strict: bool
 
 

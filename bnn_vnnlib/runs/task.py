@@ -81,6 +81,8 @@ class Task:
         """The command line that decides the instance."""
         networks = [f"--network={path if name is None else f'{name}={path}'}" for name, path in self.models]
         limit = [] if self.timeout is None else [f"--timeout={self.timeout}"]
+        if self.memory is not None:
+            limit.append(f"--memory={self.memory / 2**30}")
         return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
 
     def check_command(self, results: Path, query: str) -> list[str]:

@@ -28,9 +28,7 @@ from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.question.property import row_false
 from bnn_vnnlib.splitting.frontier import Frontier, Items
 from bnn_vnnlib.splitting.pairs import Decided, Pairs, Witnesses, grids, scatter
-
-MEMORY = 2**22
-"""Activations of the parts that are bounded together, in float64 elements, at most about."""
+from bnn_vnnlib.system.memory import at_once
 
 _STEPS, _FIRST_STEPS = 10, 30
 """Steps of the ascent for a part and for the root."""
@@ -83,7 +81,7 @@ class NeuronBranching:
             grown = _Trees(pairs, self._most).grown()
             found.safe[at], found.violated[at], found.point[at] = grown.safe, grown.violated, grown.point
 
-        step = max(1, MEMORY // (8 * _elements(self._bounds)))
+        step = at_once(32 * _elements(self._bounds))
         self._bounds.engine.deadline.reached(torch.arange(len(setting), device=setting.device).split(step), grow)
         return found
 
@@ -98,7 +96,7 @@ class _Trees:
     def __init__(self, roots: Pairs, most: int | None) -> None:
         self._roots, self._engine = roots, roots.bounds.engine
         self._targets, self._kinks = _targets_of(roots.problem), kinks_of(self._engine.network)
-        self._batch = max(1, min(256, MEMORY // (4 * _elements(roots.bounds))))
+        self._batch = min(256, at_once(16 * _elements(roots.bounds)))
         self._ranges = _root_ranges(roots)
         self._witnesses = Witnesses(roots.problem.lower)
         self._frontier = Frontier(self._whole(), len(roots.problem), most, self._engine.deadline)

@@ -34,8 +34,8 @@ def settled(options: Options, model: Model) -> Setting:
 
 
 def settings_of(options: Options) -> dict[str, Any]:
-    """What decides the bounds, as JSON values; where they are computed (`device`) does not."""
-    values = {name: value for name, value in vars(options).items() if name not in (*FOREIGN, "device")}
+    """What decides the bounds, as JSON values; where they are computed (`device`, `memory`) does not."""
+    values = {name: value for name, value in vars(options).items() if name not in (*FOREIGN, "device", "memory")}
     return {name: str(value) if isinstance(value, Query | Rule) else value for name, value in values.items()}
 
 

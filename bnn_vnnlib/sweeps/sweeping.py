@@ -29,11 +29,12 @@ from bnn_vnnlib.system.environment import plain_state
 
 Floats = NDArray[np.float64]
 
-MEMORY = 2**22
-"""Numbers of the widest layer over the boxes of a chunk, at most: about a gigabyte."""
+USUAL_MEMORY, NUMBERS_PER_GIB = 2.0, 2**21
+"""GiB, where nobody says; numbers of the widest layer over the boxes of a chunk for each of them, at most: all that is
+kept of the boxes takes about half of the memory."""
 
 NUMBERS = 2**17
-"""The same, as it is usual: larger chunks are no faster, and tell and keep less."""
+"""These numbers, as they are usual: larger chunks are no faster, and tell and keep less."""
 
 PIECES, FEW, LEAST = 4, 64, 32
 """Chunks for each worker, if they do not become smaller than `LEAST` boxes. What one pass leaves open is refined
@@ -127,7 +128,8 @@ class SweepJob:
         self.setting, self._networks, widest = self._checked(blocks)
         self.query = self.setting.query
         each = widest * (DEARER if self.query is Query.DECISION else 1)
-        most = max(1, min(MEMORY // each, max(NUMBERS // each, FEW)))
+        room = int(NUMBERS_PER_GIB * (bounding.memory or USUAL_MEMORY))
+        most = max(1, min(room // each, max(NUMBERS // each, FEW)))
         rows = sum(len(block.rows) for block in blocks)
         self._chunk = chunk or usual_chunk(rows, workers, most, LEAST, PIECES)
         self._chunks = list(_cut(blocks, self._chunk))

@@ -133,7 +133,7 @@ def test_an_item_does_not_depend_on_its_neighbours(
     bounds = Engine(network, method)
     together = bounds.rows(weights, lower, upper, C, G, forms=True)
     for memory in (1, 400):
-        monkeypatch.setattr(engine, "MEMORY", memory)
+        monkeypatch.setattr(engine, "at_once", lambda numbers, most=32 * memory: max(1, most // numbers))
         chunked = bounds.rows(weights, lower, upper, C, G, forms=True)
         torch.testing.assert_close(chunked.lower, together.lower, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(chunked.magnitude, together.magnitude, rtol=1e-9, atol=1e-9)

@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, plan, run
+from bnn_vnnlib.bounds.tails import engine as tail_engine
 from bnn_vnnlib.bounds.tails.engine import Rows
 from bnn_vnnlib.bounds.tails.plan import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
@@ -195,7 +196,8 @@ def test_items_chunks_and_budgets_do_not_depend_on_each_other(
         )  # fmt: skip
         torch.testing.assert_close(alone[0, 0], whole[k, i], rtol=1e-6, atol=1e-300)
     for memory in (1, 40, 500):
-        monkeypatch.setattr(run, "MEMORY", memory)
+        for module in (run, tail_engine):
+            monkeypatch.setattr(module, "at_once", lambda numbers, most=32 * memory: max(1, most // numbers))
         chunked = failures(network, sd, (lower, upper), rows, bound, budgets, slopes, thorough)
         torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-300)
 

@@ -342,7 +342,7 @@ def test_refinement_does_not_depend_on_the_neighbours(
     monkeypatch: pytest.MonkeyPatch, method: Any, memory: int
 ) -> None:
     """Also where only a few instances fit into memory at a time."""
-    monkeypatch.setattr(refine_inputs, "MEMORY", memory)
+    monkeypatch.setattr(refine_inputs, "at_once", lambda numbers: max(1, memory // numbers))
     hills = Hills(0.02 if method == "tails" else 0.0005)
     whole, order = hills.verify(range(9), method), np.random.default_rng(1).permutation(9)
     shuffled, alone = hills.verify(order, method), hills.verify([3], method)

@@ -35,13 +35,10 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "chunk", lambda *_: 1)
     monkeypatch.setattr(TailEngine, "chunk", lambda *_: 1)
     for name in (
-        "decision.by_weights.MEMORY", "classification.method.MEMORY", "classification.comparing.MEMORY",
-        "regression.medians.MEMORY", "regression.moments_deep.CHUNK", "regression.two_layers.MEMORY",
-        "wide.rows.PIECE", "wide.one_layer.MEMORY", "wide.pairs.MEMORY", "wide.two_layers.MEMORY",
-        "refine_points.CHUNK", "refine_inputs.CHUNK", "refute.LP_SIZE", "branch.BATCH",
-        "classification.splitting.BATCH", "classification.together.BATCH",
+        "methods.safety.large_variance.rows.PIECE", "methods.safety.refine_points.CHUNK",
+        "methods.safety.refine_inputs.CHUNK", "problem.refute.LP_SIZE", "splitting.branch.BATCH", "system.memory.NEAR",
     ):  # fmt: skip
-        monkeypatch.setattr(f"bnn_vnnlib.methods.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
+        monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
 
 
 def instances(net: Model, seed: int = 0, *, radius: float = 0.15) -> Batch:

@@ -194,7 +194,7 @@ def test_a_folder_with_other_settings_is_refused(stand_in, benchmark, tmp_path):
     run(folder, "--out", out)
     said = run(folder, "--out", out, "--method", "interval", "--timeout", 5, code=2).stderr
     assert "other settings" in said
-    assert "(--method: auto there, interval now, --timeout: not given there, 5 now)" in said
+    assert "(--timeout: not given there, 5 now, --method: not given there, interval now)" in said
     run(folder, "--out", out, "--timeout", 5, "--rerun", "unknown")
     assert record(out, "unknown")["timeout"] == 5.0
     run(folder, "--out", out, "--timeout", 5, "--workers", 2)  # where it runs is no setting

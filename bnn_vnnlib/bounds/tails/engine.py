@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.tails import run
 from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers, stages
 from bnn_vnnlib.bounds.tails.run import Run
 from bnn_vnnlib.bounds.tails.shared import Correlation
@@ -23,6 +22,7 @@ from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class TailEngine:
         need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in later)])
         if self.correlation is not None:
             need = max([need, *(rows * group.latents for group in self.correlation.groups)])
-        return max(1, run.MEMORY // (budgets * need))
+        return at_once(32 * budgets * need)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,9 @@ from bnn_vnnlib.bounds.walk import over_rows
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.system.memory import at_once
 
 Weighted = Linear | Conv | Scale
-
-MEMORY = 2**22
-"""Numbers in the largest tensor of one part, at most about."""
 
 SMALL = 1e-140
 """Added to every deviation, so that one can divide."""
@@ -110,7 +108,7 @@ class Dense:
         lead, root = a.shape[:3], self._factor(node.weight)
         upper = over_rows(lambda flat: maps.adjoint(node, self.deviations(node.weight), flat, shape), a.abs())
         size = math.prod(shape)
-        step = max(1, MEMORY // (len(root) * size * lead[0] * lead[1]))
+        step = at_once(4 * len(root) * size * lead[0] * lead[1])
         parts = [self._part(node, root, rows, shape, centers) for rows in a.split(step, 2)]
         deviation, lam, *found = (torch.cat(part, 2) for part in zip(*parts, strict=True))
         terms = gamma(2 * (math.prod(node.shape) + maps.fan(node) + size) + 16)
@@ -207,7 +205,7 @@ class Kron:
     def _lam(self, weight: Tensor, deviation: Tensor) -> Tensor:
         """lam of V diag(weight) V', V = right, row by row."""
         n = self.right.shape[0]
-        step = max(1, MEMORY // (n * max(n, self.right.shape[1]) * weight.shape[0] * weight.shape[1]))
+        step = at_once(4 * n * max(n, self.right.shape[1]) * weight.shape[0] * weight.shape[1])
         found = []
         for w, s in zip(weight.split(step, 2), deviation.split(step, 2), strict=True):
             unit = self.right / s[..., None]  # (.., R, in, b)

@@ -24,9 +24,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Node, Reshape, Scale, Shift, Transpose
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
-
-MEMORY = 2**19
-"""Number of float64 in the largest tensor of one chunk, at most about."""
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(eq=False)
@@ -180,7 +178,7 @@ class Run:
             return
         shape = self.network.nodes[position].shape
         widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
-        step = max(1, MEMORY // (k * items * widest))
+        step = at_once(32 * k * items * widest)
         for start in range(0, size, step):
             count = min(step, size - start)
             unit = zero.new_zeros(count, size)
@@ -197,7 +195,7 @@ class Run:
         k, items = self.box.lower.shape[:2]
         shape = self.network.nodes[position].shape
         widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
-        step = max(1, MEMORY // (k * items * widest))
+        step = at_once(32 * k * items * widest)
         parts = []
         for index in torch.arange(size, device=deviation.device).split(step):
             unit = deviation.new_zeros(len(index), size)

@@ -23,9 +23,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, layered_lower
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
-
-MEMORY = 2**22
-"""Numbers (boxes x items x rows x outputs) of one chunk, at most about."""
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +47,7 @@ class ByWeights:
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
-        size = self.weights.count * outputs.shape[1] * outputs.shape[2]
-        step = max(1, MEMORY // size)
+        step = at_once(4 * self.weights.count * outputs.shape[1] * outputs.shape[2])
 
         def part(start: int) -> Tensor:
             some = slice(start, start + step)

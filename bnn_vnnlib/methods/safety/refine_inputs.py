@@ -15,6 +15,7 @@ from bnn_vnnlib.problem.outputs import outside
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import before_softmax
 from bnn_vnnlib.splitting.forest import Forest
+from bnn_vnnlib.system.memory import at_once
 
 SPLITS, FEWEST, INPUTS = 256, 16, 64
 """Splits of one instance before the next ones have their turn; four times as many in each further round. With more
@@ -26,8 +27,8 @@ ROUND = 32
 CHUNK = 2**10
 """Boxes that are bounded between two looks at the clock."""
 
-MEMORY = 2**24
-"""Coordinates of the boxes of all instances that are split at a time, at most about."""
+COORDINATES = 2**24
+"""Coordinates of the boxes of one instance, at most: beyond, it is not split on."""
 
 
 class InputSplitting:
@@ -83,10 +84,10 @@ class InputSplitting:
                 return False
             inputs = self._problem.lower.shape[1]
             self._limit = 4 * self._limit or min(SPLITS, max(FEWEST, SPLITS * INPUTS // inputs))
-            size = MEMORY // (2 * self._limit * inputs)
-            if size == 0 or not bool(below.any()):
+            each = 2 * self._limit * inputs
+            if each > COORDINATES or not bool(below.any()):
                 return False
-            self._queue = list(torch.nonzero(below)[:, 0].split(size))
+            self._queue = list(torch.nonzero(below)[:, 0].split(at_once(each)))
             if self._alone:
                 self._queue = []
                 return True

@@ -21,8 +21,8 @@ from bnn_vnnlib.problem.problem import Problem
 PIECES = 3
 """Pieces where no time limit is given."""
 
-NETWORKS, FEWEST, MEMORY = 64, 8, 2**20
-"""Networks that are sampled to choose points by: as many as keep their weights within MEMORY numbers."""
+NETWORKS, FEWEST, WEIGHTS = 64, 8, 2**20
+"""Networks that are sampled to choose points by: the most, the least, and how many weights they have in all."""
 
 ALONE = 8
 """Of these, networks that are attacked each for itself."""
@@ -130,7 +130,7 @@ class MorePoints:
         """Sampled weights, others in each piece."""
         network = self._bounds.engine.network
         size = sum(network.tensors[name].size for name in names_of(self._task.posterior))
-        count = min(NETWORKS, max(FEWEST, MEMORY // max(size, 1)))
+        count = min(NETWORKS, max(FEWEST, WEIGHTS // max(size, 1)))
         generator = torch.Generator().manual_seed(self._settings.seed + piece)
         drawn = sample(network, self._task.posterior, count, generator)
         return {name: values.to(self._points.device) for name, values in drawn.items()}

@@ -16,9 +16,7 @@ from torch import Tensor
 from bnn_vnnlib.methods.decision.regression.rows import Rows
 from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
-
-CHUNK = 2**19
-"""Numbers (boxes times what one takes) of one call, at most about."""
+from bnn_vnnlib.system.memory import at_once
 
 ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
@@ -84,7 +82,7 @@ def least_over(relaxation: Relaxation, rows: Rows, lower: Tensor, upper: Tensor,
     def value(row: Tensor, x: Tensor) -> Tensor:
         return relaxation.value(rows.of(row), x)[:, None]
 
-    batch = max(1, CHUNK // max(1, relaxation.size))
+    batch = at_once(32 * relaxation.size)
     effort = Effort(8 * rows.payment[:, None], BOXES, batch, ACCURACY, once=True)
     known = lower.new_full((len(lower), 1), -torch.inf)
     return minimise(bound, value, lower, upper, known, effort, deadline)[:, 0]

@@ -30,15 +30,13 @@ from bnn_vnnlib.methods.decision.regression.rows import rows_over, sums_at
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
 """The p that are tried; 0 serves points."""
 
 UP = 1 + 1e-9
 """Covers sums of nonnegative products."""
-
-MEMORY = 2**21
-"""Numbers (boxes x outputs x neurons) at once, at most about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ class OneLayerMedians:
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P, 2 m): no median of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
         hidden, top = self.chain.layers
-        step = max(1, MEMORY // (top.outputs * max(hidden.outputs, hidden.inputs)))
+        step = at_once(8 * top.outputs * max(hidden.outputs, hidden.inputs))
         parts = torch.arange(len(lower), device=lower.device).split(step)
         found = self.deadline.reached(parts, lambda index: self._chunk(lower[index], upper[index]))
         return completed(found, (len(lower), 2 * top.outputs), -torch.inf, lower)

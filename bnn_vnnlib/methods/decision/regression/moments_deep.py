@@ -36,12 +36,10 @@ from bnn_vnnlib.methods.decision.regression.relu import squares
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 PIECES = 64
 """Parts of one box."""
-
-CHUNK = 2**19
-"""Numbers (boxes x neurons) at once, at most about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +78,7 @@ class MomentsDeep:
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) bounds on outputs.D(x) + inputs.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
         count, widest = len(lower), max(layer.outputs for layer in self.chain.layers)
-        step = max(1, CHUNK // (PIECES * widest))
+        step = at_once(32 * PIECES * widest)
         outputs = outputs.expand(count, -1, -1)
         inputs = None if inputs is None else inputs.expand(count, -1, -1)
 

@@ -21,6 +21,7 @@ from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, 
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""
@@ -39,9 +40,6 @@ STAR_ROUNDS = 3
 
 THIN = 1e-6
 """Widths below, relative to the size of x, are left alone: rounding of the center would matter."""
-
-MEMORY = 2**18
-"""Numbers (items x weights of the second layer) at once, at most about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +112,7 @@ class TwoLayers:
         rows = self._rows(lower, outputs, inputs)
         free = (upper > lower).sum(-1)
         wide = (upper - lower > THIN * (1 + lower.abs() + upper.abs())) | (upper == lower)
-        step = max(1, MEMORY // self.chain.layers[1].mean.numel())
+        step = at_once(64 * self.chain.layers[1].mean.numel())
         for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= FREE) & wide.all(-1), self._stars)):
             for part in torch.nonzero(some & bounded)[:, 0].split(step):
                 if self.deadline.passed:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.methods.decision.softmax.method import FEW, MEMORY, SPLIT
+from bnn_vnnlib.methods.decision.softmax.method import FEW, SPLIT
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.deterministic import decide
 from bnn_vnnlib.problem import weight_sets
@@ -23,6 +23,7 @@ from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.splitting.minimise import Look, minimise
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ class MeanNetwork:
     def _needed(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """(N, R) twice: what the margins have to spare, and what those of the mean network must exceed."""
         first, second = _classes(problem)
-        step = max(1, MEMORY // self.source.size)
+        step = at_once(4 * self.source.size)
 
         def compared(index: Tensor) -> tuple[Tensor, Tensor]:
             pair = first[index], second[index]

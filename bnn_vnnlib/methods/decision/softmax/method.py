@@ -15,9 +15,7 @@ from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
-
-MEMORY = 2**22
-"""Numbers of one chunk, at most about."""
+from bnn_vnnlib.system.memory import at_once
 
 SPLIT = Effort(tolerance=1e-3, most=400)
 """How far inputs are split."""
@@ -147,7 +145,7 @@ class SoftmaxRows:
 
     def _parts(self, lower: Tensor, outputs: Tensor) -> Sequence[Tensor]:
         """Indices of boxes that are looked at together."""
-        step = max(1, MEMORY // (self.source.size + outputs.shape[1] * lower.shape[-1]))
+        step = at_once(4 * (self.source.size + outputs.shape[1] * lower.shape[-1]))
         return torch.arange(len(lower), device=lower.device).split(step)
 
     def _chunk(

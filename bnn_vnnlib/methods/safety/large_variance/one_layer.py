@@ -17,9 +17,10 @@ from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights
 from bnn_vnnlib.methods.safety.large_variance.transforms import terms
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
-MEMORY, ROWS = 2**23, 8
-"""Complex numbers, and rows, at once, at most about: less than a second of work."""
+ROWS = 8
+"""Rows at once, at most: less than a second of work."""
 
 QUICK = (3.5,)
 """See `chaos.REACHES`, where theta is chosen."""
@@ -58,7 +59,7 @@ def failures(layers: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> F
     layer = neurons(layers.first, question.lower, question.upper)
     weights, blur, good = last_weights(layers.last, question.outputs, question.bound)
     chosen = np.flatnonzero(good & layer.served[question.box])
-    each = min(max(1, MEMORY // (layer.m.shape[1] * 24 * 100)), ROWS)
+    each = min(at_once(2 * layer.m.shape[1] * 24 * 100), ROWS)
     for start in range(0, len(chosen), each):
         if deadline.passed:
             break

@@ -48,6 +48,7 @@ from bnn_vnnlib.gaussian.half_line import (
 from bnn_vnnlib.methods.safety.large_variance.neurons import Inputs, inputs
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 WAVES = 16
 """Odd numbers of either series."""
@@ -63,9 +64,6 @@ RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 
 DOUBLINGS, FINAL = 40, 9.0
 """Shells, and eta times the last wave at least: what comes after it is below 1e-15."""
-
-MEMORY = 2**21
-"""Complex numbers at once, at most about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +101,7 @@ class _Pair:
 def both(layers: DenseChain, question: PairsAtBoxes, deadline: Deadline) -> Floats:
     """(A,): lower bounds on the probability that both rows hold at some point of the box; 0 where nothing is known."""
     found = np.zeros(len(question.box))
-    each = max(1, MEMORY // (layers.first.outputs * 2 * WAVES * (WAVES + 1)))
+    each = at_once(8 * layers.first.outputs * 2 * WAVES * (WAVES + 1))
     for start in range(0, len(found), each):
         if deadline.passed:
             break

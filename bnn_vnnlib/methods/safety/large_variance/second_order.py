@@ -28,9 +28,10 @@ from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NO
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
-WIDEST, MEMORY = 256, 2**23
-"""Neurons of the first layer, at most; numbers at once."""
+WIDEST = 256
+"""Neurons of the first layer, at most."""
 
 TIMES = (0.6, 0.8, 1.0, 1.25)
 """Rates over the best one for a Gaussian law, for ranges."""
@@ -60,7 +61,7 @@ class AtPoints:
 
     def rates_at_once(self, rows: int) -> int:
         """How many rates of that many rows to look at in one go."""
-        return max(1, MEMORY // (len(self.law.blur) * rows * self.chain.layers[1].outputs * NODES * LEVELS))
+        return at_once(2 * len(self.law.blur) * rows * self.chain.layers[1].outputs * NODES * LEVELS)
 
     def log_moments(self, u: Tensor, spent: float) -> Tensor:
         """(2, P, R): upper bounds on log E[e^{u . f}; G] and on log E[e^{u . f}; G, J] for u (P, R, m),

@@ -27,6 +27,7 @@ from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_
 from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,6 @@ HARD = 0.1
 
 SURE = 3.5
 """Standard deviations of the gradient that count as sure, where x* is chosen."""
-
-MEMORY = 2**21
-"""Numbers at once, at most about."""
-
 
 LARGEST = 2**22
 """Numbers that one row may take at once."""
@@ -83,7 +80,7 @@ def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Fl
                 values = _bounded(chain, question, weights.rows(some), some, deadline, budget) + blur[some]
                 found[some] = np.fmin(found[some], values)
 
-    each = max(1, MEMORY // _size(chain))
+    each = at_once(8 * _size(chain))
     first, second_ = BUDGETS
     floor = first.structure + first.ranges + first.shares[0]
     with suppress(OutOfTime):  # what was found before counts

@@ -1,0 +1,113 @@
+"""The memory of a run: how it is handed out, that no bound depends on it, and that the process keeps to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bnn_vnnlib import verify_batch
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.system.memory import NEAR, STEPS, at_once, memory_of
+from robustness.robustness_builders import random_model, random_samples
+
+CPU = torch.device("cpu")
+SMALL, LARGE = 64 / 1024, 2.0
+
+
+def test_a_step_gets_its_part():
+    assert at_once(1) == NEAR
+    assert (at_once(NEAR), at_once(2 * NEAR), at_once(0)) == (1, 1, NEAR)
+    with memory_of(SMALL, CPU):
+        assert at_once(1) == 2**26 // 8 // STEPS
+        with memory_of(SMALL / 2, CPU):
+            assert at_once(1) == 2**25 // 8 // STEPS
+        assert at_once(4) == 2**26 // 8 // STEPS // 4
+    with memory_of(64.0, CPU):  # beyond the caches a CPU gains nothing
+        assert at_once(1) == NEAR
+    with memory_of(1e-12, CPU):
+        assert at_once(1) == 1
+    assert at_once(1) == NEAR
+
+
+def test_it_ends_with_an_error():
+    def fail() -> None:
+        with memory_of(SMALL, CPU):
+            raise ValueError("ended")
+
+    with pytest.raises(ValueError, match="ended"):
+        fail()
+    assert at_once(1) == NEAR
+
+
+def test_a_device_says_what_it_has(monkeypatch):
+    class Properties:
+        total_memory = 128 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    with memory_of(None, torch.device("cuda", 0)):
+        assert at_once(1) == 64 * 2**30 // 8 // STEPS
+    with memory_of(1.0, torch.device("cuda", 0)):
+        assert at_once(1) == 2**30 // 8 // STEPS
+
+
+NETS = {
+    "classes": random_model(0, [3, 12, 4], spread=0.2, likelihood="categorical"),
+    "deep": random_model(1, [3, 8, 8, 3], spread=0.1, likelihood="categorical"),
+    "regression": random_model(2, [3, 10, 2], spread=0.2, likelihood="gaussian"),
+    "deep regression": random_model(3, [3, 6, 6, 2], spread=0.1, likelihood="gaussian"),
+    "samples": random_samples(4, [3, 8, 3], 12, likelihood="categorical"),
+}
+
+
+@pytest.mark.parametrize("query", ["probabilistic", "decision", "deterministic"])
+@pytest.mark.parametrize("name", NETS)
+def test_no_bound_depends_on_it(name, query):
+    net = NETS[name]
+    rng = np.random.default_rng(0)
+    center = rng.normal(size=(6, 3))
+    asked: dict[str, Any] = {"labels": rng.integers(0, 2, 6), "query": query}
+    found = [verify_batch(net, center - 0.05, center + 0.05, memory=gib, **asked) for gib in (LARGE, SMALL, 1e-3)]
+    for other in found[1:]:
+        for side in ("lower", "upper"):
+            np.testing.assert_allclose(getattr(other, side), getattr(found[0], side), rtol=1e-9, atol=1e-9)
+        assert (other.verdicts == found[0].verdicts).all()
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+sys.path[:] = sys.argv[2:]
+from bnn_vnnlib import verify_batch
+from robustness.robustness_builders import outputs, random_model
+
+net = random_model(0, [64, 256, 256, 10], spread=0.01, likelihood="categorical")
+x = np.random.default_rng(0).normal(size=(100, 64))
+labels = outputs(net, x).argmax(1)
+def run(count, memory):
+    verify_batch(net, x[:count] - 0.02, x[:count] + 0.02, labels[:count], query="deterministic", memory=memory)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+before = run(2, 1e-3)
+print(run(len(x), float(sys.argv[1])) - before)
+"""
+
+
+def test_the_process_keeps_to_it():
+    """Megabytes beyond what model and libraries take: below 64 where that is given, and more where it may be."""
+    small, large = (
+        float(subprocess.run([sys.executable, "-c", PEAK, str(gib), *sys.path], check=True, capture_output=True,
+                             text=True).stdout)
+        for gib in (SMALL, LARGE)
+    )  # fmt: skip
+    assert small < 64
+    assert small < large
+
+
+def test_it_is_a_positive_number():
+    with pytest.raises(OptionError, match="memory must be a positive number, found 0"):
+        verify_batch(NETS["classes"], [[0.0] * 3], [[0.0] * 3], labels=[0], memory=0)
