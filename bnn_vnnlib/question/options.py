@@ -157,7 +157,7 @@ class Options:
     ] = None  # fmt: skip
     memory: Annotated[
         float | None,
-        Option("GiB for the arrays of the work beside the model; no bound depends on it beyond rounding.",
+        Option("GiB for the arrays of the work; it changes how much is done at once, not what is proved.",
                must_be="a positive number", unset="2 on a CPU, half of what a CUDA device has"),
     ] = None  # fmt: skip
     strict: Annotated[bool, Option("Refuse a property that nothing can violate, whatever the network.")] = False

@@ -1,9 +1,9 @@
 """The memory of a run, handed out to its steps: how many items one of them may take at once.
 
 Many items (boxes, rows, points, networks) are bounded part by part. Whoever cuts them says how many numbers one item
-holds at its peak, all temporary arrays counted, and is told how many items fit: `at_once(numbers)`. No bound depends on
-the answer beyond rounding, which is why it is no argument of a hundred functions but a property of the run, as the
-number of torch's threads is one of the process.
+holds at its peak, all temporary arrays counted, and is told how many items fit: `at_once(numbers)`. Bounds depend on
+the answer by rounding alone (and by where a search of neuron signs ends, which takes as many parts a turn as fit), so
+it is no argument of a hundred functions but a property of the run, as the number of torch's threads is of the process.
 
 A step gets one part in `STEPS` of the memory, because steps are nested, the allocator keeps what is freed, and what an
 item holds is known up to a small factor. On a CPU it gets `NEAR` at most: chunks beyond the caches are no faster.
