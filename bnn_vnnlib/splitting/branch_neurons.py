@@ -44,10 +44,16 @@ _LOOK_AHEAD = 3
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts(Items):
-    """P parts of pairs: target (P,), signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
+class _Whole(Items):
+    """P targets of pairs, which own them: target (P,)."""
 
     target: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts(_Whole):
+    """P parts of targets: signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
+
     signs: Tensor
     alpha: Tensor
     beta: Tensor
@@ -99,27 +105,32 @@ class _Trees:
         self._batch = min(256, at_once(16 * _elements(roots.bounds)))
         self._ranges = _root_ranges(roots)
         self._witnesses = Witnesses(roots.problem.lower)
-        self._frontier = Frontier(self._whole(), len(roots.problem), most, self._engine.deadline)
+        sources = (self._engine.network.nodes[position].inputs[0] for position, _, _ in self._kinks.places)
+        inputs = (self._ranges.values[source] for source in sources)
+        # (Q, H): the usual choice, the side on which the neuron's range is wider
+        self._alpha = torch.cat([(z.upper >= -z.lower).double().flatten(1) for z in inputs], -1)
+        root = self._targets.root
+        self._all = _Whole(root, torch.arange(len(root), device=root.device))
+        nothing = self._unsplit(self._all.pick(slice(0, 0)))
+        self._frontier = Frontier(nothing, len(roots.problem), most, self._engine.deadline)
 
     def grown(self) -> Decided:
         """Every target by single rows and then by a long ascent, since most close without any split; then the rest."""
-        self._frontier.sweep(self._by_single_rows, self._batch)
-        self._frontier.sweep(lambda parts: self._step(parts, _FIRST_STEPS), self._batch)
-        self._frontier.run(lambda parts: self._step(parts, _STEPS), self._batch)
-        return self._witnesses.decided(~self._frontier.open)
+        frontier = self._frontier
+        frontier.sweep(self._all, self._by_single_rows, self._batch)
+        frontier.sweep(frontier.taken(), lambda parts: self._step(parts, _FIRST_STEPS), self._batch)
+        frontier.run(lambda parts: self._step(parts, _STEPS), self._batch)
+        return self._witnesses.decided(~frontier.open)
 
-    def _whole(self) -> _Parts:
-        """Every target as one part, with the first row alone and the side on which each neuron's range is wider."""
-        root = self._targets.root
-        target = torch.arange(len(root), device=root.device)
-        sources = (self._engine.network.nodes[position].inputs[0] for position, _, _ in self._kinks.places)
-        inputs = [self._ranges.values[source] for source in sources]
-        alpha = torch.cat([(z.upper >= -z.lower).double().flatten(1) for z in inputs], -1)[root]
+    def _unsplit(self, some: _Whole) -> _Parts:
+        """Targets as one part each, with their first row alone."""
+        alpha = self._alpha[some.owner]
         zero = torch.zeros_like(alpha)
-        return _Parts(root, target, zero.to(torch.int8), alpha, zero, self._alone(target, 0))
+        return _Parts(some.owner, some.target, zero.to(torch.int8), alpha, zero, self._alone(some.target, 0))
 
-    def _by_single_rows(self, parts: _Parts) -> _Parts:
+    def _by_single_rows(self, some: _Whole) -> _Parts:
         """What no row closes for itself, with a mixture that favours the best one."""
+        parts = self._unsplit(some)
         bound = self._targets.bound[parts.target]
         margins = [
             self._bound(replace(parts, mixture=self._alone(parts.target, row)), 0).margin

@@ -40,10 +40,10 @@ class Items:
         """Some of them, by index or mask."""
         return type(self)(*(part[index] for part in vars(self).values()))
 
-    def join(self, other: Self) -> Self:
+    def join(self, *others: Self) -> Self:
         """These, then the others."""
-        both = zip(vars(self).values(), vars(other).values(), strict=True)
-        return type(self)(*(torch.cat(parts) for parts in both))
+        fields = zip(*(vars(items).values() for items in (self, *others)), strict=True)
+        return type(self)(*(torch.cat(parts) for parts in fields))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ class Boxes(Items):
         return first.join(second), self.pick(~cut)
 
 
+_S = TypeVar("_S", bound=Items)
 _T = TypeVar("_T", bound=Items)
 
 
@@ -107,16 +108,24 @@ class Frontier(Generic[_T]):
         """Owners, by a mask (N,): decided otherwise, so that their items are forgotten."""
         self._settled |= owners
 
-    def sweep(self, step: Callable[[_T], _T], batch: int) -> None:
-        """Every item that waits once, in their order; what the steps leave of them waits next."""
-        done = self._waiting.pick(slice(0, 0))
+    def taken(self) -> _T:
+        """All that waits, which then waits no more."""
+        taken, self._waiting = self._waiting, self._waiting.pick(slice(0, 0))
+        return taken
+
+    def sweep(self, items: _S, step: Callable[[_S], _T], batch: int) -> None:
+        """Take items of whatever kind once, in their order; what the steps leave of them waits.
+
+        Owners whose items time does not suffice for are given up.
+        """
+        found: list[_T] = []
         with suppress(OutOfTime):
-            while len(self._waiting):
+            while len(items):
                 self._deadline.check()
-                taken = self._waiting.pick(slice(batch))
-                done = done.join(self._replaced(taken, step))
-                self._waiting = self._waiting.pick(slice(batch, None))
-        self._waiting = self._waiting.join(done)
+                found.append(self._replaced(items.pick(slice(batch)), step))
+                items = items.pick(slice(batch, None))
+        self.give_up(items.owner)
+        self._waiting = self._waiting.join(*found)
         self._drop()
 
     def run(self, step: Callable[[_T], _T], batch: int | None = None) -> None:
@@ -130,7 +139,7 @@ class Frontier(Generic[_T]):
                 self._drop()
         self._left(self._waiting)
 
-    def _replaced(self, taken: _T, step: Callable[[_T], _T]) -> _T:
+    def _replaced(self, taken: _S, step: Callable[[_S], _T]) -> _T:
         parts = step(taken)
         self._spent += self._count(taken)
         return parts
@@ -144,6 +153,6 @@ class Frontier(Generic[_T]):
             self._left(self._waiting.pick(gone))
             self._waiting = self._waiting.pick(~gone)
 
-    def _count(self, items: _T) -> Tensor:
+    def _count(self, items: Items) -> Tensor:
         """(N,)."""
         return torch.bincount(items.owner, minlength=len(self._spent))

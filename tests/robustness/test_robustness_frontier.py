@@ -60,14 +60,17 @@ def test_an_owner_is_given_up_where_its_tree_is_too_large(batch: int | None) -> 
     """Owner k has a tree of 2^(k + 2) - 1 boxes: halved until they are 2^-(k + 1) wide."""
     for most in (0, 2, 3, 6, 7, 20, 31, 1000):
         frontier = Frontier(boxes([[0.0]] * 4, [[1.0]] * 4), 4, most, Deadline())
+        bounded = torch.zeros(4, dtype=torch.int64)
 
-        def step(some: Boxes) -> Boxes:
+        def step(some: Boxes, bounded: Tensor = bounded) -> Boxes:
+            bounded += torch.bincount(some.owner, minlength=4)
             width = (some.upper - some.lower)[:, 0]
             left = some.pick(width > 0.5 ** (some.owner + 1))
             return left.halves(flat(left))[0]
 
         frontier.run(step, batch)
         assert frontier.open.tolist() == [size > most for size in (3, 7, 15, 31)]
+        assert (bounded <= max(most, 1)).all()
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -100,13 +103,28 @@ def test_a_sweep_takes_every_item_once_and_in_order() -> None:
         return some.pick(some.owner % 2 == 0)
 
     frontier = Frontier(boxes([[0.0]] * 5, [[1.0]] * 5), 5, None, Deadline())
-    frontier.sweep(step, 2)
+    frontier.sweep(frontier.taken(), step, 2)
     assert seen == [0, 1, 2, 3, 4]
     assert frontier.open.tolist() == [True, False, True, False, True]
     frontier.give_up(torch.tensor([2]))
     frontier.settle(torch.tensor([True, False, False, False, False]))
     frontier.run(lambda some: some.pick(slice(0, 0)), 1)
     assert frontier.open.tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_what_a_sweep_has_no_time_for_is_open(steps: int) -> None:
+    left = [steps]
+
+    def step(some: Boxes) -> Boxes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OutOfTime
+        return some.pick(slice(0, 0))
+
+    frontier = Frontier(boxes([[0.0]] * 5, [[1.0]] * 5), 5, None, Deadline())
+    frontier.sweep(frontier.taken(), step, 2)
+    assert frontier.open.tolist() == [owner >= 2 * steps for owner in range(5)]
 
 
 CENTERS = torch.tensor([[0.3, -0.2], [0.7, 0.6]], dtype=torch.float64)
