@@ -46,6 +46,16 @@ def test_halves_cover_their_boxes(seed: int, scale: float) -> None:
     assert ((second.lower < second.upper) | ~cut).all()
 
 
+def test_a_box_ends_where_floats_do() -> None:
+    """Nothing lies between two neighbours; the middle of large numbers is a number although their sum is none."""
+    for low, high in ((1.0, np.nextafter(1.0, 2)), (0.0, 5e-324), (-5e-324, 0.0), (0.3, 0.3)):
+        halves, points = boxes([[low]], [[high]]).halves(torch.ones(1, 1, dtype=torch.float64))
+        assert (len(halves), len(points)) == (0, 1)
+    halves, points = boxes([[1.5e308]], [[1.7e308]]).halves(torch.ones(1, 1, dtype=torch.float64))
+    assert (len(halves), len(points)) == (2, 0)
+    assert halves.upper[0, 0] == 1.6e308
+
+
 def test_a_box_is_cut_where_the_slope_times_the_width_is_largest() -> None:
     some = boxes([[0.0, 0.0, 0.0]], [[1.0, 4.0, 0.0]])
     for slopes, axis in (([5.0, 1.0, 9.0], 0), ([3.0, 1.0, 0.0], 1), ([0.0, 0.0, 0.0], 1), ([1.0, 0.0, 0.0], 0)):
@@ -169,6 +179,20 @@ def test_minima_are_reached_together_and_alone() -> None:
 def test_boxes_beyond_the_number_count_with_what_is_known(most: int, known: float) -> None:
     found = minimise(bound, values, LOW, HIGH, NOTHING.clamp(min=known), Effort(1e-3, most), Deadline())
     assert ((found <= 0) & (found >= max(known, -0.5))).all()
+
+
+def test_boxes_that_cannot_be_halved_count() -> None:
+    """Two neighbouring floats, between which a row is bounded by -1 and has the value 0."""
+
+    def loose(item: Tensor, lower: Tensor, upper: Tensor) -> Look:
+        value = torch.where(lower < upper, -1.0, 0.0)
+        return Look(value, torch.ones_like(lower)[:, None], lower, upper)
+
+    low = torch.ones(1, 1, dtype=torch.float64)
+    high = torch.nextafter(low, 2 * low)
+    for upper, least in ((high, -1.0), (torch.nextafter(high, 2 * low), -1.0), (low, 0.0)):
+        found = minimise(loose, None, low, upper, torch.full_like(low, -9.0), Effort(1e-3, 100), Deadline())
+        assert float(found) == least
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3, 4, 5, 7, 12, 20])
