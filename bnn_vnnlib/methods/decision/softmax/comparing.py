@@ -61,11 +61,8 @@ class MeanNetwork:
             found = self.source.comparisons(low, high, *pair)
             return Look(found.spare, found.margin.slope, low, high)
 
-        known, boxes, deadline = (
-            spare[item, row, None],
-            (problem.lower[item], problem.upper[item]),
-            self.bounds.engine.deadline,
-        )
+        known, deadline = spare[item, row, None], self.bounds.engine.deadline
+        boxes = problem.lower[item], problem.upper[item]
         spare[item, row] = minimise(bound, None, *boxes, known, SPLIT, deadline, torch.zeros_like(known))[:, 0]
         return problem.refuted(suits & (spare > 0)).all(-1)
 
