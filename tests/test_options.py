@@ -92,7 +92,7 @@ def test_commands_show_the_texts_of_the_options(command):
     told = {name: one for name, one in inspect.signature(command).parameters.items() if name in OPTIONS}
     assert len(told) >= 6
     for name, one in told.items():
-        own = name in ("query", "timeout") and command is run  # several queries; a limit for each instance
+        own = command is run and name in ("query", "timeout", "memory")  # several queries; limits of each instance
         assert own or get_args(one.annotation)[1].help == OPTIONS[name].help
 
 

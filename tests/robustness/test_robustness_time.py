@@ -36,9 +36,15 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TailEngine, "chunk", lambda *_: 1)
     for name in (
         "methods.safety.large_variance.rows.PIECE", "methods.safety.refine_points.CHUNK",
-        "methods.safety.refine_inputs.CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH", "system.memory.NEAR",
+        "methods.safety.refine_inputs.CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
     ):  # fmt: skip
         monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
+    for name in (
+        "decision.by_weights", "decision.softmax.method", "decision.softmax.comparing", "decision.regression.medians",
+        "decision.regression.moments_deep", "decision.regression.two_layers", "safety.large_variance.one_layer",
+        "safety.large_variance.pairs", "safety.large_variance.two_layers",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"bnn_vnnlib.methods.{name}.at_once", lambda numbers: 1)
 
 
 def instances(net: Model, seed: int = 0, *, radius: float = 0.15) -> Batch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -124,6 +125,7 @@ def pretended_device() -> Iterator[torch.device]:
             patch("torch.cuda._lazy_init"),
             patch("torch.cuda.is_available", return_value=True),
             patch("torch.cuda.device_count", return_value=1),
+            patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(total_memory=2**32)),
             _Device(),
         ):
             yield CUDA
