@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from bnn_vnnlib.attack import Attack
-    from bnn_vnnlib.methods.decision import Decision
+    from bnn_vnnlib.methods.decision import Portfolio
     from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, Task
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
@@ -103,21 +103,15 @@ class Setting:
 
         return safety_bounds(self.safety_task(problem, attack))
 
-    def decision(self) -> Decision:
+    def decision(self) -> Portfolio:
         """What bounds the decision."""
         from bnn_vnnlib.methods import decision
-        from bnn_vnnlib.network.network import Correlated, Mixture
 
-        if isinstance(self.posterior, Correlated | Mixture):
-            return decision.PartsExpectation(
-                self.bounds, self.posterior, self.device, self.options.boxes, self._boxes, self.options.margin,
-                self.options.seed,
-            )  # fmt: skip
-        portfolio = decision.medians if self.question.rule is Rule.MEDIAN else decision.expectation
-        return portfolio(
-            self.bounds, self.posterior, self.device, boxes=self.options.boxes, number=self._boxes,
-            margin=self.options.margin, seed=self.options.seed,
+        task = decision.Task(
+            self.bounds, self.posterior, self.device, self.question.rule, self.options.boxes, self._boxes,
+            self.options.margin, self.options.seed,
         )  # fmt: skip
+        return decision.portfolio(task)
 
 
 def settle_run(

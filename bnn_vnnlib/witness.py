@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
-from bnn_vnnlib.methods.decision import Decision, DecisionOutcome, violates
+from bnn_vnnlib.methods.decision import DecisionOutcome, Portfolio, portfolio, violates
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
@@ -126,7 +126,7 @@ def decision_witness(
     setting: Setting,
     property: Property,
     problem: Problem,
-    expect: Decision,
+    expect: Portfolio,
     outcome: DecisionOutcome,
 ) -> Witness:
     """X in T, and D(X) bounded again."""
@@ -134,7 +134,7 @@ def decision_witness(
     point = outcome.point[item]
     x = point[0].cpu().numpy()
     part = problem.items(item)
-    expect = replace(expect, bounds=_unhurried(expect.bounds))
+    expect = portfolio(replace(expect.task, bounds=_unhurried(expect.task.bounds)))
     if not _in_inputs(property, x) or not bool(violates(expect, part, point).all()):
         raise SoundnessError("the decision at the attacked point could not be bounded again")
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]

@@ -82,7 +82,7 @@ def bounded(model: Model, lower: np.ndarray, upper: np.ndarray, rule: str = "mea
 def by_boxes(model: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same by boxes of weights alone, the method of the paper with its masses mended."""
     setting = settle_run(model, Options("decision"))
-    method = setting.decision().by_weights
+    (method,) = setting.decision().steps.any_graph
     unit = torch.eye(model.network.signature.output_size, dtype=torch.float64)[None]
     low, high = torch.as_tensor(lower), torch.as_tensor(upper)
     return method.lower(low, high, unit).numpy(), -method.lower(low, high, -unit).numpy()

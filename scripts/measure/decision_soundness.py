@@ -222,11 +222,11 @@ def claims(trial: Trial, points: Tensor, owner: Tensor, limit: float) -> Iterato
             yield Claim(f"{number} {type(method).__name__} {place}", lower, upper)
 
 
-def _expectation(bounds: OutputBounds, trial: Trial) -> decision.Expectation:
+def _expectation(bounds: OutputBounds, trial: Trial) -> decision.Portfolio:
     posterior = trial.model.posterior
     if not isinstance(posterior, GaussianDiagonal | WeightSamples):
         raise TypeError("neither independent Gaussians nor samples")
-    return decision.expectation(bounds, posterior, torch.device("cpu"), boxes="mean", number=5, margin=None, seed=0)
+    return decision.portfolio(decision.Task(bounds, posterior, torch.device("cpu")))
 
 
 def points_of(trial: Trial, found: BatchResult, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -294,7 +294,7 @@ def _by_criteria(trial: Trial) -> dict[str, list[Verdict]]:
     question = from_cases(trial.lower, trial.upper, [trial.cases], trial.rows.shape[1])
     bounds = OutputBounds(Engine(trial.model.network, "linear", Deadline()), trial.transform)
     found = {}
-    for criterion in _expectation(bounds, trial).criteria:
+    for criterion in _expectation(bounds, trial).steps.criteria:
         refuted = criterion.refuted(question) | question.any_row(criterion.false_rows(question)).all(-1)
         found[type(criterion).__name__] = [Verdict.UNSAT if held else Verdict.UNKNOWN for held in refuted.tolist()]
     return found

@@ -23,6 +23,7 @@ from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_cases
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.system.clock import Deadline
 
 Layer = tuple[ArrayLike, ArrayLike]
 Case = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -179,10 +180,18 @@ def bounds_of(net: Model, transform: Any = "identity", method: Any = "linear") -
     return OutputBounds(Engine(net.network, method), transform)
 
 
-def expectation(net: Model, transform: Any = "identity", boxes: str = "mean", **settings: Any) -> decision.Expectation:
+def expectation(net: Model, transform: Any = "identity", boxes: str = "mean", **settings: Any) -> decision.Portfolio:
     """Ready to bound D."""
-    chosen = {"number": 5, "margin": None, "seed": 0} | settings
-    return decision.expectation(bounds_of(net, transform), net.posterior, torch.device("cpu"), boxes=boxes, **chosen)
+    assert net.posterior is not None
+    bounds = bounds_of(net, transform)
+    return decision.portfolio(decision.Task(bounds, net.posterior, torch.device("cpu"), boxes=boxes, **settings))
+
+
+def regression_methods(net: Model, deadline: Deadline = Deadline()) -> tuple[Any, ...]:
+    """What bounds the expected outputs of a chain of dense layers."""
+    assert net.posterior is not None
+    bounds = OutputBounds(Engine(net.network, "linear", deadline), "identity")
+    return decision.portfolio(decision.Task(bounds, net.posterior, torch.device("cpu"))).steps.thorough
 
 
 def sampled_violations(net: Model, question: Problem, count: int, seed: int, transform: str = "identity") -> int:

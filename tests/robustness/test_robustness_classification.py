@@ -16,7 +16,6 @@ from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.portfolio import methods
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
@@ -171,7 +170,7 @@ def test_graphs_without_the_form_are_left_alone():
     assert dense_chain(net.network, net.posterior, CPU) is not None
     for other in (random_model(0, [2, 4, 3], activation="tanh"), random_model(0, [2, 3])):
         expect = expectation(other, "softmax")
-        assert not methods(expect.bounds, other.posterior, expect.weights, expect.mass).thorough
+        assert not expect.steps.aimed
 
 
 @pytest.mark.parametrize("widths", [[2, 6, 3], [2, 5, 5, 3]])
@@ -179,13 +178,13 @@ def test_samples_against_their_exact_decision(widths):
     for seed in range(6):
         net = random_samples(seed, widths, 5)
         expect = expectation(net, "softmax")
-        method = SoftmaxRows(Samples(expect.bounds.engine, expect.weights, expect.mass, False), Deadline())
+        method = SoftmaxRows(Samples(expect.task.bounds.engine, *expect.task.weights, False), Deadline())
         lower = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         upper = lower + 0.3
         params = {name: torch.as_tensor(values) for name, values in net.posterior.samples.items()}
         x = inside(lower, upper, 400, seed)
         y = torch.softmax(evaluate(net.network, x.flatten(0, 1), params), -1)
-        truth = (expect.mass[:, None, None] * y).sum(0).unflatten(0, x.shape[:2])
+        truth = (expect.task.weights[1][:, None, None] * y).sum(0).unflatten(0, x.shape[:2])
         once = both(method, lower, upper, 3)
         split = both(SoftmaxRows(method.source, Deadline(), SPLIT), lower, upper, 3)
         for low, high in (once, split):
@@ -197,9 +196,9 @@ def test_samples_against_their_exact_decision(widths):
 def test_one_logit_is_a_softmax_with_zero():
     for net in (random_model(2, [2, 5, 1], spread=0.1), random_samples(2, [2, 5, 1], 4)):
         expect = expectation(net, "sigmoid")
-        portfolio = methods(expect.bounds, net.posterior, expect.weights, expect.mass)
+        portfolio = expect.steps
         lower = torch.tensor([[0.1, -0.2]], dtype=torch.float64)
-        low, high = both(portfolio.thorough[0], lower, lower + 0.2, 1)
+        low, high = both(portfolio.aimed[0], lower, lower + 0.2, 1)
         params = sample(net.network, net.posterior, 4000, torch.Generator().manual_seed(0))
         truth = torch.sigmoid(evaluate(net.network, inside(lower, lower + 0.2, 30, 0).flatten(0, 1), params)).mean(0)
         assert float(low) <= float(truth.min()) + 0.03
@@ -266,7 +265,7 @@ def test_tails_of_deep_classifiers_against_sampled_networks(spread):
     for seed in range(4):
         net = random_model(seed, [3, 8, 8, 3], spread=spread)
         expect = expectation(net, "softmax")
-        (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).tails
+        (method,) = expect.steps.last
         assert isinstance(method, SoftmaxTails)
         generator = torch.Generator().manual_seed(seed)
         lower = torch.randn(3, 3, generator=generator, dtype=torch.float64)
@@ -284,8 +283,8 @@ def test_tails_of_deep_classifiers_against_sampled_networks(spread):
 def test_tails_come_first_where_there_are_no_closed_forms_and_few_classes(classes):
     net = random_model(0, [2, 4, 4, classes], activation="tanh")
     expect = expectation(net, "softmax")
-    found = methods(expect.bounds, net.posterior, expect.weights, expect.mass)
-    first, last = (found.quick, found.tails) if classes == 3 else (found.tails, found.quick)
+    found = expect.steps
+    first, last = (found.quick, found.last) if classes == 3 else (found.last, found.quick)
     assert [type(method) for method in first] == [SoftmaxTails]
     assert last == ()
 
@@ -295,7 +294,7 @@ def test_tails_of_many_classes_bound_what_the_rows_count_most(monkeypatch):
     classes = by_tails.ALL + 2
     net = random_model(1, [3, 6, classes], spread=0.1, activation="tanh")
     expect = expectation(net, "softmax")
-    (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).tails
+    (method,) = expect.steps.last
     generator = torch.Generator().manual_seed(0)
     lower = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     one = unit(classes)[0]
@@ -318,7 +317,7 @@ def test_a_row_takes_what_the_bounds_of_all_classes_leave(monkeypatch):
     """D >= (.2, .1, 0) and D_1 <= .3: -D_0 >= -.9, D_0 - D_1 >= -.6, D_1 + 2 D_2 >= .1, -D_1 >= -.3, 1 - D_1 >= .7."""
     net = random_model(0, [2, 4, 4, 3], activation="tanh")
     expect = expectation(net, "softmax")
-    (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).quick
+    (method,) = expect.steps.quick
     known = torch.tensor([[0.2, 0.1, 0.0]], dtype=torch.float64)
     most = torch.tensor([[1.0, 0.3, 1.0]], dtype=torch.float64)
     monkeypatch.setattr(SoftmaxTails, "_bounds", lambda *_: (known, most))

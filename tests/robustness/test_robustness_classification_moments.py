@@ -15,7 +15,6 @@ from bnn_vnnlib.methods.decision.softmax import powers
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.portfolio import methods
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
@@ -274,10 +273,10 @@ def test_the_portfolio_of_deep_classifiers():
     """Far better than tails, which hold for all inputs at once."""
     net = random_model(0, [3, 16, 16, 3], spread=0.4)
     expect = expectation(net, "softmax")
-    portfolio = methods(expect.bounds, net.posterior, expect.weights, expect.mass)
+    portfolio = expect.steps
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     unit = torch.eye(3, dtype=torch.float64)[None]
-    (quick,), (thorough,), (tails,) = portfolio.quick, portfolio.thorough, portfolio.tails
+    (quick,), (thorough,), (tails,) = portfolio.quick, portfolio.aimed, portfolio.last
     found = [method.lower(x - 0.02, x + 0.02, unit).amax(-1).mean() for method in (quick, tails)]
     assert found[0] > found[1] + 0.1
     goal = number([[0.3]]).expand(6, 3)
@@ -289,7 +288,7 @@ def test_the_portfolio_of_deep_classifiers():
 def test_one_logit_behind_two_hidden_layers():
     net = random_model(2, [2, 5, 5, 1], spread=0.2)
     expect = expectation(net, "sigmoid")
-    (method,) = methods(expect.bounds, net.posterior, expect.weights, expect.mass).quick
+    (method,) = expect.steps.quick
     x = number([[0.1, -0.2]])
     low, high = both(method, x, x, 1)
     y = torch.sigmoid(evaluate(net.network, x, sample(net.network, net.posterior, 4000, torch.Generator())))[:, 0, 0]

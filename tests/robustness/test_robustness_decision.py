@@ -82,8 +82,8 @@ def test_the_portfolio_is_as_good_as_its_parts(widths, kind):
         assert all((best >= part - 1e-12).all() for part in parts)
         label = torch.zeros(2, dtype=torch.int64)
         outcome = decision.decide(expect, from_labels(lower, lower + 0.1, label, 3), Attack(restarts=2, steps=5))
-        if expect.quick:
-            assert (outcome.lower >= expect.quick[0].lower(lower, lower + 0.1, unit) - 1e-12).all()
+        if expect.steps.quick:
+            assert (outcome.lower >= expect.steps.quick[0].lower(lower, lower + 0.1, unit) - 1e-12).all()
 
 
 def test_boxes_alone_where_they_are_asked_for():
@@ -173,7 +173,7 @@ def test_the_gap_of_hcas_is_near_the_attained_one(shared: Path, tmp_path: Path, 
     label = y.mean(0).argmax(-1)
     chosen = torch.nn.functional.one_hot(label, 5).double()[:, None]
     expect = expectation(net, "softmax")
-    (method,) = expect.thorough
+    (method,) = expect.steps.aimed
     low, high = method.lower(x - 0.025, x + 0.025, chosen), -method.lower(x - 0.025, x + 0.025, -chosen)
     attained = (y.amax(0) - y.amin(0)).gather(-1, label[:, None])
     assert float((high - low).mean()) <= most * float(attained.mean()) + 0.004
@@ -187,7 +187,7 @@ def test_rows_that_share_their_boxes_are_bounded_as_well_as_alone(kind):
         net = (random_model if kind == "gaussian" else random_samples)(
             seed, [2, 8, 3], *([5] if kind == "samples" else []), spread=0.05
         )
-        (method,) = expectation(net, "softmax").thorough
+        (method,) = expectation(net, "softmax").steps.aimed
         center = torch.randn(3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         lower, upper = center - torch.tensor([[0.05], [0.2], [0.0]]), center + torch.tensor([[0.05], [0.2], [0.0]])
         unit = torch.eye(3, dtype=torch.float64)

@@ -36,8 +36,8 @@ PLACE = "bnn_vnnlib.methods.decision.regression"
 
 
 def medians(net, **options):
-    settings_ = {"boxes": "mean", "number": 5, "margin": None, "seed": 0, **options}
-    return decision.medians(bounds_of(net), net.posterior, torch.device("cpu"), **settings_)
+    task = decision.Task(bounds_of(net), net.posterior, torch.device("cpu"), Rule.MEDIAN, **options)
+    return decision.portfolio(task)
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=9), st.integers(0, 1000))

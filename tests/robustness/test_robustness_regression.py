@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from robustness_builders import from_nodes, model, outputs, random_model
+from robustness_builders import from_nodes, model, outputs, random_model, regression_methods
 from scipy.stats import norm
 
-from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.posterior import sample
@@ -39,7 +38,7 @@ def chain(net: Model) -> DenseChain:
 
 def ranges(net: Model, lower: Any, upper: Any, which: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Bounds on the single output over boxes (N, n)."""
-    method = methods(net.network, net.posterior, CPU, Deadline())[which]
+    method = regression_methods(net, Deadline())[which]
     found = method.lower(tensor(lower), tensor(upper), BOTH).numpy()
     return found[:, 0], -found[:, 1]
 
@@ -136,7 +135,7 @@ def test_without_variance_it_is_the_network_itself() -> None:
 
 def test_rows_that_mix_outputs_and_inputs() -> None:
     net = random_model(2, [2, 7, 3], spread=0.5)
-    method = methods(net.network, net.posterior, CPU, Deadline())[0]
+    method = regression_methods(net, Deadline())[0]
     rng = np.random.default_rng(0)
     c, g = rng.normal(size=(1, 2, 3)), rng.normal(size=(1, 2, 2))
     lower, upper = np.array([[-0.5, 0.1], [1.0, 1.0]]), np.array([[0.5, 0.4], [1.5, 1.0]])
@@ -169,7 +168,7 @@ def test_an_unbounded_box_says_nothing() -> None:
 
 def test_time_that_is_up_leaves_the_first_bound() -> None:
     net = random_model(7, [3, 10, 1], spread=0.3)
-    method = methods(net.network, net.posterior, CPU, Deadline(0.0))[0]
+    method = regression_methods(net, Deadline(0.0))[0]
     found = method.lower(tensor([[-1.0] * 3]), tensor([[1.0] * 3]), BOTH)
     low, _ = ranges(net, [[-1.0] * 3], [[1.0] * 3])
     assert torch.isfinite(found).all()
@@ -211,7 +210,7 @@ def test_tied_random_weights_are_not_independent(tied: bool) -> None:
         square if not tied else {"V": np.eye(2)}, [1, 2],
         {"V": np.ones((2, 2))} if tied else {"V": np.ones((2, 2)), "W": np.ones((2, 2))},
     )  # fmt: skip
-    assert bool(methods(net.network, net.posterior, CPU, Deadline())) is not tied
+    assert bool(regression_methods(net, Deadline())) is not tied
 
 
 def test_a_random_number_added_everywhere_is_not_independent() -> None:
@@ -224,4 +223,4 @@ def test_a_random_number_added_everywhere_is_not_independent() -> None:
         ],
         {"V": np.eye(2), "W": np.ones((2, 1)), "b": np.zeros(1)}, [1, 2], {"b": np.ones(1)},
     )  # fmt: skip
-    assert methods(net.network, net.posterior, CPU, Deadline()) == ()
+    assert regression_methods(net, Deadline()) == ()

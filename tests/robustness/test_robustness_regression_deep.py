@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from robustness_builders import outputs, random_model
+from robustness_builders import outputs, random_model, regression_methods
 
-from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep, pieces
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model
@@ -69,7 +68,7 @@ def test_sampled_outputs_lie_in_the_range(widths: list[int], spread: float) -> N
         rng = np.random.default_rng(seed)
         lower = rng.normal(size=(1, 2))
         upper = lower + rng.uniform(0, 0.3, size=(1, 2))
-        (method,) = [m for m in methods(net.network, net.posterior, CPU, Deadline()) if isinstance(m, MomentsDeep)]
+        (method,) = [m for m in regression_methods(net, Deadline()) if isinstance(m, MomentsDeep)]
         found = method.lower(tensor(lower), tensor(upper), BOTH)[0].numpy()
         params = sample(net.network, net.posterior, count, torch.Generator().manual_seed(seed))
         x = lower + rng.uniform(size=(5, 2)) * (upper - lower)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from robustness_builders import model, outputs, random_model
+from robustness_builders import model, outputs, random_model, regression_methods
 
 from bnn_vnnlib.gaussian.tanh import LARGEST, Series, expectations_for
-from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.parabola import by_coordinates, convexified, least
 from bnn_vnnlib.methods.decision.regression.smooth import C2, C3, C4
 from bnn_vnnlib.network.dense_chain import dense_chain
@@ -33,7 +32,7 @@ def tensor(value: Any) -> torch.Tensor:
 
 
 def ranges(net: Model, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    (method,) = methods(net.network, net.posterior, CPU, Deadline())
+    (method,) = regression_methods(net, Deadline())
     found = method.lower(tensor(lower), tensor(upper), BOTH).numpy()
     return found[:, 0], -found[:, 1]
 
@@ -57,7 +56,7 @@ def test_a_steady_neuron_beside_one_with_a_large_deviation(large: float) -> None
         [([[0.0], [0.0]], [0.0, 1.0]), ([[1.0, 1.0]], [0.0])], [([[0], [0]], [large**2, 0.0]), ([[0, 0]], [0])],
         activation="tanh",
     )  # fmt: skip
-    (method,) = methods(net.network, net.posterior, CPU, Deadline())
+    (method,) = regression_methods(net, Deadline())
     zero = torch.zeros(1, 1, dtype=torch.float64)
     found = method.lower(zero, zero, torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64))[0].numpy()
     assert found[0] <= np.tanh(1) <= -found[1]

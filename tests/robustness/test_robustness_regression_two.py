@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from robustness_builders import model, random_model
+from robustness_builders import model, random_model, regression_methods
 from scipy.stats import norm
 
 from bnn_vnnlib.gaussian.characteristic import Sums, expected_relu
-from bnn_vnnlib.methods.decision.regression import methods
 from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
@@ -29,7 +28,7 @@ def tensor(value: Any) -> torch.Tensor:
 
 
 def two_layers(net: Model) -> TwoLayers:
-    found = methods(net.network, net.posterior, CPU, Deadline())[-1]
+    found = regression_methods(net, Deadline())[-1]
     assert isinstance(found, TwoLayers)
     return found
 
@@ -208,7 +207,7 @@ def published(shared: Path, name: str) -> Model:
 
 def test_the_published_nets_with_one_hidden_layer(shared: Path) -> None:
     net = published(shared, "bnndp_noisysine_1x256.npz")
-    (method,) = methods(net.network, net.posterior, CPU, Deadline())
+    (method,) = regression_methods(net, Deadline())
     low, high = method.lower(tensor([[0.625]]), tensor([[0.775]]), BOTH)[0].tolist()
     assert low == pytest.approx(-0.89136, abs=1e-4)  # BNN-DP: -1.36685
     assert -high == pytest.approx(-0.57934, abs=1e-4)

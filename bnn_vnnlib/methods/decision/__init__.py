@@ -6,12 +6,9 @@ cheapest first, and the dearer ones only where something is open; bounds only im
 Guarantee: sound with probability 1, rounding included; not complete.
 """
 
-from bnn_vnnlib.methods.decision.decide import Decision as Decision
 from bnn_vnnlib.methods.decision.decide import DecisionOutcome as DecisionOutcome
 from bnn_vnnlib.methods.decision.decide import decide as decide
 from bnn_vnnlib.methods.decision.decide import violates as violates
-from bnn_vnnlib.methods.decision.median import Medians as Medians
-from bnn_vnnlib.methods.decision.parts import PartsExpectation as PartsExpectation
-from bnn_vnnlib.methods.decision.portfolio import Expectation as Expectation
-from bnn_vnnlib.methods.decision.portfolio import expectation as expectation
-from bnn_vnnlib.methods.decision.portfolio import medians as medians
+from bnn_vnnlib.methods.decision.method import Task as Task
+from bnn_vnnlib.methods.decision.portfolio import Portfolio as Portfolio
+from bnn_vnnlib.methods.decision.portfolio import portfolio as portfolio

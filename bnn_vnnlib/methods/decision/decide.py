@@ -12,22 +12,19 @@ from torch import Tensor
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import RowBounds
-from bnn_vnnlib.methods.decision.median import Medians
-from bnn_vnnlib.methods.decision.method import Aimed, Criterion, Method
-from bnn_vnnlib.methods.decision.parts import PartsExpectation
-from bnn_vnnlib.methods.decision.portfolio import Expectation
+from bnn_vnnlib.methods.decision.method import RowMethod
+from bnn_vnnlib.methods.decision.portfolio import Portfolio
+from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
+from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.points import feasible, point_box
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_by
+from bnn_vnnlib.result import Rule
 
 PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
-
-
-Decision = Expectation | Medians | PartsExpectation
-"""The portfolio of a rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +45,10 @@ class DecisionOutcome:
     upper_by: tuple[str, ...]
 
 
-def decide(expect: Decision, problem: Problem, settings: Attack) -> DecisionOutcome:
+def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOutcome:
     """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
     run = _Run(expect, problem, settings)
-    expect.bounds.engine.deadline.reached(run.steps(), lambda step: step())
+    expect.task.bounds.engine.deadline.reached(run.steps(), lambda step: step())
     row_low, row_high, out_low, out_high = run.sides
     return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.methods)
 
@@ -62,15 +59,15 @@ class _Run:
     It starts from the closed ranges of the last activations, in which expectations and medians lie, too.
     """
 
-    def __init__(self, expect: Decision, problem: Problem, settings: Attack) -> None:
+    def __init__(self, expect: Portfolio, problem: Problem, settings: Attack) -> None:
         self._expect, self._problem, self._settings = expect, problem, settings
         self._rows, self._outputs = problem.rows.outputs.shape[1:]
         n, device = len(problem), problem.lower.device
-        bounds, everything = expect.bounds, torch.arange(n, device=device)
+        bounds, everything = expect.task.bounds, torch.arange(n, device=device)
         network = bounds.engine.network
         self.low = bounds.closed(
             weight_sets.mean_weights(network, device), problem.lower, problem.upper, *self._sides(everything),
-            weight_sets.random_names(network, expect.posterior),
+            weight_sets.random_names(network, expect.task.posterior),
         )[0].clone()  # fmt: skip
         self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
         self.refuted = ~problem.exists.any(-1).expand(n)  # without a case there is nothing to prove, nor time to lose
@@ -102,30 +99,32 @@ class _Run:
 
     def steps(self) -> Iterator[Callable[[], None]]:
         """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
-        expect = self._expect
+        steps = self._expect.steps
         everything = torch.arange(len(self._problem), device=self.low.device)
-        for method in expect.quick or (expect.by_weights,):
+        for method in steps.quick or steps.any_graph:
             yield partial(self._bound, method, everything)
-        for criterion in expect.criteria:
+        for criterion in steps.criteria:
             yield partial(self._compare, criterion)
         yield self._attack
-        for method in expect.thorough:
-            yield partial(self._aim, method) if isinstance(method, Aimed) else partial(self._bound, method, everything)
-        for method in expect.tails:
+        for aimed in steps.aimed:
+            yield partial(self._aim, aimed)
+        for method in steps.thorough:
+            yield partial(self._bound, method, everything)
+        for method in steps.last:
             yield partial(self._top, method)
-        for criterion in expect.criteria:
+        for criterion in steps.criteria:
             yield partial(self._criterion, criterion)
-        if expect.quick and len(self._open):
-            yield partial(self._bound, expect.by_weights, self._open)
-        for method in expect.thorough:
-            if isinstance(method, Aimed):
-                yield partial(self._bound, method, everything)
+        for method in steps.any_graph if steps.quick else ():
+            if len(self._open):
+                yield partial(self._bound, method, self._open)
+        for aimed in steps.aimed:
+            yield partial(self._bound, aimed, everything)
 
     @property
     def _open(self) -> Tensor:
         return torch.nonzero(~(self.refuted | self.violated))[:, 0]
 
-    def _bound(self, method: Method, index: Tensor) -> None:
+    def _bound(self, method: RowMethod, index: Tensor) -> None:
         """The rows and the outputs of some items, in one pass over the network."""
         part = self._problem.items(index)
         self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method)
@@ -143,14 +142,14 @@ class _Run:
             inputs = torch.cat([inputs, -inputs, none], 1)
         return outputs, inputs
 
-    def _improve(self, index: Tensor, found: Tensor, method: Method | Aimed) -> None:
+    def _improve(self, index: Tensor, found: Tensor, method: RowMethod) -> None:
         """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
         known = self.low[index]
         self._names.append(method.name)
         self._by[index] = torch.where(found > known, len(self._names) - 1, self._by[index])
         self.low[index] = torch.maximum(known, found)
 
-    def _aim(self, method: Aimed) -> None:
+    def _aim(self, method: SoftmaxRows) -> None:
         """The rows of the open items, as far as it takes to refute them."""
         index = self._open
         if len(index) == 0:
@@ -164,7 +163,7 @@ class _Run:
         self._improve(index, low, method)
         self._refute(index)
 
-    def _top(self, method: Method) -> None:
+    def _top(self, method: RowMethod) -> None:
         """The rows of the open items, and the output that each of them counts most."""
         index = self._open
         if len(index) == 0:
@@ -182,7 +181,7 @@ class _Run:
         self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method)
         self._refute(index)
 
-    def _compare(self, criterion: Criterion) -> None:
+    def _compare(self, criterion: MeanNetwork) -> None:
         """What costs no more than a bound."""
         index = self._open
         if len(index):
@@ -191,7 +190,7 @@ class _Run:
             self._false[index] |= false
             self._refute(index)
 
-    def _criterion(self, criterion: Criterion) -> None:
+    def _criterion(self, criterion: MeanNetwork) -> None:
         """Whatever it takes."""
         index = self._open
         if len(index):
@@ -205,22 +204,23 @@ class _Run:
         row, _, low, high = (side[index] for side in self.sides)
         magnitude = torch.maximum(low.abs(), high.abs()).nan_to_num(torch.inf, torch.inf)
         known = RowBounds(row.masked_fill(self._false[index], torch.inf)[None], None, magnitude[None])
-        self.refuted[index] |= refuted_by(part, known, self._expect.bounds.engine.deadline)[0].all(-1)
+        self.refuted[index] |= refuted_by(part, known, self._expect.task.bounds.engine.deadline)[0].all(-1)
 
     def _attack(self) -> None:
         """Attack the sampled predictive on the items that are left, then bound D at the points found."""
         index = self._open
         if len(index) == 0:
             return
-        part, expect = self._problem.items(index), self._expect
-        network = expect.bounds.engine.network
+        part, task = self._problem.items(index), self._expect.task
+        network = task.network
         generator = torch.Generator().manual_seed(self._settings.seed)
-        drawn = sample(network, expect.posterior, PREDICTIVE, generator)
+        drawn = sample(network, task.posterior, PREDICTIVE, generator)
         params = {name: value.to(self.point) for name, value in drawn.items()}
         smaller = _smaller(self._settings)
-        x = attack.run(network, part, params, smaller, expect.bounds.transform, aim=expect.aim)[0][0]
+        aim: attack.Aim = "median" if task.rule is Rule.MEDIAN else "mean"
+        x = attack.run(network, part, params, smaller, task.bounds.transform, aim=aim)[0][0]
         self.point[index] = x
-        self.violated[index] = violates(expect, part, x)
+        self.violated[index] = violates(self._expect, part, x)
 
 
 def _smaller(settings: Attack) -> Attack:
@@ -228,12 +228,12 @@ def _smaller(settings: Attack) -> Attack:
     return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
 
 
-def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
+def violates(expect: Portfolio, problem: Problem, x: Tensor) -> Tensor:
     """(N,): x (N, n) lies in its item and all rows of one case hold for D(x), proved."""
-    rows, bounds = problem.rows, expect.bounds
+    rows, bounds, network = problem.rows, expect.task.bounds, expect.task.network
     lower, upper = point_box(problem, x)
-    mean = weight_sets.mean_weights(bounds.engine.network, x.device)
-    known = bounds.defined(mean, lower, upper, weight_sets.random_names(bounds.engine.network, expect.posterior))[0]
+    mean = weight_sets.mean_weights(network, x.device)
+    known = bounds.defined(mean, lower, upper, weight_sets.random_names(network, expect.task.posterior))[0]
     held = torch.zeros(len(problem), dtype=torch.bool, device=x.device)
     for above in _above(expect, lower, upper, rows.outputs, rows.inputs):
         held = problem.met(rows.implied(above)).any(-1)
@@ -242,7 +242,7 @@ def violates(expect: Decision, problem: Problem, x: Tensor) -> Tensor:
     return held & known & feasible(problem, x)
 
 
-def _above(expect: Decision, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
+def _above(expect: Portfolio, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
     """Upper bounds of the rows, method by method, each at least as good as the one before."""
     best = lower.new_full((len(lower), outputs.shape[1]), torch.inf)
     for method in expect.methods:

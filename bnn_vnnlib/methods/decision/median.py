@@ -7,79 +7,30 @@ Guarantee: sound with probability 1, rounding included; every median counts wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.attack import Aim
-from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision.median_sources import MedianSource, TailMedians, WeightMedians
-from bnn_vnnlib.methods.decision.method import Criterion, Method, moderate
+from bnn_vnnlib.methods.decision.median_sources import MedianSource, Sampled, TailMedians, WeightMedians
+from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
+from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.tails import TailBounds
-from bnn_vnnlib.network.dense_chain import dense_chain
-from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.network.nodes import Constant
-from bnn_vnnlib.network.posterior import sample
-from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import BoxUnion
-from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.problem.outputs import over_box
+from bnn_vnnlib.result import Rule
 from bnn_vnnlib.rounding import TINY, gamma
 from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
-
-HALF = np.array([0.5 + 1e-6])
-"""Mass of the box at the mean."""
-
-SAMPLED = 65
-"""Networks behind the estimates that say where to split."""
-
-CHUNK = 512
-"""Points at a time."""
 
 ACCURACY = 1e-3
 """Excess that is not worth a split, in standard deviations of the row's outputs."""
 
 BOXES = {"samples": 400, "one layer": 200, "tails": 16}
 """Parts of an item, at most."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sampled:
-    """K networks of the posterior and their shares (K,): estimates of medians and standard deviations."""
-
-    network: Network
-    params: dict[str, Tensor]
-    share: Tensor
-
-    @staticmethod
-    def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
-        """The samples of the posterior, or some drawn ones."""
-        if isinstance(posterior, WeightSamples):
-            params = {name: torch.as_tensor(values, device=device) for name, values in posterior.samples.items()}
-            return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
-        drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
-        params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
-        return Sampled(network, params, torch.full((SAMPLED,), 1 / SAMPLED, dtype=torch.float64, device=device))
-
-    def median(self, x: Tensor) -> Tensor:
-        """(P, m) at points (P, n)."""
-        return torch.cat([self._median(part) for part in x.split(CHUNK)])
-
-    def spread(self, x: Tensor) -> Tensor:
-        """(P, m)."""
-        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(CHUNK)]
-        return torch.cat(parts)
-
-    def _median(self, x: Tensor) -> Tensor:
-        y, order = evaluate(self.network, x, self.params).sort(0)
-        middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
-        return y.gather(0, middle)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,82 +105,57 @@ class _Look:
         return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class Medians:
-    """The methods that serve a network and its posterior, cheapest first; for `decide`, as `portfolio.Expectation`.
+def _rows(task: Task, source: MedianSource, most: int = 1) -> MedianRows:
+    return MedianRows(source, task.typical, task.bounds.engine.deadline, most)
 
-    Parameters
-    ----------
-    weights, mass : a box at the mean or K scattered ones and the mass of their unions, or K samples
-    only_weights : nothing but these is used, because boxes were asked for
-    """
 
-    bounds: OutputBounds
-    posterior: GaussianDiagonal | WeightSamples
-    weights: WeightBoxes
-    mass: BoxUnion | Tensor
-    only_weights: bool
+def _only_means(task: Task) -> str | None:
+    return None if task.rule is Rule.MEDIAN else "expectations are asked for"
 
-    aim: Aim = "median"
-    quick: tuple[Method, ...] = ()
-    criteria: tuple[Criterion, ...] = ()
 
-    @cached_property
-    def _typical(self) -> Sampled:
-        return Sampled.of(self.bounds.engine.network, self.posterior, self.weights.scale.device)
+def _weights_serve(task: Task) -> str | None:
+    independent = isinstance(task.posterior, GaussianDiagonal | WeightSamples)
+    return _only_means(task) or (None if independent else "the posterior's weights are not independent")
 
-    def _rows(self, source: MedianSource, most: int = 1) -> MedianRows:
-        return MedianRows(source, self._typical, self.bounds.engine.deadline, most)
 
-    @cached_property
-    def by_weights(self) -> MedianRows:
-        """The method that serves any graph."""
-        return self._rows(WeightMedians(self.bounds, self.weights, self.mass))
+def _weights(task: Task) -> Steps:
+    """One look at each item; samples are split, too."""
+    source = WeightMedians(task.bounds, *task.weights)
+    split = (_rows(task, source, BOXES["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
+    return Steps(any_graph=(_rows(task, source),), thorough=split)
 
-    @cached_property
-    def _closed(self) -> tuple[Method, ...]:
-        if isinstance(self.posterior, WeightSamples) or self.only_weights:
-            return ()
-        engine = self.bounds.engine
-        if engine.network.softmax_axis is not None or not moderate(engine.network, self.posterior):
-            return ()
-        chain = dense_chain(engine.network, self.posterior, self.weights.scale.device)
-        if chain is None or not OneLayerMedians.serves(chain):
-            return ()
-        return (self._rows(OneLayerMedians(chain, engine.deadline), BOXES["one layer"]),)
 
-    @cached_property
-    def _by_tails(self) -> tuple[Method, ...]:
-        if isinstance(self.posterior, WeightSamples) or self.only_weights:
-            return ()
-        engine, device = self.bounds.engine, self.weights.scale.device
-        random = weight_sets.random_sources(engine.network, self.posterior)
-        if any(isinstance(node, Constant) and node.value.source in random for node in engine.network.nodes):
-            return ()
-        tails = TailBounds(engine.network, self.posterior, device, engine.deadline)
-        return (self._rows(TailMedians(tails, self._typical), BOXES["tails"]),)
+def _one_layer_serves(task: Task) -> str | None:
+    reason = _only_means(task) or task.no_closed_forms
+    if reason is not None:
+        return reason
+    if task.network.softmax_axis is None and task.chain is not None and OneLayerMedians.serves(task.chain):
+        return None
+    return "the network is not one hidden layer of ReLU with independent Gaussian weights"
 
-    @cached_property
-    def thorough(self) -> tuple[Method, ...]:
-        """Methods that split inputs."""
-        if isinstance(self.posterior, WeightSamples):
-            return (self._rows(self.by_weights.source, BOXES["samples"]),)
-        return self._closed or self._by_tails
 
-    @property
-    def tails(self) -> tuple[Method, ...]:
-        """Methods for what is open at last."""
-        return self._by_tails if self._closed else ()
+def _one_layer(task: Task) -> Steps:
+    source = OneLayerMedians(cast(DenseChain, task.chain), task.bounds.engine.deadline)
+    return Steps(thorough=(_rows(task, source, BOXES["one layer"]),))
 
-    @property
-    def methods(self) -> Iterator[Method]:
-        """All of them, in order of cost."""
-        yield from (self.by_weights, *self.thorough, *self.tails)
 
-    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """Lower bounds (N, R) on c.Y + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
-        return torch.stack([method.lower(lower, upper, outputs, inputs) for method in self.methods]).amax(0)
+def _tails_serve(task: Task) -> str | None:
+    reason = _only_means(task) or task.only_weights
+    if reason is None and not isinstance(task.posterior, GaussianDiagonal):
+        reason = "the posterior is made of weight samples"
+    return "a random tensor is a branch of the graph" if reason is None and task.branches else reason
 
-    def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """Upper bounds (N, R), by the lower bounds of the negated rows."""
-        return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
+
+def _tails(task: Task) -> Steps:
+    posterior, deadline = cast(GaussianDiagonal, task.posterior), task.bounds.engine.deadline
+    tails = TailBounds(task.network, posterior, task.device, deadline)
+    rows = (_rows(task, TailMedians(tails, task.typical), BOXES["tails"]),)
+    return Steps(thorough=rows) if _one_layer_serves(task) else Steps(last=rows)
+
+
+METHODS: tuple[Method[Task, Plan], ...] = (
+    Method("medians by weights", _weights_serve, _weights),
+    Method("medians of one layer", _one_layer_serves, _one_layer),
+    Method("medians by tails", _tails_serve, _tails),
+)
+"""Of medians, cheapest first."""

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, Mass
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, Rows
@@ -28,6 +31,46 @@ from bnn_vnnlib.rounding import UNIT
 
 DOUBLINGS, HALVINGS = 10, 9
 """Steps of the search for v: away from where it cannot be, and back."""
+
+
+SAMPLED = 65
+"""Networks behind the estimates that say where to split."""
+
+CHUNK = 512
+"""Points at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """K networks of the posterior and their shares (K,): estimates of medians and standard deviations."""
+
+    network: Network
+    params: dict[str, Tensor]
+    share: Tensor
+
+    @staticmethod
+    def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
+        """The samples of the posterior, or some drawn ones."""
+        if isinstance(posterior, WeightSamples):
+            params = {name: torch.as_tensor(values, device=device) for name, values in posterior.samples.items()}
+            return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
+        drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
+        params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
+        return Sampled(network, params, torch.full((SAMPLED,), 1 / SAMPLED, dtype=torch.float64, device=device))
+
+    def median(self, x: Tensor) -> Tensor:
+        """(P, m) at points (P, n)."""
+        return torch.cat([self._median(part) for part in x.split(CHUNK)])
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(P, m)."""
+        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(CHUNK)]
+        return torch.cat(parts)
+
+    def _median(self, x: Tensor) -> Tensor:
+        y, order = evaluate(self.network, x, self.params).sort(0)
+        middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
+        return y.gather(0, middle)[0]
 
 
 class MedianSource(Protocol):

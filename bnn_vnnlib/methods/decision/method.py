@@ -1,20 +1,42 @@
-"""What a method of the portfolio is."""
+"""What the methods of the decision are asked, and what they give: work for each turn of `decide`."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.decision.median_sources import Sampled
+from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
+from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.nodes import Constant
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.mass import BoxUnion
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.result import Rule
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
+    from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 
 MODERATE = 1e12
-"""Largest weight and standard deviation up to which closed forms are used."""
+"""Largest weight and standard deviation up to which closed forms are used: they square what they meet. Weights so
+large that they undo an underflow are left to the boxes."""
+
+MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
+"""Masses of the nested boxes."""
+
+HALF = np.array([0.5 + 1e-6])
+"""That of the one box behind medians: of nested ones the smallest that holds half of the mass says most."""
 
 
-class Method(Protocol):
+class RowMethod(Protocol):
     """One way to bound rows over the decision.
 
     Sound, rounding included; an item's bound does not depend on its neighbours (up to rounding).
@@ -33,42 +55,117 @@ class Method(Protocol):
         ...
 
 
-@runtime_checkable
-class Aimed(Protocol):
-    """A method that can stop once a goal (N, R) is exceeded or out of reach."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The decision of a network and its posterior, and what it may be bounded with.
+
+    Attributes
+    ----------
+    rule : D is the expected output, or the outputs' medians
+    boxes, number : "sampled" takes `number` boxes around samples instead of nested ones at the mean
+    margin : of the boxes in standard deviations; None: several (2.5 if sampled)
+    seed : of sampled boxes
+    """
+
+    bounds: OutputBounds
+    posterior: Posterior
+    device: torch.device
+    rule: Rule = Rule.MEAN
+    boxes: str = "mean"
+    number: int = 5
+    margin: float | None = None
+    seed: int = 0
 
     @property
-    def name(self) -> str:
-        """For people and the record."""
-        ...
+    def network(self) -> Network:
+        """With the posterior's means."""
+        return self.bounds.engine.network
 
-    def towards(
-        self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor | None
-    ) -> Tensor:
-        """As `Method.lower`."""
-        ...
-
-
-class Criterion(Protocol):
-    """A proof that rows are false which does not go through bounds on the decision itself."""
+    @cached_property
+    def weights(self) -> tuple[WeightBoxes, BoxUnion | Tensor]:
+        """K boxes of a Gaussian posterior of independent weights and the mass of their unions, or K samples and their
+        probabilities.
+        """
+        if isinstance(self.posterior, WeightSamples):
+            return weight_sets.sample_weights(self.network, self.posterior, self.device)
+        if not isinstance(self.posterior, GaussianDiagonal):
+            raise ValueError("boxes of weights are for independent Gaussian weights")
+        if self.boxes == "sampled":
+            width = 2.5 if self.margin is None else self.margin
+            family = weight_sets.scattered_family(
+                self.network, self.posterior, self.number, width, self.seed, self.device
+            )
+            return family.weights, family.union
+        masses = HALF if self.rule is Rule.MEDIAN else MASSES
+        nested = weight_sets.centred_family(self.network, self.posterior, masses, self.device, margin=self.margin)
+        return nested.weights, nested.union
 
     @property
-    def name(self) -> str:
-        """For people and the record."""
-        ...
+    def only_weights(self) -> str | None:
+        """Why nothing but boxes of weights, or samples, is to be used, in words; None where everything is."""
+        if not isinstance(self.posterior, GaussianDiagonal | WeightSamples):
+            return "the posterior's weights are not independent"
+        if self.boxes == "sampled" or self.margin is not None or self.bounds.engine.method == "interval":
+            return "boxes of weights, or interval bounds, are asked for"
+        return None
 
-    def false_rows(self, problem: Problem) -> Tensor:
-        """(N, R): no x of the item has a decision for which the row holds."""
-        ...
+    @cached_property
+    def no_closed_forms(self) -> str | None:
+        """Why closed forms do not serve, whatever the graph; None where they may."""
+        tensors = list(self.network.tensors.values())
+        if isinstance(self.posterior, GaussianDiagonal):
+            tensors += [np.sqrt(variance) for variance in self.posterior.variances.values()]
+        if self.only_weights is None and not all(bool((np.abs(tensor) <= MODERATE).all()) for tensor in tensors):
+            return f"a weight or its deviation exceeds {MODERATE:.0e}"
+        return self.only_weights
 
-    def refuted(self, problem: Problem) -> Tensor:
-        """(N,): every case of the item is refuted; as much work as is needed."""
-        ...
+    @cached_property
+    def branches(self) -> bool:
+        """A random tensor is a branch of the graph, which tails do not serve."""
+        if not isinstance(self.posterior, GaussianDiagonal):
+            return False
+        random = weight_sets.random_sources(self.network, self.posterior)
+        return any(isinstance(node, Constant) and node.value.source in random for node in self.network.nodes)
+
+    @cached_property
+    def typical(self) -> Sampled:
+        """Some networks of the posterior, on which no bound rests."""
+        posterior = cast("GaussianDiagonal | WeightSamples", self.posterior)
+        return Sampled.of(self.network, posterior, self.device)
+
+    @cached_property
+    def chain(self) -> DenseChain | None:
+        """The network as dense layers with independent Gaussian weights, if that is what it is."""
+        if not isinstance(self.posterior, GaussianDiagonal):
+            return None
+        return dense_chain(self.network, self.posterior, self.device)
 
 
-def moderate(network: Network, posterior: GaussianDiagonal | WeightSamples) -> bool:
-    """Closed forms square what they meet: weights so large that they undo an underflow are left to the boxes."""
-    tensors = list(network.tensors.values())
-    if isinstance(posterior, GaussianDiagonal):
-        tensors += [np.sqrt(variance) for variance in posterior.variances.values()]
-    return all(bool((np.abs(tensor) <= MODERATE).all()) for tensor in tensors)
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The work of one or more methods, by when its turn comes.
+
+    Attributes
+    ----------
+    quick : one look at each item, cheaper than what serves any graph
+    any_graph : what serves any graph: boxes of weights, samples, components
+    criteria : proofs that rows are false, which do not go through bounds on the decision itself
+    aimed : split inputs as far as it takes to refute an item, and later until the bounds are good
+    thorough : split inputs until the bounds are good
+    last : for what is open at last: too dear for every class of every item
+    """
+
+    quick: tuple[RowMethod, ...] = ()
+    any_graph: tuple[RowMethod, ...] = ()
+    criteria: tuple[MeanNetwork, ...] = ()
+    aimed: tuple[SoftmaxRows, ...] = ()
+    thorough: tuple[RowMethod, ...] = ()
+    last: tuple[RowMethod, ...] = ()
+
+    def then(self, other: Steps) -> Steps:
+        """Those of both."""
+        return Steps(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+Plan = Callable[[Task], Steps]
+"""What a registered method contributes to a task that it serves."""

@@ -1,98 +1,48 @@
-"""Which methods serve a network and its posterior, cheapest first."""
+"""The methods of the decision, and those that serve a task, in the order of their cost.
+
+Guarantee: sound with probability 1, rounding included; not complete.
+Components (a mixture's, or one correlated Gaussian): at every x the decision is sum_i p_i E_i s(f(x)), so that a row's
+least value over a box is at least the weighted sum of those of the components. A component of independent weights is
+bounded by everything that serves it, one of correlated weights by its tails (`softmax.by_tails`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bnn_vnnlib.attack import Aim
-from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision import regression
-from bnn_vnnlib.methods.decision import softmax as classification
+from bnn_vnnlib.bounds.tails import TailEngine
+from bnn_vnnlib.methods.components import MIXTURE, Component, components_of, weighted_sum
+from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.methods.decision import median
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
-from bnn_vnnlib.methods.decision.median import HALF, Medians
-from bnn_vnnlib.methods.decision.method import Criterion, Method, moderate
-from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.methods.decision.method import Plan, RowMethod, Steps, Task
+from bnn_vnnlib.methods.decision.regression import portfolio as regression
+from bnn_vnnlib.methods.decision.softmax import portfolio as softmax
+from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
+from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, Mixture, WeightSamples
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import BoxUnion
-from bnn_vnnlib.problem.outputs import OutputBounds
-
-Floats = NDArray[np.float64]
-
-MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
-"""Masses of the nested boxes."""
+from bnn_vnnlib.result import Rule
 
 
 @dataclass(frozen=True, eq=False)
-class Expectation:
-    """E_w of rows over the transformed outputs.
+class Portfolio:
+    """The work of all methods that serve a task; for `decide`."""
 
-    Parameters
-    ----------
-    weights, mass : K boxes and the mass of their unions, or K samples and their probabilities
-    only_weights : nothing but these is used, because boxes were asked for
-    """
-
-    bounds: OutputBounds
-    posterior: GaussianDiagonal | WeightSamples
-    weights: WeightBoxes
-    mass: BoxUnion | Tensor
-    only_weights: bool
-
-    aim: Aim = "mean"
-
-    @cached_property
-    def by_weights(self) -> ByWeights:
-        """The method that serves any graph."""
-        return ByWeights(self.bounds, self.posterior, self.weights, self.mass)
-
-    @cached_property
-    def _classification(self) -> classification.Portfolio:
-        if self.only_weights or not self._moderate:
-            return classification.Portfolio()
-        return classification.methods(self.bounds, self.posterior, self.weights, self.mass)
-
-    @cached_property
-    def _regression(self) -> tuple[Method, ...]:
-        if self.bounds.transform != "identity" or self.only_weights or not self._moderate:
-            return ()
-        engine, device = self.bounds.engine, self.weights.scale.device
-        return regression.methods(engine.network, self.posterior, device, engine.deadline)
-
-    @cached_property
-    def _moderate(self) -> bool:
-        return moderate(self.bounds.engine.network, self.posterior)
-
-    @cached_property
-    def quick(self) -> tuple[Method, ...]:
-        """One look at each item, cheaper than the boxes of weights."""
-        return self._classification.quick
-
-    @cached_property
-    def thorough(self) -> tuple[Method, ...]:
-        """Methods that go on until the bounds are good, such as by splitting inputs."""
-        return (*self._classification.thorough, *self._regression)
+    task: Task
+    steps: Steps
 
     @property
-    def tails(self) -> tuple[Method, ...]:
-        """Methods that are too dear for every class of every item."""
-        return self._classification.tails
-
-    @property
-    def criteria(self) -> tuple[Criterion, ...]:
-        """Proofs that classes keep their order."""
-        return self._classification.criteria
-
-    @property
-    def methods(self) -> Iterator[Method]:
-        """All of them, in order of cost."""
-        yield from (*self.quick, self.by_weights, *self.thorough, *self.tails)
+    def methods(self) -> Iterator[RowMethod]:
+        """All that bound rows, in order of cost."""
+        steps = self.steps
+        yield from (*steps.quick, *steps.any_graph, *steps.aimed, *steps.thorough, *steps.last)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
@@ -103,35 +53,68 @@ class Expectation:
         return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
 
 
-def expectation(
-    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, *, boxes: str, number: int,
-    margin: float | None, seed: int,
-) -> Expectation:  # fmt: skip
-    """Prepare the boxes of a Gaussian posterior; samples need none."""
-    weights = _weights(bounds, posterior, device, MASSES, boxes, number, margin, seed)
-    return Expectation(bounds, posterior, *weights)
+def portfolio(task: Task) -> Portfolio:
+    """Of all methods that serve the task."""
+    steps = [method.bounds(task) for method in METHODS if method.serves(task) is None]
+    return Portfolio(task, reduce(Steps.then, steps))
 
 
-def medians(
-    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, *, boxes: str, number: int,
-    margin: float | None, seed: int,
-) -> Medians:  # fmt: skip
-    """The same for medians: of nested boxes the smallest that holds half of the mass says most."""
-    return Medians(bounds, posterior, *_weights(bounds, posterior, device, HALF, boxes, number, margin, seed))
+@dataclass(frozen=True, eq=False)
+class Components:
+    """The weighted sum over the components, each bounded for itself."""
+
+    task: Task
+
+    @property
+    def name(self) -> str:
+        """What the components are bounded by."""
+        return MIXTURE if isinstance(self.task.posterior, Mixture) else "tails"
+
+    @cached_property
+    def _parts(self) -> list[tuple[float, Portfolio | SoftmaxTails]]:
+        posterior = cast("Gaussian | Mixture", self.task.posterior)
+        return [(part.share, self._method(part)) for part in components_of(self.task.bounds, posterior)]
+
+    def _method(self, part: Component) -> Portfolio | SoftmaxTails:
+        if isinstance(part.posterior, GaussianDiagonal):
+            return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
+        device, deadline = self.task.device, part.bounds.engine.deadline
+        engine = TailEngine(part.network, deadline, correlation=correlation(part.network, part.posterior, device))
+        noise = weight_sets.centred(part.network, independent(part.posterior), device)
+        return SoftmaxTails(engine, weight_sets.mean_weights(part.network, device), noise)
+
+    def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
+        """See `RowMethod`."""
+        values = torch.stack([method.lower(lower, upper, outputs, inputs) for _, method in self._parts])
+        return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
 
 
-def _weights(
-    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, device: torch.device, masses: Floats, boxes: str,
-    number: int, margin: float | None, seed: int,
-) -> tuple[WeightBoxes, BoxUnion | Tensor, bool]:  # fmt: skip
-    """Boxes and the mass of their unions, or samples and their probabilities; whether nothing else is to be used."""
-    network = bounds.engine.network
-    only = boxes == "sampled" or margin is not None or bounds.engine.method == "interval"
-    if isinstance(posterior, WeightSamples):
-        return *weight_sets.sample_weights(network, posterior, device), only
-    if boxes == "sampled":
-        width = 2.5 if margin is None else margin
-        family = weight_sets.scattered_family(network, posterior, number, width, seed, device)
-    else:
-        family = weight_sets.centred_family(network, posterior, masses, device, margin=margin)
-    return family.weights, family.union, only
+def _components_serve(task: Task) -> str | None:
+    if not isinstance(task.posterior, Correlated | Mixture):
+        return "the posterior's weights are independent, or samples"
+    return "medians are asked for" if task.rule is Rule.MEDIAN else None
+
+
+def _components(task: Task) -> Steps:
+    return Steps(any_graph=(Components(task),))
+
+
+def _weights_serve(task: Task) -> str | None:
+    if not isinstance(task.posterior, GaussianDiagonal | WeightSamples):
+        return "the posterior's weights are not independent"
+    return "medians are asked for" if task.rule is Rule.MEDIAN else None
+
+
+def _weights(task: Task) -> Steps:
+    posterior = cast("GaussianDiagonal | WeightSamples", task.posterior)
+    return Steps(any_graph=(ByWeights(task.bounds, posterior, *task.weights),))
+
+
+METHODS: tuple[Method[Task, Plan], ...] = (
+    Method("components", _components_serve, _components),
+    Method("boxes or samples of weights", _weights_serve, _weights),
+    *softmax.METHODS,
+    *regression.METHODS,
+    *median.METHODS,
+)
+"""All of them. `reasons` says why some do not serve."""

@@ -5,6 +5,3 @@
 depth) goes by exponential moments at fixed inputs, `by_tails` (any graph) by tails; `splitting` and `together` split
 the inputs. The mathematics is in docs/decision.md.
 """
-
-from bnn_vnnlib.methods.decision.softmax.portfolio import Portfolio as Portfolio
-from bnn_vnnlib.methods.decision.softmax.portfolio import methods as methods

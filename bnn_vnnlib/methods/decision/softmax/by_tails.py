@@ -44,7 +44,7 @@ ALL = 12
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxTails:
-    """A `decision.method.Method` for Gaussian weights and outputs under a softmax."""
+    """A `decision.method.RowMethod` for Gaussian weights and outputs under a softmax."""
 
     engine: TailEngine
     means: WeightBoxes

@@ -28,7 +28,7 @@ from bnn_vnnlib.system.memory import at_once
 
 @dataclass(frozen=True, eq=False)
 class MeanNetwork:
-    """A `decision.method.Criterion` for one hidden layer."""
+    """A criterion (see `decision.method.Steps`) for one hidden layer."""
 
     bounds: OutputBounds
     source: OneLayerSoftmax

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import cast
 
-import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import ALL, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
@@ -16,12 +15,10 @@ from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMom
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
-from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
+from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
-from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import BoxUnion
-from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.splitting.minimise import Effort
 
 LARGEST = 64
@@ -34,62 +31,99 @@ SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 """The same where its inputs are split, and how far: a box costs more than one of a shallow network."""
 
 
-@dataclass(frozen=True, eq=False)
-class Portfolio:
-    """quick : one look; thorough : inputs are split; criteria : see `decision.method`;
-    tails : too dear for every class of every item: for graphs without closed forms and many classes, and for points.
-    """
-
-    quick: tuple[SoftmaxTails | SoftmaxRows, ...] = ()
-    thorough: tuple[SoftmaxRows, ...] = ()
-    criteria: tuple[MeanNetwork, ...] = ()
-    tails: tuple[SoftmaxTails | SoftmaxRows, ...] = ()
+def _no_softmax(task: Task) -> str | None:
+    if task.bounds.transform == "identity":
+        return "the decision is no expected softmax or sigmoid"
+    if task.bounds.transform == "sigmoid" and task.network.signature.output_size > 1:
+        return "each of several outputs has a sigmoid of its own"
+    if task.network.signature.output_size > LARGEST:
+        return f"there are more than {LARGEST} classes"
+    return task.no_closed_forms
 
 
-def methods(
-    bounds: OutputBounds, posterior: GaussianDiagonal | WeightSamples, weights: WeightBoxes, mass: BoxUnion | Tensor
-) -> Portfolio:
-    """Those that apply to the graph, its outputs and its posterior."""
-    network, deadline = bounds.engine.network, bounds.engine.deadline
-    outputs = network.signature.output_size
-    if bounds.transform == "identity" or (bounds.transform == "sigmoid" and outputs > 1):
-        return Portfolio()
-    if isinstance(posterior, WeightSamples):
-        if not isinstance(mass, Tensor) or bounds.engine.method != "linear" or outputs > LARGEST:
-            return Portfolio()
-        samples = Samples(bounds.engine, weights, mass, bounds.transform == "sigmoid")
-        return Portfolio((SoftmaxRows(samples, deadline),), (SoftmaxRows(samples, deadline, SPLIT),))
-    device = weights.scale.device
-    found = None if outputs > LARGEST else dense_chain(network, posterior, device)
+def _samples_serve(task: Task) -> str | None:
+    samples = isinstance(task.posterior, WeightSamples)
+    return _no_softmax(task) or (None if samples else "the posterior is not made of weight samples")
+
+
+def _samples(task: Task) -> Steps:
+    """Their lines are added up before x is minimised over."""
+    weights, mass = task.weights
+    engine = task.bounds.engine
+    samples = Samples(engine, weights, cast(Tensor, mass), task.bounds.transform == "sigmoid")
+    quick, aimed = (SoftmaxRows(samples, engine.deadline, effort) for effort in (None, SPLIT))
+    return Steps(quick=(quick,), aimed=(aimed,))
+
+
+def _relu_layers(task: Task) -> DenseChain | str:
+    """The network with its zero logit, if its decision is a sigmoid; or why it is served as none, in words."""
+    reason, found = _no_softmax(task), task.chain
+    if reason is not None:
+        return reason
     if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
-        tails = _tails(bounds, posterior, device)
-        return Portfolio(quick=tails) if outputs <= ALL else Portfolio(tails=tails)
-    layers = found.with_zero_output() if bounds.transform == "sigmoid" else found
-    if len(layers.layers) == 2:
-        return _shallow(bounds, layers)
-    quick, thorough = ExponentialMoments(layers, BUDGETS), ExponentialMoments(layers, SPLIT_BUDGET)
-    distance = layers.law_distance
-    return Portfolio(
-        (SoftmaxRows(quick, deadline, None, distance),), (SoftmaxRows(thorough, deadline, SPLIT_DEEP, distance),),
-        tails=_tails(bounds, posterior, device),
-    )  # fmt: skip
+        return "the network is no chain of dense layers with ReLU and independent Gaussian weights"
+    return found.with_zero_output() if task.bounds.transform == "sigmoid" else found
 
 
-def _shallow(bounds: OutputBounds, layers: DenseChain) -> Portfolio:
-    deadline, distance = bounds.engine.deadline, layers.law_distance
-    closed = OneLayerSoftmax(layers)
+def _one_layer_serves(task: Task) -> str | None:
+    found = _relu_layers(task)
+    if isinstance(found, str):
+        return found
+    return None if len(found.layers) == 2 else "the network has more than one hidden layer"
+
+
+def _one_layer(task: Task) -> Steps:
+    layers, deadline = cast(DenseChain, _relu_layers(task)), task.bounds.engine.deadline
+    distance, closed = layers.law_distance, OneLayerSoftmax(layers)
     source = WithMoments(closed, ExponentialMoments(layers, BUDGETS))
-    criteria = (MeanNetwork(bounds, closed),) if bounds.transform == "softmax" and distance == 0 else ()
-    quick, thorough = (SoftmaxRows(source, deadline, effort, distance) for effort in (None, SPLIT))
-    return Portfolio((quick,), (thorough,), criteria, (SoftmaxRows(Tilted(layers), deadline, None, distance),))
+    criteria = (MeanNetwork(task.bounds, closed),) if task.bounds.transform == "softmax" and distance == 0 else ()
+    quick, aimed = (SoftmaxRows(source, deadline, effort, distance) for effort in (None, SPLIT))
+    last = SoftmaxRows(Tilted(layers), deadline, None, distance)
+    return Steps(quick=(quick,), criteria=criteria, aimed=(aimed,), last=(last,))
 
 
-def _tails(bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> tuple[SoftmaxTails, ...]:
-    network = bounds.engine.network
-    random = weight_sets.random_sources(network, posterior)
-    fixed = not any(isinstance(node, Constant) and node.value.source in random for node in network.nodes)
-    if bounds.transform != "softmax" or not fixed or not 1 < network.signature.output_size <= LARGEST:
-        return ()
-    means = weight_sets.mean_weights(network, device)
-    deviations = weight_sets.centred(network, posterior, device)
-    return (SoftmaxTails(TailEngine(network, bounds.engine.deadline), means, deviations),)
+def _moments_serve(task: Task) -> str | None:
+    found = _relu_layers(task)
+    if isinstance(found, str):
+        return found
+    return None if len(found.layers) > 2 else "the network has one hidden layer, for which there are closed forms"
+
+
+def _moments(task: Task) -> Steps:
+    layers, deadline = cast(DenseChain, _relu_layers(task)), task.bounds.engine.deadline
+    quick = SoftmaxRows(ExponentialMoments(layers, BUDGETS), deadline, None, layers.law_distance)
+    aimed = SoftmaxRows(ExponentialMoments(layers, SPLIT_BUDGET), deadline, SPLIT_DEEP, layers.law_distance)
+    return Steps(quick=(quick,), aimed=(aimed,))
+
+
+def _tails_serve(task: Task) -> str | None:
+    reason = _no_softmax(task)
+    if reason is not None:
+        return reason
+    if not isinstance(task.posterior, GaussianDiagonal):
+        return "the posterior is made of weight samples"
+    if _one_layer_serves(task) is None:
+        return "the network has one hidden layer, for which there are closed forms"
+    if task.bounds.transform != "softmax" or task.network.signature.output_size < 2:
+        return "the decision is no softmax of several outputs"
+    return "a random tensor is a branch of the graph" if task.branches else None
+
+
+def _tails(task: Task) -> Steps:
+    """Too dear for every class of every item where there are moments, or many classes."""
+    network, posterior = task.network, cast(GaussianDiagonal, task.posterior)
+    means, deviations = (
+        weight_sets.mean_weights(network, task.device), weight_sets.centred(network, posterior, task.device)
+    )  # fmt: skip
+    tails = (SoftmaxTails(TailEngine(network, task.bounds.engine.deadline), means, deviations),)
+    dear = _moments_serve(task) is None or network.signature.output_size > ALL
+    return Steps(last=tails) if dear else Steps(quick=tails)
+
+
+METHODS: tuple[Method[Task, Plan], ...] = (
+    Method("softmax of weight samples", _samples_serve, _samples),
+    Method("softmax of one layer", _one_layer_serves, _one_layer),
+    Method("softmax by exponential moments", _moments_serve, _moments),
+    Method("softmax by tails", _tails_serve, _tails),
+)
+"""Of the expected softmax, or sigmoid of one output, cheapest first."""
