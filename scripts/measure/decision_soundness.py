@@ -217,7 +217,7 @@ def claims(trial: Trial, points: Tensor, owner: Tensor, limit: float) -> Iterato
             Engine(trial.model.network, "linear", Deadline(time.monotonic() + limit)), trial.transform
         )
         expect = _expectation(bounds, trial)
-        for number, method in enumerate(expect.methods):
+        for number, method in enumerate(expect.steps.rows):
             lower, upper = (s * method.lower(low, high, s * trial.rows[None])[of_point] for s in (1, -1))
             yield Claim(f"{number} {type(method).__name__} {place}", lower, upper)
 

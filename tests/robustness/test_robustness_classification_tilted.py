@@ -201,5 +201,5 @@ def test_wide_boxes_are_left_alone():
 
 def test_the_portfolio_has_it():
     net = random_model(1, [3, 7, 4], spread=0.3, likelihood="categorical")
-    methods = list(expectation(net, "softmax").methods)
+    methods = list(expectation(net, "softmax").steps.rows)
     assert any(isinstance(method, SoftmaxRows) and isinstance(method.source, Tilted) for method in methods)

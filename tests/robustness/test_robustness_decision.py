@@ -77,7 +77,7 @@ def test_the_portfolio_is_as_good_as_its_parts(widths, kind):
         expect = expectation(net, "softmax")
         lower = torch.randn(2, widths[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         best = expect.lower(lower, lower + 0.1, unit)
-        parts = [method.lower(lower, lower + 0.1, unit) for method in expect.methods]
+        parts = [method.lower(lower, lower + 0.1, unit) for method in expect.steps.rows]
         assert len(parts) > 1
         assert all((best >= part - 1e-12).all() for part in parts)
         label = torch.zeros(2, dtype=torch.int64)
@@ -90,7 +90,7 @@ def test_boxes_alone_where_they_are_asked_for():
     net = random_model(0, [2, 8, 3])
     for settings_ in ({"boxes": "sampled"}, {"margin": 3.0}):
         expect = expectation(net, "softmax", **settings_)
-        assert [type(method).__name__ for method in expect.methods] == ["ByWeights"]
+        assert [type(method).__name__ for method in expect.steps.rows] == ["ByWeights"]
     assert bounds_of(net, "softmax").engine.method == "linear"
 
 

@@ -364,4 +364,4 @@ def test_curvature_is_that_of_the_smallest_deviation_of_the_box() -> None:
 @pytest.mark.parametrize("transform", ["softmax", "identity"])
 def test_weights_beyond_all_measure_are_left_to_the_boxes(transform: str) -> None:
     net = model([([[1e13]], [0.0]), ([[1.0], [0.0]], [0.0, 0.0])], [([[1.0]], [0.0]), ([[0.1], [0.1]], [0.0, 0.0])])
-    assert len(list(expectation(net, transform).methods)) == 1
+    assert len(list(expectation(net, transform).steps.rows)) == 1

@@ -400,7 +400,7 @@ def test_boxes_alone_where_they_are_asked_for():
     full = verify_batch(net, [[0.1]], [[0.2]], properties=[[rows([1.0], -9.0)]], query="decision", rule="median")
     for options in ({"margin": 3.0}, {"method": "interval"}):
         expect = medians(net, margin=options.get("margin"))
-        assert len(list(expect.methods)) == (1 if "margin" in options else 3)
+        assert len(list(expect.steps.rows)) == (1 if "margin" in options else 3)
         found = verify_batch(
             net, [[0.1]], [[0.2]], properties=[[rows([1.0], -9.0)]], query="decision", rule="median", **options
         )

@@ -10,5 +10,6 @@ from bnn_vnnlib.methods.decision.decide import DecisionOutcome as DecisionOutcom
 from bnn_vnnlib.methods.decision.decide import decide as decide
 from bnn_vnnlib.methods.decision.decide import violates as violates
 from bnn_vnnlib.methods.decision.method import Task as Task
+from bnn_vnnlib.methods.decision.portfolio import METHODS as METHODS
 from bnn_vnnlib.methods.decision.portfolio import Portfolio as Portfolio
 from bnn_vnnlib.methods.decision.portfolio import portfolio as portfolio

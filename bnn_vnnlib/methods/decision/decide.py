@@ -245,6 +245,6 @@ def violates(expect: Portfolio, problem: Problem, x: Tensor) -> Tensor:
 def _above(expect: Portfolio, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Iterator[Tensor]:
     """Upper bounds of the rows, method by method, each at least as good as the one before."""
     best = lower.new_full((len(lower), outputs.shape[1]), torch.inf)
-    for method in expect.methods:
+    for method in expect.steps.rows:
         best = torch.minimum(best, -method.lower(lower, upper, -outputs, None if inputs is None else -inputs))
         yield best

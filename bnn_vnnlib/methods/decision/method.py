@@ -162,6 +162,11 @@ class Steps:
     thorough: tuple[RowMethod, ...] = ()
     last: tuple[RowMethod, ...] = ()
 
+    @property
+    def rows(self) -> tuple[RowMethod, ...]:
+        """All that bound rows, in order of cost."""
+        return (*self.quick, *self.any_graph, *self.aimed, *self.thorough, *self.last)
+
     def then(self, other: Steps) -> Steps:
         """Those of both."""
         return Steps(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))

@@ -8,7 +8,6 @@ bounded by everything that serves it, one of correlated weights by its tails (`s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import cast
@@ -21,7 +20,7 @@ from bnn_vnnlib.methods.components import MIXTURE, Component, components_of, wei
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.decision import median
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
-from bnn_vnnlib.methods.decision.method import Plan, RowMethod, Steps, Task
+from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.regression import portfolio as regression
 from bnn_vnnlib.methods.decision.softmax import portfolio as softmax
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
@@ -38,15 +37,9 @@ class Portfolio:
     task: Task
     steps: Steps
 
-    @property
-    def methods(self) -> Iterator[RowMethod]:
-        """All that bound rows, in order of cost."""
-        steps = self.steps
-        yield from (*steps.quick, *steps.any_graph, *steps.aimed, *steps.thorough, *steps.last)
-
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
-        return torch.stack([method.lower(lower, upper, outputs, inputs) for method in self.methods]).amax(0)
+        return torch.stack([method.lower(lower, upper, outputs, inputs) for method in self.steps.rows]).amax(0)
 
     def upper(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Upper bounds (N, R), by the lower bounds of the negated rows."""
