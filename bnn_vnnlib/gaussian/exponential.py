@@ -142,55 +142,41 @@ def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
 
 def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(relu(N(m, s^2))), alpha and beta of any sign, rounded up; inf where c is too small."""
-    exponent = _exponent(alpha, beta, m, s)
-    dead = log_cdf_above(-m / s + 4 * UNIT * (m / s).abs())
-    value = torch.logaddexp(dead, exponent.above + log_cdf_above(exponent.y + exponent.y_error))
+    log, error, y, y_error = _exponent(alpha, beta, m, s)
+    t = m / s
+    value = torch.logaddexp(log_cdf_above(4 * UNIT * t.abs() - t), log + error + log_cdf_above(y + y_error))
     return value + LOGARITHM * (1 + value.abs())
 
 
 def log_moment_below(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(relu(N(m, s^2))), rounded down; only the share of z = 0 where c is too small."""
-    exponent = _exponent(alpha, beta, m, s)
-    dead = log_cdf_below(-m / s - 4 * UNIT * (m / s).abs())
-    active = exponent.below + log_cdf_below(exponent.y - exponent.y_error)
-    value = torch.logaddexp(dead, active)
+    log, error, y, y_error = _exponent(alpha, beta, m, s)
+    t = m / s
+    value = torch.logaddexp(log_cdf_below(-t - 4 * UNIT * t.abs()), log - error + log_cdf_below(y - y_error))
     return (value - LOGARITHM * (1 + value.abs())).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 def log_moment_active(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(N(m, s^2)), rounded up; inf where c is too small."""
-    return _exponent(alpha, beta, m, s).above
+    log, error, *_ = _exponent(alpha, beta, m, s)
+    return log + error
 
 
-@dataclass(frozen=True, eq=False)
-class _Exponent:
-    """B from both sides, infinite where c is too small, and y with its error."""
+def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """B and its error, infinite where c is too small, then y and its error.
 
-    below: Tensor
-    above: Tensor
-    y: Tensor
-    y_error: Tensor
-
-
-def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> _Exponent:
-    """Completing the square.
-
-    Rounding, u = UNIT: c loses at most u |c| + 2.01 u |1 - c|, so relatively 3.1 u (1 + 1 / c). The terms of B over c
-    are sums and products of 7 roundings and one quotient by c: at most 12 u (1 + 1 / c) times their absolute values,
-    `size`; log c is off by the relative error of c and its own. y is a quotient of 7 roundings by the root of c.
+    Rounding, u = UNIT: c loses at most u |c| + 2.01 u |1 - c|, so relatively 3.1 u (1 + 1 / c). A term of B over c
+    takes 7 roundings and that: 11 u (1 + 1 / c) of its size; half a logarithm of c 1.6 u (1 + 1 / c) and its own error.
+    y takes 7 roundings and half the error of c.
     """
-    v = s * s
-    c = 1 - 2 * beta * v
+    moved = alpha * s * s
+    c = 1 - 2 * beta * s * s
     usable = c > SAFE
     c = c.clamp(min=SAFE)
-    root, scale = s * torch.sqrt(c), UNIT * (1 + 1 / c)
-    size = (beta.abs() * m * m + (alpha * m).abs() + alpha * alpha * v) / c
-    half = torch.log(c) / 2
-    log = (beta * m * m + alpha * m + alpha * alpha * v / 2) / c - half
-    error = 16 * scale * (size + 1) + 2 * ELEMENTARY * half.abs() + 4 * UNIT * log.abs()
-    return _Exponent(
-        torch.where(usable, log - error, -torch.inf),
-        torch.where(usable, log + error, torch.inf),
-        (m + alpha * v) / root,
-        8 * scale * (m.abs() + alpha.abs() * v) / root,
-    )
+    inverse, half = 1 / c, torch.log(c) / 2
+    linear, bent, noise = alpha * m, beta * m * m, alpha * moved / 2
+    log = (bent + linear + noise) * inverse - half
+    scale = UNIT * (1 + inverse)
+    error = 16 * scale * ((bent.abs() + linear.abs() + noise) * inverse + 1) + 2 * ELEMENTARY * half.abs()
+    root = torch.rsqrt(c) / s
+    return log, torch.where(usable, error, torch.inf), (m + moved) * root, 10 * scale * (m.abs() + moved.abs()) * root
