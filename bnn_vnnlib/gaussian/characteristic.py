@@ -125,13 +125,13 @@ def tails(sums: Sums, deviation: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]
     """Rates lam (J, A), and log(E e^{lam (zeta - shift)} + E e^{-lam (zeta - shift)}) (J, A), rounded up."""
     steepest = (sums.sig * sums.s).amax(-1)
     rate = torch.minimum(deviation.new_tensor(RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
-    logs = []
-    for sign in (1.0, -1.0):
-        slope, square = sign * rate[..., None] * sums.mu, (rate[..., None] * sums.sig) ** 2 / 2
-        each = log_moment(slope, square, sums.m, sums.s.clamp(min=LEAST))
-        moved = sign * rate * (sums.b - shift)
-        paid = 1e-12 * (each.abs().sum(-1) + moved.abs() + rate * shift.abs())
-        logs.append(each.sum(-1) + moved + (rate * sums.sig_b) ** 2 / 2 + paid)
+    slope = rate[..., None] * sums.mu
+    each = log_moment(
+        torch.stack([slope, -slope]), (rate[..., None] * sums.sig) ** 2 / 2, sums.m, sums.s.clamp(min=LEAST)
+    )
+    moved = rate * (sums.b - shift)
+    paid = 1e-12 * (each.abs().sum(-1) + moved.abs() + rate * shift.abs())
+    logs = each.sum(-1) + torch.stack([moved, -moved]) + (rate * sums.sig_b) ** 2 / 2 + paid
     return rate, torch.logaddexp(*logs)
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy import special, stats
 
 from bnn_vnnlib.methods.safety.large_variance import variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, around
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, first_layer
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
 from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -25,10 +25,10 @@ def known(seed: int, widths: tuple[int, ...] = (2, 4, 3, 2)) -> tuple[DenseChain
     return DenseChain.relu(*(dense(rng, o, i, spread=1e-9) for i, o in itertools.pairwise(widths))), rng.normal(size=2)
 
 
-def at_corner(net: DenseChain, x: np.ndarray, eps: float, side: int) -> Around:
+def at_corner(net: DenseChain, x: np.ndarray, eps: float, side: int) -> FirstLayer:
     """x* at one of four corners of the box, or in its middle, so that either end of delta counts."""
     places = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1], [0, 0]])
-    return around(net.layers[0], (x + eps * places[side])[None], x[None] - eps, x[None] + eps)
+    return first_layer(net.layers[0], (x + eps * places[side])[None], x[None] - eps, x[None] + eps)
 
 
 @pytest.mark.parametrize("side", range(5))
@@ -82,7 +82,7 @@ def test_noise_of_the_last_layer_turns_gradients(moved: float) -> None:
         one, torch.full((1,), 5.0, dtype=torch.float64), 1e-20 * one, torch.full((1,), 1e-20).double()
     )
     last = DenseLayer.exact(moved * one, torch.zeros(1).double(), one, torch.zeros(1).double())
-    layer = around(hidden, np.zeros((1, 1)), np.full((1, 1), -0.5), np.full((1, 1), 0.5))
+    layer = first_layer(hidden, np.zeros((1, 1)), np.full((1, 1), -0.5), np.full((1, 1), 0.5))
     at = second(layer, hidden, np.ones((1, 1)), 0.01)
     weights = last_weights(last, np.ones((1, 1)), np.zeros(1))[0]
     share = 0.3

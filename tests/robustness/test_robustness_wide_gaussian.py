@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, around, cost, slopes
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, cost, first_layer, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.two_layers import BUDGETS, failures
@@ -23,11 +23,11 @@ QUANTILE, CHERNOFF = -special.ndtri(SHARE), math.sqrt(-2 * math.log(SHARE))
 """Of a standard Gaussian: what is exceeded with that probability, and what Chernoff's bound makes of it."""
 
 
-def active() -> Around:
+def active() -> FirstLayer:
     """One neuron that is surely active, z ~ N(500, 1.25), V ~ N(1, .25)."""
     parts = (((1.0,),), (499.0,), ((0.25,),), (1.0,))
     first, one = DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in parts)), np.ones((1, 1))
-    return around(first, one, 0.9 * one, 1.1 * one)
+    return first_layer(first, one, 0.9 * one, 1.1 * one)
 
 
 def test_gradients() -> None:
@@ -61,7 +61,7 @@ def test_reach() -> None:
     assert up[0, 0] >= 0.1 * (1 + 1.5 * 0.5)
     assert down[0, 0] >= 0.1 * (-1 + 1.5 * 0.5)
     parts = (((10.0,),), (0.0,), ((0.25,),), (1.0,))
-    layer = around(
+    layer = first_layer(
         DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in parts)),
         np.ones((1, 1)), np.full((1, 1), 0.9), np.full((1, 1), 1.1),
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_noise_of_the_last_layer(bias: float, moved: float) -> None:
         )
         for shift in (bias, 50.0)
     )
-    layer = around(first, one, 0.9 * one, 1.1 * one)
+    layer = first_layer(first, one, 0.9 * one, 1.1 * one)
     for share in (0.03, SHARE):
         at = second(layer, middle, one, share)
         lost = loss(layer, at, Weights(0 * one, one, np.zeros(1), np.zeros(1)), share)[0]

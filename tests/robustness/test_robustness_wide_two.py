@@ -15,7 +15,7 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, around, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, first_layer, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
@@ -107,11 +107,11 @@ def placed_wide(net: DenseChain, x0: np.ndarray, share: float) -> float:
 
 def parts(
     net: DenseChain, x0: np.ndarray, eps: float, structure: float
-) -> tuple[Around, Second, Weights, Rectangle | None, float]:
+) -> tuple[FirstLayer, Second, Weights, Rectangle | None, float]:
     weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
     lower, upper = x0[None] - eps, x0[None] + eps
     point, guess = _worst(net, lower, upper, weights)
-    layer = around(net.layers[0], point, lower, upper)
+    layer = first_layer(net.layers[0], point, lower, upper)
     ranges, spent = _ranges(net, point, structure / 4)
     return layer, second(layer, net.layers[1], guess, structure), weights, ranges, structure + float(spent[0])
 
@@ -132,11 +132,11 @@ def test_rows_lose_no_more_than_the_loss(seed: int, spread: float, eps: float) -
         assert lost < 50 * np.quantile(fallen, 0.9) + 1e-6
 
 
-def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[Around, Rows, np.random.Generator]:
+def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[FirstLayer, Rows, np.random.Generator]:
     rng = np.random.default_rng(seed)
     layer = dense(rng, hidden, inputs, spread=0.6)
     x = rng.normal(size=(1, inputs))
-    found = around(layer, x, x - eps * rng.uniform(0, 1, inputs), x + eps * rng.uniform(0, 2, inputs))
+    found = first_layer(layer, x, x - eps * rng.uniform(0, 1, inputs), x + eps * rng.uniform(0, 2, inputs))
     shape = 1, 3, hidden
     return found, Rows(rng.normal(size=shape), rng.uniform(0, 0.5, shape), rng.uniform(0, 0.1, shape)), rng
 
@@ -376,4 +376,4 @@ def test_small_coefficients_of_large_weights_count() -> None:
     assert not good[0] or (weights.dev[0] >= tiny * big).all()
     first = DenseLayer.exact(*map(torch.tensor, (np.ones((2, 2)), np.zeros(2), np.full((2, 2), 1e102), ones)))
     box = np.array([[1e-170, 1e-170]])
-    assert not around(first, box, box, box * 2).served.any()
+    assert not first_layer(first, box, box, box * 2).served.any()

@@ -36,7 +36,7 @@ from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma
 
 ALLOWED = 1e-9
-"""Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `Around.served`."""
+"""Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `FirstLayer.served`."""
 
 RATES = (0.75, 1.0, 1.3)
 """tau over the best one for a Gaussian law."""
@@ -64,7 +64,7 @@ FAR = 300.0
 
 
 @dataclass(frozen=True, eq=False)
-class Around:
+class FirstLayer:
     """H neurons at Q points of n inputs.
 
     point, low, high : (Q, n) x* and the ends of delta
@@ -96,7 +96,7 @@ class Around:
         return (up + lip) * UP**2 + 1e-100, (down + lip) * UP**2 + 1e-100
 
 
-def around(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) -> Around:
+def first_layer(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) -> FirstLayer:
     """The layer at points (Q, n) of boxes (Q, n)."""
     mean, bias, variance, noise = (
         part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
@@ -109,7 +109,7 @@ def around(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) -> Ar
     # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
     known = np.isfinite(square).all(1) & bool((variance < LARGEST).all())
     served = known & (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
-    return Around(point, low, high, m, s, mean, variance, served)
+    return FirstLayer(point, low, high, m, s, mean, variance, served)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class Rows:
     extra: Floats
 
 
-def moments(layer: Around, rows: Rows, theta: Floats) -> tuple[Floats, Floats]:
+def moments(layer: FirstLayer, rows: Rows, theta: Floats) -> tuple[Floats, Floats]:
     """(Q, K, n): mean and standard deviation of U_j. For choices only."""
     gap = layer.m - theta
     ratio = gap / layer.s
@@ -133,7 +133,7 @@ def moments(layer: Around, rows: Rows, theta: Floats) -> tuple[Floats, Floats]:
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
-def slopes(layer: Around, rows: Rows, theta: Floats, log_share: float) -> tuple[Floats, Floats]:
+def slopes(layer: FirstLayer, rows: Rows, theta: Floats, log_share: float) -> tuple[Floats, Floats]:
     """(Q, K, n), (Q, K, n): U_j and -U_j exceed these with probability at most exp(log_share) each; theta (Q, H)."""
     _, spread = moments(layer, rows, theta)
     found = np.full((2, *spread.shape), np.inf)
@@ -160,7 +160,7 @@ def slopes(layer: Around, rows: Rows, theta: Floats, log_share: float) -> tuple[
     return found[0], found[1]
 
 
-def kinks(layer: Around, rows: Rows, theta: Floats, reach: tuple[Floats, Floats], log_share: float) -> Floats:
+def kinks(layer: FirstLayer, rows: Rows, theta: Floats, reach: tuple[Floats, Floats], log_share: float) -> Floats:
     """(Q, K): what the kinks of a row cost, exceeded with probability at most exp(log_share)."""
     mass, fall, rise = (part[:, None] for part in _cells(layer, theta, *reach))
     return cost(mass, fall, rise, rows, log_share)
@@ -197,7 +197,7 @@ def _half_moment(kappa: Floats, mean: Floats, dev: Floats) -> Floats:
     return np.where(top < FAR, active + special.ndtr(-mean / dev), np.inf)
 
 
-def _cells(layer: Around, theta: Floats, up: Floats, down: Floats) -> tuple[Floats, Floats, Floats]:
+def _cells(layer: FirstLayer, theta: Floats, up: Floats, down: Floats) -> tuple[Floats, Floats, Floats]:
     """(Q, H, 2 CELLS + 1) each: probabilities of cells of z, and the largest fall and rise on them; elsewhere both
     are 0.
     """

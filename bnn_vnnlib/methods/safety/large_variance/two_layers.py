@@ -20,7 +20,7 @@ from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.half_line import Floats
 from bnn_vnnlib.methods.safety.large_variance import composed, second_order
 from bnn_vnnlib.methods.safety.large_variance import moments as at_points
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Rows, around, moments
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Rows, first_layer, moments
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
@@ -101,7 +101,7 @@ def _bounded(
 ) -> Floats:
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
     point, guess = _worst(chain, lower, upper, weights)
-    layer = around(chain.layers[0], point, lower, upper)
+    layer = first_layer(chain.layers[0], point, lower, upper)
     at = second(layer, chain.layers[1], guess, budget.structure)
     ranges, spent = _ranges(chain, point, budget.ranges)
     lost = np.stack([loss(layer, at, weights, share, ranges) for share in budget.shares], 1)
@@ -136,7 +136,7 @@ def _margins(chain: DenseChain, point: Floats, outputs: Floats) -> Floats:
 def _worst(chain: DenseChain, lower: Floats, upper: Floats, weights: Weights) -> tuple[Floats, Floats]:
     """(Q, n): x*, and the gradient (Q, H1) in the first layer's outputs there. Any x* of the box is sound."""
     center, radius = (lower + upper) / 2, (upper - lower) / 2
-    layer = around(chain.layers[0], center, lower, upper)
+    layer = first_layer(chain.layers[0], center, lower, upper)
     at = typical(chain, torch.as_tensor(center))[1]
     dense = chain.layers[1]
     share = torch.special.ndtr(at.m / torch.sqrt(at.v + at.m_spread**2 + 1e-300)).numpy()

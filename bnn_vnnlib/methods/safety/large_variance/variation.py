@@ -42,7 +42,7 @@ from scipy import special
 
 from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment
 from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Around, Rows, cost, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, cost, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import Costs, cheapest
 from bnn_vnnlib.network.dense_chain import DenseLayer
@@ -79,7 +79,7 @@ def quantile(share: float) -> float:
     return float(-special.ndtri(share)) * (1 + 1e-9) + 1e-9
 
 
-def second(layer: Around, dense: DenseLayer, guess: Floats, structure: float) -> Second:
+def second(layer: FirstLayer, dense: DenseLayer, guess: Floats, structure: float) -> Second:
     """Ranges at all points, for rows whose gradient in h is about `guess` (Q, H1)."""
     mean, bias, variance, noise = (
         part.detach().cpu().numpy() for part in (dense.mean, dense.bias, dense.variance, dense.bias_variance)
@@ -100,14 +100,14 @@ def second(layer: Around, dense: DenseLayer, guess: Floats, structure: float) ->
     return Second(mean, variance, low, high, fall, rise, tilt, theta, (up, down), y)
 
 
-def over(layer: Around, above: Floats, below: Floats) -> Floats:
+def over(layer: FirstLayer, above: Floats, below: Floats) -> Floats:
     """(Q, K): -inf over the box of sum_j delta_j U_j for U_j in [-below_j, above_j] (Q, K, n)."""
     high, low = layer.high[:, None], layer.low[:, None]
     return np.maximum(high * np.maximum(below, 0.0), -low * np.maximum(above, 0.0)).sum(2) * UP
 
 
 def _inputs(
-    layer: Around, mean: Floats, bias: Floats, variance: Floats, noise: Floats, log_share: float
+    layer: FirstLayer, mean: Floats, bias: Floats, variance: Floats, noise: Floats, log_share: float
 ) -> tuple[Floats, Floats]:
     """(Q, H2), (Q, H2): zeta is outside with probability at most exp(log_share) on either side."""
     m, s = (torch.as_tensor(part)[:, None] for part in (layer.m, layer.s))
@@ -129,7 +129,7 @@ def _inputs(
     return -ends[0], ends[1]
 
 
-def loss(layer: Around, at: Second, weights: Weights, share: float, ranges: Rectangle | None = None) -> Floats:
+def loss(layer: FirstLayer, at: Second, weights: Weights, share: float, ranges: Rectangle | None = None) -> Floats:
     """(Q,): what the rows lose at most on the events; ranges (Q, 1, H2) of mean and deviation of zeta given h(x*)."""
     inputs = layer.point.shape[1]
     each = share / (4 * inputs + 2)
