@@ -12,8 +12,8 @@ Waves: given D > 0, the part of X on z > 0 is linear in z with slope D (1 - rho)
     |E e^{i w' X}| <= 1 - P(D > 0) P(z > 0) - (1 - p) P(D < 0) P(z > R~)
         + sum over cells of D > 0 of P(cell) min(P(z > 0), 2 phi(0) / (s w near (1 - rho)))
         + (1 - p) (the same for D < 0),
-which falls with w. Terms of `output_layer.Sides` are independent of these, and left out. The bias S = B - |B| share, B ~
-N(m, d^2), is (1 - share) B where B > 0 and (1 + share) B elsewhere,
+which falls with w. Terms of `output_layer.Sides` are independent of these, and left out. The bias S = B - |B| share,
+B ~ N(m, d^2), is (1 - share) B where B > 0 and (1 + share) B elsewhere,
 hence |E e^{i w' S}| <= e^{-(w (1 - share) d)^2 / 2} + 2 Phi(-|m| / d), without the last term if share = 0.
 """
 
