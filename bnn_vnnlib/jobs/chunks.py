@@ -18,7 +18,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.folder import Cost, Folder, Kept, Part, Step
 from bnn_vnnlib.jobs.pool import Places
-from bnn_vnnlib.jobs.worker import Died, Kind, discard, own_worker
+from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.system.environment import plain_state
 
 FIRST, GROWTH = 4, 4
@@ -167,7 +167,7 @@ def _parts(job: Job, todo: Sequence[int], begun: dict[int, Step], where: Places)
 
     with replace(where, workers=min(where.workers, len(todo))).pool() as pool:
         for chunk, result in pool.completed(waiting, call):
-            if isinstance(result, Died):
+            if isinstance(result, Died | Overdue):
                 raise InputError(
                     f"a worker process was ended from outside, twice at the same chunk ({result}); what is finished is "
                     "kept: give the same command again, with fewer workers if memory was short"
@@ -182,14 +182,10 @@ def _parts(job: Job, todo: Sequence[int], begun: dict[int, Step], where: Places)
 
 def _in_process(kind: Kind, task: Task, earlier: Step | None) -> Part | Step:
     """`_run` in the process of this thread; once more in a new one, if that one is ended from outside."""
-    with suppress(Died):
+    with suppress(Died, Overdue):
         return own_worker(kind)[0].call(_run, task, earlier)
     discard()
-    try:
-        return own_worker(kind)[0].call(_run, task, earlier)
-    except Died:
-        discard()
-        raise
+    return own_worker(kind)[0].call(_run, task, earlier)
 
 
 @plain_state()

@@ -35,7 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.system.heap import keep_freed_memory
 from bnn_vnnlib.system.isolation import trusted_path, with_threads
 
@@ -147,6 +147,11 @@ class Worker:
         finally:
             timer.cancel()
 
+    @property
+    def alive(self) -> bool:
+        """Whether one that is asked nothing is still there: its end of the pipe says nothing but that it is closed."""
+        return not self._pipe.poll()
+
     def end(self) -> int:
         """Kill the process and all that it started; its exit code, which is its own if it had ended by itself."""
         with self._lock:
@@ -219,7 +224,7 @@ def own_worker(kind: Kind) -> tuple[Worker, float]:
     ------
     Died, Overdue : it could not be started
     """
-    if _HERE.worker is not None and _HERE.worker.kind == kind:
+    if _HERE.worker is not None and _HERE.worker.kind == kind and _HERE.worker.alive:
         return _HERE.worker, 0.0
     discard()
     begun = time.monotonic()
@@ -252,8 +257,10 @@ def serve() -> None:
             function, arguments = pickle.loads(requests.get())  # noqa: S301
             answer = function(*arguments)
         except BaseException as raised:
-            traceback.print_exc()
             error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            if not isinstance(error, InputError):  # a fault, not the user's: where it happened is not known elsewhere
+                error.add_note(f"In the worker process:\n{traceback.format_exc()}")
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         try:
