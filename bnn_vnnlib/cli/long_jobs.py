@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bnn_vnnlib.jobs.chunks import Progress, Watch
+    from bnn_vnnlib.jobs.folder import Cost
     from bnn_vnnlib.sweeps.source import Source
-    from bnn_vnnlib.sweeps.summary import Spent
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
 InputsFile = Annotated[
@@ -179,7 +179,7 @@ class _Lines:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def tell(console: Console, spent: Spent, what: str, out: Path) -> None:
+def tell(console: Console, spent: Cost, what: str, out: Path) -> None:
     """Speed and memory, then where it was written."""
     rate = spent.rows / max(spent.seconds, 1e-9)
     text = f"{spent.rows} {what} in {spent.seconds:.1f} s of work over all processes: {rate:.4g} a second and process"

@@ -8,15 +8,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.files.arrays import Arrays
-from bnn_vnnlib.jobs.folder import Cost, Folder, Kept, Part, Step
+from bnn_vnnlib.files.arrays import Arrays, write_columns
+from bnn_vnnlib.jobs.folder import NOTHING, Cost, Folder, Kept, Part, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.system.environment import plain_state
@@ -75,18 +75,29 @@ Watch = Callable[[Progress], None]
 """Called at the start, and after each chunk and step."""
 
 
-def carry_out(job: Job, folder: Folder | None, where: Places, watch: Watch | None = None) -> list[Part]:
-    """Do what is left of a job and return all parts in order.
+def carry_out(
+    job: Job, folder: Folder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
+) -> tuple[Arrays, Cost]:
+    """Do what is left of a job: all its rows, which the folder gets as one file, and what they cost.
+
+    Parameters
+    ----------
+    file : its name
+    order : columns by which the rows are sorted (the last one first, as in numpy's lexsort)
 
     Raises
     ------
     OptionError : the folder holds another job
-    InputError : a worker process was ended from outside
+    InputError : a worker process was ended from outside, twice at the same chunk
     """
-    if folder is None:
-        return _carried_out(job, None, where, watch)
-    with folder.opened(job.settings) as kept:
-        return _carried_out(job, kept, where, watch)
+    with nullcontext() if folder is None else folder.opened(job.settings) as kept:
+        parts = _carried_out(job, kept, where, watch)
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+        index = np.lexsort([columns[name] for name in order])
+        columns = {name: values[index] for name, values in columns.items()}
+        if folder is not None:
+            write_columns(folder.path / file, columns)
+    return columns, sum((part.cost for part in parts), NOTHING)
 
 
 def _carried_out(job: Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
@@ -141,13 +152,6 @@ def growing(most: int) -> Iterator[int]:
         size = min(most, GROWTH * size)
 
 
-def joined(parts: Sequence[Part], order: Sequence[str]) -> Arrays:
-    """All rows of all parts, sorted by some columns (the last one first, as in numpy's lexsort)."""
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    index = np.lexsort([columns[name] for name in order])
-    return {name: values[index] for name, values in columns.items()}
-
-
 def _parts(job: Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:
     """The chunks and their steps, as they are done: here, if they are to be done one after the other."""
     if not todo:
@@ -193,14 +197,13 @@ def _run(task: Task, earlier: Step | None) -> Part | Step:
     begun = time.monotonic()
     found = task.run(earlier)
     columns = found.columns if isinstance(found, Step) else found
-    seconds, peak = time.monotonic() - begun, peak_megabytes()
+    cost = Cost(len(next(iter(columns.values()))), time.monotonic() - begun, _peak_megabytes())
     if earlier is not None:
-        seconds, peak = seconds + earlier.cost.seconds, max(peak, earlier.cost.peak_mb)
-    cost = Cost(len(next(iter(columns.values()))), seconds, peak)
+        cost += replace(earlier.cost, rows=0)
     return replace(found, cost=cost) if isinstance(found, Step) else Part(found, cost)
 
 
-def peak_megabytes() -> float:
+def _peak_megabytes() -> float:
     """The most memory that this process ever had."""
     import resource
     import sys

@@ -33,11 +33,25 @@ SETTINGS, OWN_HASH = "settings.json", "sha256"
 
 @dataclass(frozen=True)
 class Cost:
-    """rows : of a chunk; seconds : that it took; peak_mb : the most memory that its process ever had, 2^20 bytes."""
+    """Of a chunk, or of a job with its earlier calls.
+
+    Attributes
+    ----------
+    rows : of the tables
+    seconds : of work, over all processes
+    peak_mb : the most memory that a process ever had, in 2^20 bytes
+    """
 
     rows: int
     seconds: float
     peak_mb: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.rows + other.rows, self.seconds + other.seconds, max(self.peak_mb, other.peak_mb))
+
+
+NOTHING = Cost(0, 0.0, 0.0)
+"""The cost of what has not begun."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ class Step:
     columns: Arrays
     number: int
     done: int
-    cost: Cost = Cost(0, 0.0, 0.0)
+    cost: Cost = NOTHING
 
 
 @dataclass(frozen=True)

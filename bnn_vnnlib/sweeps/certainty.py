@@ -24,9 +24,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.files.arrays import Arrays, write_columns
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, joined, usual_chunk
-from bnn_vnnlib.jobs.folder import Folder, Step
+from bnn_vnnlib.files.arrays import Arrays
+from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query, Verdict
@@ -37,7 +37,7 @@ from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.questions import settings_of, settled
 from bnn_vnnlib.sweeps.readings import RadiusReading, class_columns, nested, readings, yes_or_no
 from bnn_vnnlib.sweeps.source import Source
-from bnn_vnnlib.sweeps.summary import Spent, write_summary
+from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
 from bnn_vnnlib.system.environment import plain_state
 
@@ -88,7 +88,7 @@ class UncertaintyResult:
 
     columns: Arrays
     readings: tuple[RadiusReading, ...]
-    spent: Spent
+    spent: Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,11 +266,9 @@ def uncertainty(
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
-    parts = carry_out(job, folder, where, watch)
-    columns = joined(parts, ("radius", "row"))
-    result = UncertaintyResult(columns, readings(columns), Spent.of(part.cost for part in parts))
+    columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))
+    result = UncertaintyResult(columns, readings(columns), spent)
     if folder is not None:
-        write_columns(folder.path / "uncertainty.parquet", columns)
         write_summary(folder.path / "summary.csv", result.readings)
     return result
 

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.files.arrays import Arrays, write_columns
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, joined, usual_chunk
-from bnn_vnnlib.jobs.folder import Folder, Step
+from bnn_vnnlib.files.arrays import Arrays
+from bnn_vnnlib.jobs.chunks import Watch, carry_out, usual_chunk
+from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query, Verdict
@@ -24,7 +24,7 @@ from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.inputs import Inputs
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
 from bnn_vnnlib.sweeps.source import Source
-from bnn_vnnlib.sweeps.summary import Spent, write_summary
+from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.sweeps.targets import Target, make_target
 from bnn_vnnlib.system.environment import plain_state
 
@@ -59,7 +59,7 @@ class RadiusResult:
     robust_gap: Floats
     unrobust_gap: Floats
     columns: Arrays
-    spent: Spent
+    spent: Cost
 
 
 @dataclass(frozen=True)
@@ -203,14 +203,12 @@ def radii(
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)
     job = RadiusJob(source, inputs, target, search, how, chunk)
-    parts = carry_out(job, folder, where, watch)
-    columns = joined(parts, ("row",))
+    columns, spent = carry_out(job, folder, where, watch, file="radii.parquet", order=("row",))
     result = RadiusResult(
         columns["robust_radius"], columns["unrobust_radius"], columns["robust_gap"], columns["unrobust_gap"], columns,
-        Spent.of(part.cost for part in parts),
+        spent,
     )  # fmt: skip
     if folder is not None:
-        write_columns(folder.path / "radii.parquet", columns)
         write_summary(folder.path / "summary.csv", [summary(result)])
     return result
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.files.vnncomp import write_text
-from bnn_vnnlib.jobs.folder import Cost
 from bnn_vnnlib.readers import table_text
 
 ALL = "all"
@@ -43,23 +42,6 @@ class Counts:
 
 
 Summary = tuple[Counts, ...]
-
-
-@dataclass(frozen=True)
-class Spent:
-    """rows; seconds of work, over all processes; the largest memory of a process in 2^20 bytes."""
-
-    rows: int
-    seconds: float
-    peak_mb: float
-
-    @staticmethod
-    def of(costs: Iterable[Cost]) -> Spent:
-        """Of all chunks, those of earlier calls included."""
-        known = list(costs)
-        return Spent(
-            sum(cost.rows for cost in known), sum(cost.seconds for cost in known), max(c.peak_mb for c in known)
-        )  # fmt: skip
 
 
 def summarise(columns: Arrays, tau_safe: float, tau_unsafe: float) -> Summary:

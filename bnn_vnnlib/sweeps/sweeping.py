@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.files.arrays import Arrays, write_columns
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, joined, usual_chunk
-from bnn_vnnlib.jobs.folder import Folder, Step
+from bnn_vnnlib.files.arrays import Arrays
+from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
@@ -23,7 +23,7 @@ from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
 from bnn_vnnlib.sweeps.source import Source
-from bnn_vnnlib.sweeps.summary import Spent, Summary, summarise, write_summary
+from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state
 
@@ -65,7 +65,7 @@ class SweepResult:
 
     columns: Arrays
     summary: Summary
-    spent: Spent
+    spent: Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,12 +257,10 @@ def sweep(
     if chunk is None and folder is not None:
         chunk = folder.chunk
     job = SweepJob(pairs, bounding or Options(), chunk, points, workers)
-    parts = carry_out(job, folder, where, watch)
-    columns = joined(parts, ("row", "table") if len(pairs) > 1 else ("row",))
+    order = ("row", "table") if len(pairs) > 1 else ("row",)
+    columns, spent = carry_out(job, folder, where, watch, file="bounds.parquet", order=order)
     question = job.setting.question
     summary = summarise(columns, question.tau_safe, question.tau_unsafe)
-    spent = Spent.of(part.cost for part in parts)
     if folder is not None:
-        write_columns(folder.path / "bounds.parquet", columns)
         write_summary(folder.path / "summary.csv", summary)
     return SweepResult(columns, summary, spent)

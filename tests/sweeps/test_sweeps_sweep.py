@@ -314,11 +314,12 @@ def test_a_worker_that_is_killed_is_replaced_once(tmp_path, times):
     """By whoever looks for memory, for one; what it had in work is done again."""
     job = Killing(tmp_path, times)
     if times == 1:
-        parts = carry_out(job, None, Places(2, 1))
-        assert [int(part.columns["row"][0]) for part in parts] == [0, 1, 2, 3]
+        columns, spent = carry_out(job, None, Places(2, 1), file="rows.parquet", order=("row",))
+        assert columns["row"].tolist() == [0, 1, 2, 3]
+        assert spent.rows == 4
         return
     with pytest.raises(InputError, match=r"ended from outside, twice at the same chunk \(signal SIGKILL"):
-        carry_out(job, None, Places(2, 1))
+        carry_out(job, None, Places(2, 1), file="rows.parquet", order=("row",))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
