@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -18,6 +19,7 @@ from bnn_vnnlib.question.statement import violation, what_unsat_means
 from bnn_vnnlib.question.vacuous import vacuous
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
 from bnn_vnnlib.setting import Setting, ends_in_sigmoid, gives_probabilities, settle_run
+from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import memory_of
 
@@ -73,7 +75,8 @@ def verify(
     """
     begun = time.monotonic()
     how = Options(query, **options)
-    setting = settle_run(model, how, property, begun if started is None else started)
+    limit = None if how.timeout is None else how.timeout - for_diagnosis(how.timeout)
+    setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
     if setting.query is Query.DECISION and how.outputs != "probabilities":
         _refuse_constants(setting, property)
     said = _said(setting, property)
@@ -81,6 +84,12 @@ def verify(
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
     with memory_of(how.memory, setting.device):
         result = _answered(setting, property, vacuous=said.vacuous is not None)
+        if result.verdict in (Verdict.UNKNOWN, Verdict.TIMEOUT):
+            from bnn_vnnlib.diagnosis import diagnose
+
+            solve = partial(_solve, restarts=1, most=1)  # its time is for proofs
+            why = diagnose(setting, property, result, time.monotonic() - begun, how.timeout, solve)
+            result = replace(result, diagnosis=why)
     notes = (*property.notes, *setting.model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 
@@ -146,15 +155,15 @@ def _by_the_property(setting: Setting) -> Result:
     return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 
 
-def _solve(setting: Setting, property: Property) -> Result:
+def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
     from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.problem.problem import from_property
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
-    pool = min(POOL, max(1, POOL_EFFORT // (RESTARTS * widest * len(problem))))
+    pool = min(most, max(1, POOL_EFFORT // (restarts * widest * len(problem))))
     attack = Attack(
-        restarts=RESTARTS, pool=pool, seed=setting.options.seed, deadline=setting.deadline, precision=setting.precision
+        restarts=restarts, pool=pool, seed=setting.options.seed, deadline=setting.deadline, precision=setting.precision
     )
     if setting.query is Query.DETERMINISTIC:
         return _deterministic(setting, property, problem, attack)
@@ -195,7 +204,8 @@ def _safety_details(found: SafetyBounds) -> dict[str, Any]:
     by = {"lower_by": lower_by, "upper_by": upper_by}
     if found.violating is None:
         margins = float(found.safe_margin[0]), float(found.unsafe_margin[0])
-        return {**by, "safe_margin_sd": margins[0], "unsafe_margin_sd": margins[1]}
+        earlier = {} if found.three_quarters is None else {"three_quarters": list(found.three_quarters)}
+        return {**by, "safe_margin_sd": margins[0], "unsafe_margin_sd": margins[1], **earlier}
     violating = found.violating[:, 0].nonzero()[:, 0].tolist()
     return {**by, "samples": len(found.violating), "violating_samples": violating}
 

@@ -41,11 +41,6 @@ _UNDECIDED = {
     Verdict.UNKNOWN: "the bounds are valid but do not decide",
     Verdict.TIMEOUT: "the time limit ended the run; the bounds so far are valid",
 }
-_ADVICE = {
-    Query.PROBABILISTIC: "; with --timeout the search goes on, and another --method may do better",
-    Query.DECISION: "; another --method may",
-    Query.DETERMINISTIC: "; with --timeout the search goes on",
-}
 _BETWEEN = "proved: {unsafe:g} <= P_safe < {safe:g}, between the thresholds: neither verdict applies"
 _MOST_ROWS = 10
 
@@ -73,12 +68,11 @@ def meaning(result: Result) -> str:
         text = _BETWEEN
     else:
         text = _MEANINGS.get((result.query, result.verdict), _UNDECIDED.get(result.verdict, ""))
-        text += _ADVICE[result.query] if result.verdict is Verdict.UNKNOWN else ""
     return text.format(safe=result.tau_safe, unsafe=result.tau_unsafe)
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print the verdict, what was asked, both bounds, the method, the time and all notes.
+    """Print the verdict, what was asked, both bounds, the method, the time, all notes and the diagnosis.
 
     First of all that the property is vacuous, where it is: an unsat then looks like a proof and is none.
     """
@@ -101,6 +95,8 @@ def show_result(console: Console, result: Result) -> None:
     for note in result.notes:
         facts.add_row("note", _line(note))
     console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
+    if result.diagnosis is not None:
+        show_notes(console, result.diagnosis.lines)
 
 
 def show_model(console: Console, model: Description, origin: Origin, missing: Iterable[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib.errors import SoundnessError
@@ -99,6 +101,66 @@ class Asked:
     vacuous: str | None = None
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a run ended without a verdict, and what to try next: a guess, never a bound.
+
+    Attributes
+    ----------
+    cause : "weak network", "weak bound" or "between" (P_safe is proved to lie between the thresholds)
+    why : the same in a sentence
+    drawn : networks that an attack was tried on
+    broken : share of them in which it found a violation, an estimate (probabilistic only)
+    margin : the least by which the attack missed a violation, in units of the row's largest coefficient; <= 0: by which
+        it found one
+    rows : the cases that stay open, or that the attack met, in words, the worst first; three at most
+    loss : of the first of them, the share of what the bound loses by part: the input box, each layer by its ONNX node;
+        empty where nothing cheap tells
+    limit : what ended the work: "time", "effort" (what is done without a time limit) or "methods" (all had an end)
+    limited_by : the same in words
+    unserved : methods that do not serve the question, and why
+    smaller : the largest share of the widths of the input intervals that was found to be `unsat`; None: none was found
+    command : the command line that is suggested, with PROPERTY and MODEL where no file is known; None: none would help
+    advice : what it is for
+    decides : whether the work behind it was done: it gives a verdict
+    seconds : that the diagnosis took
+    """
+
+    cause: str
+    why: str
+    drawn: int
+    broken: float | None
+    margin: float
+    rows: tuple[str, ...]
+    loss: Mapping[str, float]
+    limit: str | None
+    limited_by: str | None
+    unserved: tuple[str, ...]
+    smaller: float | None
+    command: tuple[str, ...] | None
+    advice: str | None
+    decides: bool
+    seconds: float
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Two to four lines for people."""
+        where = f"{'violated' if self.margin <= 0 else 'open'}: {'; '.join(self.rows)}"
+        if self.loss:
+            parts = sorted(self.loss.items(), key=lambda part: -part[1])
+            where += f"; lost in {', '.join(f'{name} {100 * share:.0f} %' for name, share in parts[:4])}"
+        limited = "; ".join([*([f"limited by {self.limited_by}"] if self.limited_by else []), *self.unserved])
+        command = "" if self.command is None else f"next: {shlex.join(self.command)}  ({self.advice})"
+        lines = (f"{self.cause}: {self.why}", where if self.rows else "", limited, command)
+        return tuple(line for line in lines if line)
+
+    def with_files(self, property: Path, model: Path) -> Diagnosis:
+        """The command with the names of the files."""
+        names = {"PROPERTY": str(property), "--network=MODEL": f"--network={model}"}
+        command = self.command and tuple(names.get(word, word) for word in self.command)
+        return replace(self, command=command)
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """Outcome of one instance.
@@ -116,6 +178,7 @@ class Result:
     rule : what Y means (decision only)
     details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
     asked : the question in words
+    diagnosis : why there is no verdict, with the verdicts unknown and timeout
     """
 
     verdict: Verdict
@@ -131,6 +194,7 @@ class Result:
     rule: Rule | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: Asked | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def between(self) -> bool:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.agreement import Answer, Line
 from bnn_vnnlib.runs.compare import TABLES, write_comparison
 from bnn_vnnlib.runs.store import Entry
@@ -25,7 +25,12 @@ from bnn_vnnlib.runs.tables import RESULTS, write_tables
 ROOT = Path(__file__).resolve().parents[1]
 PAGES: dict[str, str] = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["pages"]()
 OPEN = ("witness.check", "details")  # whatever there is to say
-ROLES = {"files.": "files.ROLE", "sha256.": "sha256.ROLE", "versions.": "versions.NAME"}
+ROLES = {
+    "files.": "files.ROLE",
+    "sha256.": "sha256.ROLE",
+    "versions.": "versions.NAME",
+    "diagnosis.loss.": "diagnosis.loss.PART",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -61,9 +66,12 @@ def paths(value: Any, at: str = "") -> Iterator[str]:
 
 def full(tmp_path: Path) -> dict[str, Any]:
     one = np.ones(2)
+    diagnosis = Diagnosis("weak bound", "so", 2, 0.5, 0.1, ("Y_0 <= 0",), {"layer 1": 1.0}, "time", "it", ("that",),
+                          0.5, ("a", "b"), "more", False, 0.1)  # fmt: skip
     result = Result(
         Verdict.SAT, Query.DECISION, 0.9, 0.8, "m", 1.0, Bounds(0, 1), DecisionBounds(one, one, one, one),
         Witness(one, one, "that", {"a": 1}, (one,)), ("note",), Rule.MEAN, {"b": {"c": 2}}, Asked("that", "this", None),
+        diagnosis,
     )  # fmt: skip
     return record(result, {"property": tmp_path / "p", "model": tmp_path / "m"}, seed=0, timeout=1.0)
 

@@ -57,6 +57,13 @@ Mixed = Annotated[
         "--mixed", help="Options that do not apply to this instance are left out with a note: for runs over many."
     ),
 ]
+Shrink = Annotated[
+    float | None,
+    typer.Option(
+        help="Ask about smaller boxes around the same inputs: this share, 0 to 1, of each interval's width.",
+        show_default=False,
+    ),
+]
 Serialise = Annotated[
     Path | None,
     typer.Option(

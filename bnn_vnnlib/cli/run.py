@@ -128,7 +128,7 @@ def _summary(prepared: Run, console: Console) -> None:
     from rich.table import Table
 
     from bnn_vnnlib.result import Verdict
-    from bnn_vnnlib.runs.summary import by_category, first_reasons
+    from bnn_vnnlib.runs.summary import by_category, causes, first_reasons
 
     entries = prepared.tables()
     done = [entry.record for entry in entries if entry.verdict is not Verdict.ERROR]
@@ -138,6 +138,8 @@ def _summary(prepared: Run, console: Console) -> None:
     for category, counts, seconds in by_category(entries):
         table.add_row(printable(category), *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
     console.print(table)
+    if (undecided := causes(entries)) is not None:
+        console.print(printable(undecided), markup=False, highlight=False, soft_wrap=True)
     console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)
     errors = [entry.reason for entry in entries if entry.verdict is Verdict.ERROR]
     if errors:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
-from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, with_options
+from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, Shrink, with_options
 from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.question.options import Options, Question
 
@@ -35,6 +35,7 @@ def verify(
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
     serialise_assignments: Serialise = None,
+    shrink: Shrink = None,
     mixed: Mixed = False,
     debug: Debug = False,
     **options: Any,
@@ -56,7 +57,7 @@ def verify(
             make_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, options["seed"], timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        result, prop, signature = _result(files, network or [], Options(**options), mixed, outlet)
+        result, prop, signature = _result(files, network or [], Options(**options), mixed, shrink, outlet)
         disarm()
         failures = outlet.finish(result, prop)
         if serialise_assignments is not None and result.witness is not None:
@@ -72,20 +73,22 @@ def verify(
 
 
 def _result(
-    files: list[Path], network: list[str], options: Options, mixed: bool, outlet: Outlet
+    files: list[Path], network: list[str], options: Options, mixed: bool, shrink: float | None, outlet: Outlet
 ) -> tuple[Result, Property, Signature]:
     """Read and decide; what is known of the run is left in the outlet on the way, for when it fails or is ended.
 
     Parameters
     ----------
     mixed : leave out those that do not apply
+    shrink : the boxes, to this share of their widths
     """
     from bnn_vnnlib.files.instance import find_files
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
     outlet.read(found.by_role)
-    prop = outlet.prop = read_property(found.prop)
+    prop = read_property(found.prop)
+    prop = outlet.prop = prop if shrink is None else prop.shrunk(shrink)
     found.check_name(prop)
     question = options.question(prop.options, found.prop)
     outlet.query = question.query
@@ -102,6 +105,8 @@ def _result(
     except PropertyError as error:
         error.path = error.path or found.prop
         raise
+    if result.diagnosis is not None:
+        result = replace(result, diagnosis=result.diagnosis.with_files(found.prop, found.model))
     if idle:
         notes = (*result.notes, *(f"{name} is left out: {reason}" for name, reason in idle.items()))
         result = replace(result, notes=notes, details={**result.details, "left_out": list(idle)})

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,7 @@ import numpy as np
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers import parse_json, read_text
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
+from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Verdict, Witness
 
 FORMAT = 1
 _LARGEST = 2**28  # bytes of a record
@@ -49,6 +50,24 @@ RECORD = {
     "witness.hidden[i]": "the value there of hidden node i of those that the property declares, as nested lists",
     "witness.shows": "what the pair shows, in words",
     "witness.check": "numbers of the check that was made before sat was said",
+    "diagnosis.cause": "likely cause: weak network, weak bound, or between (P_safe is proved to lie between the "
+    "thresholds); diagnosis, which is a guess, is null for sat and unsat, and where the run ended before",
+    "diagnosis.why": "the same in a sentence",
+    "diagnosis.drawn": "networks that an attack was tried on",
+    "diagnosis.broken": "share of them in which it found a violation: an estimate; null unless probabilistic",
+    "diagnosis.margin": "the least by which it missed a violation, in units of the row's largest coefficient; "
+    "at most 0: by which it found one",
+    "diagnosis.rows[i]": "the cases that stay open, or that the attack met, in words; the worst first, three at most",
+    "diagnosis.loss.PART": "of the first of them, the share of what the bound loses: the input box, or a layer",
+    "diagnosis.limit": "what ended the work: time, effort (what is done without a time limit) or methods",
+    "diagnosis.limited_by": "the same in words",
+    "diagnosis.unserved[i]": "a method that does not serve the question, and why",
+    "diagnosis.smaller": "largest share of the input intervals' widths that was found unsat; null: none",
+    "diagnosis.command": "one command line to try next; null: none is known that would help",
+    "diagnosis.advice": "what it is for",
+    "diagnosis.decides": "whether the work behind it was done: it gives a verdict",
+    "diagnosis.seconds": "that the diagnosis took; they are part of time_s",
+    "diagnosis.lines[i]": "all of this in two to four lines",
     "time_s": "seconds that solving took, by its own clock, until a result or until it was ended",
     "start_s": "seconds before that: the program's start, its libraries, reading the files; null where nobody measured",
     "details": "further facts: masses, margins, counts; its keys depend on the query and the method",
@@ -84,6 +103,7 @@ def record(
         "decision": _decision(result.decision),
         "method": result.method,
         "witness": _witness(result.witness),
+        "diagnosis": _diagnosis(result.diagnosis),
         "time_s": result.time_s,
         "start_s": start_s,
         "details": plain(result.details),
@@ -103,7 +123,9 @@ def unfinished(
     start_s: float | None = None,
 ) -> dict[str, Any]:
     """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
-    nothing = dict.fromkeys(("asked", "tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness"))
+    nothing = dict.fromkeys(
+        ("asked", "tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness", "diagnosis")
+    )
     frame = _frame(verdict, query, files, seed, timeout)
     return {**frame, **nothing, "time_s": time_s, "start_s": start_s, "details": {}, "notes": [reason]}
 
@@ -193,6 +215,13 @@ def _decision(bounds: DecisionBounds | None) -> dict[str, Any] | None:
         return None
     rows = {"lower": plain(bounds.row_lower), "upper": plain(bounds.row_upper)}
     return {"lower": plain(bounds.lower), "upper": plain(bounds.upper), "rows": rows}
+
+
+def _diagnosis(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
+    if diagnosis is None:
+        return None
+    command = diagnosis.command and shlex.join(diagnosis.command)
+    return plain({**asdict(diagnosis), "command": command, "lines": diagnosis.lines})
 
 
 def _witness(witness: Witness | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ Numbers are read exactly and rounded twice: *outward* (the set grows: what a pro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.errors import SoundnessError
+from bnn_vnnlib.errors import OptionError, SoundnessError
 from bnn_vnnlib.signature import Hidden, Signature
 
 Floats = NDArray[np.float64]
@@ -112,6 +112,7 @@ class Property:
     options : from comment lines `; bnn-vnnlib: key=value ...`
     notes : remarks for the user, e.g. cases dropped because their input set is empty
     hidden : hidden nodes that a 2.x file declares; no constraint is about them, but a witness lists their values
+    width : of the boxes, as a share of those of the file (`shrunk`)
     """
 
     version: tuple[int, int]
@@ -124,6 +125,7 @@ class Property:
     options: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     hidden: tuple[Hidden, ...] = ()
+    width: float = 1.0
 
     def __post_init__(self) -> None:
         _frozen(self.case_box)
@@ -133,6 +135,30 @@ class Property:
     def num_cases(self) -> int:
         """C: number of cases; 0 means that V is empty for every network."""
         return len(self.case_box)
+
+    def shrunk(self, width: float) -> Property:
+        """The same violations over boxes around the same centres, whose sides are `width` times as long, in [0, 1].
+
+        The new ends are floats, so the boxes mean what they say: they lie in the old ones, and where an interval holds
+        no float64 it stays as it is. Constraints stay.
+
+        Raises
+        ------
+        OptionError : a width outside of [0, 1]
+        """
+        if not 0 <= width <= 1:
+            raise OptionError(f"boxes are shrunk to a share of their widths in [0, 1], not {width}")
+        old = self.boxes
+        low, high = old.inner_lower, old.inner_upper
+        middle = np.clip(low / 2 + high / 2, low, np.maximum(low, high))  # without overflow or underflow
+        lower = np.clip(middle - width * (middle - low), low, middle)
+        upper = np.clip(middle + width * (high - middle), middle, high)
+        none = low > high
+        ends = [np.where(none, end, new) for end, new in (
+            (old.lower, lower), (old.upper, upper), (low, lower), (high, upper)
+        )]  # fmt: skip
+        note = f"the input intervals are shrunk to {width:g} of their widths: the file asks for more"
+        return replace(self, boxes=Boxes(*ends), width=width * self.width, notes=(*self.notes, note))
 
 
 def row_false(least: Any, bound: Any, strict: Any) -> Any:

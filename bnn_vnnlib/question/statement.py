@@ -41,6 +41,13 @@ def violation(property: Property) -> str:
     return f"{text}; or {more}" if boxes == 1 else f"{text}; or {more}, over {boxes} input sets in all"
 
 
+def case_in_words(property: Property, case: int) -> str:
+    """The rows of a case: `Y_0 >= 0.4 and Y_1 <= Y_0`."""
+    signature = property.signature
+    name = _named(property, signature.inputs), _named(property, signature.outputs)
+    return _conjunction(property.rows, case, name) or "any output"
+
+
 def what_unsat_means(query: Query, question: Question, has_posterior: bool, probabilities: bool) -> str:
     """What `unsat` says, given the violation.
 

@@ -28,7 +28,7 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
     numbers : by name a list; null where there is none
     bounds : p_safe and decision as {lower, upper}; a decision's are lists, with "Infinity" and "-Infinity"
     guarantees : {values: [says, open, how], codes}
-    more : by index of the row, what few of them have: witness, notes, details
+    more : by index of the row, what few of them have: witness, notes, diagnosis, details
     pictures : by index of the row
     """
     words = [guarantee(row) for row in rows]
@@ -87,6 +87,8 @@ def _more(row: Row) -> dict[str, Any]:
         more["y"] = plain(row.y)
     if row.notes and row.method is not None:
         more["notes"] = list(row.notes)
+    if row.diagnosis:
+        more["diagnosis"] = list(row.diagnosis)
     facts = [f"{name} {_fact(value)}" for name, value in row.details.items() if value not in (None, [], {}, "")]
     return more | ({"details": facts} if facts else {})
 

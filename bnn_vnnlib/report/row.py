@@ -34,6 +34,7 @@ class Row:
     x, y, shows : the witness
     violation, unsat_means : what was asked, in words
     vacuous : why nothing can violate the property, whatever the network
+    diagnosis : lines on why there is no verdict, and what to try next
     seconds : as seen from outside
     reason : why there is no verdict
     checked : what check-witness, or the replay in a comparison, said of a sat
@@ -67,6 +68,7 @@ class Row:
     unsat_means: str | None = None
     vacuous: str | None = None
     notes: tuple[str, ...] = ()
+    diagnosis: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     hashes: Mapping[str, str] = field(default_factory=dict)
@@ -142,6 +144,7 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
         unsat_means=asked.text("unsat_means"),
         vacuous=asked.text("vacuous"),
         notes=notes,
+        diagnosis=fields.inner("diagnosis").texts("lines"),
         details=fields.inner("details").values,
         files=fields.names("files"),
         hashes=fields.names("sha256"),

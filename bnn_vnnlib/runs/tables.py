@@ -69,6 +69,12 @@ COLUMNS = (
     Column("row_lower", "numbers", "the same on each of the property's rows", _at("decision", "rows", "lower")),
     Column("row_upper", "numbers", "the same on each of the property's rows", _at("decision", "rows", "upper")),
     Column("method", "text", "what gave the bounds", _at("method")),
+    Column(
+        "cause",
+        "text",
+        "likely cause where nothing was decided: weak network, weak bound or between",
+        _at("diagnosis", "cause"),
+    ),
     Column("timeout", "number", "time limit in seconds", _at("timeout")),
     Column("time", "number", "seconds that solving took, by its own clock", _at("time_s")),
     Column(

@@ -21,6 +21,12 @@ class OutOfTime(Exception):
     """Raised in the middle of a part of some work when time is up; whoever holds the other parts catches it."""
 
 
+def for_diagnosis(seconds: float) -> float:
+    """What a run of so many seconds may spend on why it has no verdict: 4 %, so that with the last look, which ends
+    late, it is less than 5 %; no more than five seconds, in which all looks come to their end."""
+    return max(0.0, min(0.04 * seconds, 5.0))
+
+
 @dataclass(frozen=True)
 class Deadline:
     """A moment of time.monotonic(); None = never."""

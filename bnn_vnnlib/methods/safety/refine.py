@@ -8,7 +8,9 @@ that nothing depends on the neighbours or the order, except for where time is cu
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -42,14 +44,15 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
     found : the bounds so far, of all instances
     stages : in the order of their turns
     """
-    left = list(stages)
+    left, course = list(stages), _Course()
     hopeful = torch.ones_like(found.lower, dtype=torch.bool)  # that the side without a verdict ends the work
     for turn in itertools.count():
         before = found
         for stage in [stage for stage in left if stage.due(turn)] or left:
             open_ = goal.open(found)
+            course.add(found)
             if deadline.passed or not bool(open_.any()):
-                return found
+                return course.ended(found)
             below, above = (found.upper >= goal.safe) | hopeful, (found.lower < goal.unsafe) | hopeful
             news = stage.step(open_ & below, open_ & above)
             if news is None:
@@ -61,7 +64,29 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
         no_sat, no_unsat = before.lower >= goal.unsafe, before.upper < goal.safe
         gained = torch.where(no_sat, before.upper - found.upper, found.lower - before.lower) > GAIN
         hopeful = hopeful & (gained | ~(no_sat | no_unsat))
-    return found
+    return course.ended(found)
+
+
+class _Course:
+    """When the bounds of a single instance were what, for whoever asks whether more time would help."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, float, float]] = []
+
+    def add(self, found: SafetyBounds) -> None:
+        """Note the bounds, where they are new."""
+        if len(found.lower) == 1:
+            now = time.monotonic(), float(found.lower), float(found.upper)
+            if not self._marks or now[1:] != self._marks[-1][1:]:
+                self._marks.append(now)
+
+    def ended(self, found: SafetyBounds) -> SafetyBounds:
+        """The bounds in the end, with those when three quarters of the time were used."""
+        if not self._marks:
+            return found
+        first = self._marks[0][0]
+        then = first + 0.75 * (time.monotonic() - first)
+        return replace(found, three_quarters=[(low, high) for at, low, high in self._marks if at <= then][-1])
 
 
 def rarely(turn: int) -> bool:

@@ -43,7 +43,8 @@ class SafetyBounds:
     lower, upper (I,); point (I, n): the attacked x behind the upper bound (where it is below 1); point_mass (I,): lower
     bound on P_w(violated at `point` alone); by (2, I): which method gave the lower and the upper bound, as positions in
     NAMES; safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none); violating (S, I):
-    samples with a proved violation, or None.
+    samples with a proved violation, or None; three_quarters: the bounds of the only instance when three quarters of the
+    refinement's time were used, or None.
     """
 
     lower: Tensor
@@ -54,6 +55,7 @@ class SafetyBounds:
     safe_margin: Tensor
     unsafe_margin: Tensor
     violating: Tensor | None = None
+    three_quarters: tuple[float, float] | None = None
 
     def named(self, method: str) -> SafetyBounds:
         """By that method, on each side that says anything."""

@@ -94,6 +94,7 @@ function facts(row) {
     ["Details", (more.details ?? []).join("; ")],
     ["Notes", (more.notes ?? []).join("; ")],
     ["Reason", text("reason", row)],
+    ["Why no verdict", (more.diagnosis ?? []).join("; ")],
     ["Witness shows", text("shows", row)],
     ["X", (more.x ?? []).join(", ")],
     ["Y", (more.y ?? []).join(", ")],
