@@ -445,9 +445,9 @@ def _unserved(setting: Setting, problem: Problem) -> tuple[str, ...]:
     large_variance = large_variance_of(task)
     if large_variance is not None and not bool(large_variance.serves(problem).any()):
         found[BY_LARGE_VARIANCE.name] = "inputs vary in front of more than two hidden layers, or of large ones"
-    return tuple(
-        f"{name} does not serve: {reason}" for reason, name in {r: n for n, r in reversed(found.items())}.items()
-    )
+    if TAILS.name in found:  # large variance rests on them
+        found = {TAILS.name: found[TAILS.name]}
+    return tuple(f"{name} does not serve: {reason}" for name, reason in found.items())
 
 
 def _next(
