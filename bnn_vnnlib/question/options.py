@@ -27,8 +27,7 @@ Outputs = Literal["auto", "probabilities"]
 TAU = 0.95
 """Both thresholds on P_safe, where none is given."""
 
-Values = Callable[[Any], bool]
-_RANGES: dict[str, Values] = {
+_RANGES: dict[str, Callable[[Any], bool]] = {
     "a probability between 0 and 1": lambda value: 0 <= value <= 1,
     "a positive number": lambda value: 0 < value < math.inf,
     "a number of seconds": lambda value: not math.isnan(value),
@@ -303,11 +302,11 @@ def signature_with(own: inspect.Signature, added: Collection[inspect.Parameter])
     return own.replace(parameters=[*kept, *(one for one in added if one.name not in names)])
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def takes_options(without: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def takes_options(without: Collection[str] = ()) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorator of a function with `**options: Unpack[OptionFields]`: those options, and no other keywords.
 
     What `help` shows then has all of them: the signature, and their texts in the place of `{options}` in the docstring.
@@ -318,13 +317,13 @@ def takes_options(without: Collection[str] = ()) -> Callable[[Callable[P, R]], C
     without : options that say nothing to this function
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         added = parameters(without)
         signature = signature_with(inspect.signature(function), added)
         known = signature.parameters
 
         @wraps(function)
-        def checked(*args: P.args, **given: P.kwargs) -> R:
+        def checked(*args: _P.args, **given: _P.kwargs) -> _R:
             for name in given:
                 if name not in known:
                     raise OptionError(f"{function.__name__} has no option {name!r}{did_you_mean(name, known)}")

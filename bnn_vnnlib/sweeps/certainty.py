@@ -28,7 +28,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
-from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.balls import Balls
@@ -71,8 +71,8 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("tau", "epistemic"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise OptionError(f"{name} is a probability, between 0 and 1; found {value}")
+            if value is not None:
+                OPTIONS["tau_safe"].check(name, value)
 
 
 @dataclass(frozen=True, eq=False)

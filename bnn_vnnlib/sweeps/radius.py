@@ -16,7 +16,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import Watch, carry_out, usual_chunk
 from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
-from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
@@ -218,8 +218,8 @@ def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Opt
     given = [value for value in (how.tau_safe, how.tau_unsafe) if value is not None]
     if threshold is not None and given:
         raise OptionError("--threshold sets both --tau-safe and --tau-unsafe: give either it or those two")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise OptionError(f"threshold is a probability, between 0 and 1; found {threshold}")
+    if threshold is not None:
+        OPTIONS["tau_safe"].check("threshold", threshold)
     query = settled(how, model).query  # refuses `given` where they do not apply
     if query is not Query.PROBABILISTIC:
         if threshold is not None:

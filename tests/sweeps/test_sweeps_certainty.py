@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_refused(net):
             uncertainty(Source(memory=net), make_inputs(arrays), [0.1])
     with pytest.raises(OptionError, match="delta is for regression"):
         uncertainty(Source(memory=net), make_inputs({"x": np.zeros((1, 2))}), [0.1], Reading(epistemic=0.5), delta=1.0)
-    with pytest.raises(OptionError, match="tau is a probability"):
+    with pytest.raises(OptionError, match="tau must be a probability"):
         Reading(tau=1.5)
 
 

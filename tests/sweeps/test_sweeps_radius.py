@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(line):
             {"delta": 1.0},
             "labels are for classification, delta and y for regression",
         ),
-        ({"x": x}, {"delta": 0.1, "threshold": 1.5}, "threshold is a probability, between 0 and 1; found 1.5"),
+        ({"x": x}, {"delta": 0.1, "threshold": 1.5}, "threshold must be a probability between 0 and 1, found 1.5"),
         ({"x": x}, {"delta": 0.1, "threshold": 0.7, "bounding": Bounding(tau_safe=0.5)}, "give either it or those two"),
         ({"x": x}, {"delta": 0.1, "bounding": Bounding(tau_safe=0.5, tau_unsafe=0.6)}, "must not exceed"),
         ({"x": x}, {"delta": 0.1, "threshold": 0.5, "bounding": Bounding("decision")}, "which query decision does not"),
