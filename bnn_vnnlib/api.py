@@ -218,12 +218,14 @@ def _decision(setting: Setting, property: Property, problem: Problem, attack: At
     outcome = decision.decide(expect, problem, attack)
     bounds = _decision_bounds(outcome, problem, len(property.rows))
     method = methods.of_decision(setting, outcome)
+    lower_by, upper_by = (", ".join(names) or methods.NONE for names in outcome.together)
+    found = {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
     if bool(outcome.refuted.all()):
-        return _result(setting, Verdict.UNSAT, method, decision=bounds)
+        return _result(setting, Verdict.UNSAT, method, **found)
     if bool(outcome.violated.any()):
         witness = decision_witness(setting, property, problem, expect, outcome)
-        return _result(setting, Verdict.SAT, method, decision=bounds, witness=witness)
-    return _result(setting, _open(setting), method, decision=bounds)
+        return _result(setting, Verdict.SAT, method, witness=witness, **found)
+    return _result(setting, _open(setting), method, **found)
 
 
 def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:

@@ -41,6 +41,8 @@ class BatchResult:
     verdicts : (N,) of `Verdict`
     points : (N, n) the attacked point of each box (NaN where there is none)
     method : the methods that gave the bounds
+    lower_by, upper_by : (N,) of each box: the methods behind its lower and its upper bounds, "none" where there is
+        none, None where the box was skipped
     seconds : of the whole call
     """
 
@@ -52,6 +54,8 @@ class BatchResult:
     seconds: float
     row_lower: Floats | None = None
     row_upper: Floats | None = None
+    lower_by: NDArray[np.object_] | None = None
+    upper_by: NDArray[np.object_] | None = None
 
 
 @plain_state()
@@ -221,6 +225,11 @@ def _all(verdict: Verdict, count: int) -> NDArray[np.object_]:
     return verdicts
 
 
+def _by(lower: list[str], upper: list[str]) -> dict[str, NDArray[np.object_]]:
+    """Names of methods as arrays."""
+    return {"lower_by": np.array(lower, dtype=object), "upper_by": np.array(upper, dtype=object)}
+
+
 def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool_]) -> NDArray[np.object_]:
     verdicts = _all(Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN, len(safe))
     verdicts[unsafe], verdicts[safe] = Verdict.SAT, Verdict.UNSAT
@@ -234,6 +243,7 @@ def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> tuple[dic
     verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
     verdicts[question.between(lower, upper)] = Verdict.UNKNOWN
     fields = {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
+    fields |= _by(*found.methods)
     return fields, methods.of_safety(setting, found)
 
 
@@ -247,6 +257,7 @@ def _decision(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str
         "row_lower": found.row_lower.cpu().numpy(), "row_upper": found.row_upper.cpu().numpy(),
         "points": found.point.cpu().numpy(),
         "verdicts": _verdicts(setting, found.refuted.cpu().numpy(), found.violated.cpu().numpy()),
+        **_by(*found.methods),
     }, methods.of_decision(setting, found)  # fmt: skip
 
 
@@ -262,6 +273,7 @@ def _deterministic(setting: Setting, problem: Problem, attack: Any) -> tuple[dic
     return {
         "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": found.point[0].cpu().numpy(),
         "verdicts": _verdicts(setting, safe, unsafe),
+        **_by(*([methods.BRANCHING if proved else methods.NONE for proved in side] for side in (safe, unsafe))),
     }, methods.of_network(setting, False)  # fmt: skip
 
 
@@ -276,9 +288,10 @@ def _nothing(setting: Setting) -> dict[str, Any]:
 
 
 def _spread(values: NDArray, kept: NDArray[np.int64], count: int) -> NDArray:
-    """Put the results of the kept boxes at their places among all; NaN elsewhere."""
-    if values.dtype == object:
+    """Put the results of the kept boxes at their places among all; NaN, or None, elsewhere."""
+    if values.dtype == object and len(values) == count:
         return values
-    out = np.full((count, *values.shape[1:]), np.nan)
+    empty = None if values.dtype == object else np.nan
+    out = np.full((count, *values.shape[1:]), empty, dtype=values.dtype if empty is None else np.float64)
     out[kept] = values
     return out

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+NONE = "none"
+"""In place of a method's name: of a side without a bound that says anything."""
+
 Task = TypeVar("Task")
 Bounds = TypeVar("Bounds")
 

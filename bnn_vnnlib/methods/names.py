@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.served import is_correlated
 
 if TYPE_CHECKING:
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
     from bnn_vnnlib.setting import Setting
 
-NONE = "none"
-"""Of a side without a bound that says anything."""
+
+BRANCHING = "branch and bound"
+"""What decides about fixed weights."""
 
 
 def of_safety(setting: Setting, found: SafetyBounds) -> str:
@@ -27,13 +29,13 @@ def of_safety(setting: Setting, found: SafetyBounds) -> str:
 def of_decision(setting: Setting, outcome: DecisionOutcome) -> str:
     """The methods behind bounds on the decision, in order of their cost."""
     engine = setting.bounds.engine.method
-    sides = ([_of_weights(name, engine) for name in names] or [NONE] for names in (outcome.lower_by, outcome.upper_by))
+    sides = ([_of_weights(name, engine) for name in names] or [NONE] for names in outcome.together)
     return _sides(*sides)
 
 
 def of_network(setting: Setting, attacked: bool) -> str:
     """The method behind a deterministic verdict: an attack alone, or branch and bound."""
-    return "attack" if attacked else f"{setting.bounds.engine.method}, branch and bound"
+    return "attack" if attacked else f"{setting.bounds.engine.method}, {BRANCHING}"
 
 
 def _label(setting: Setting, name: str) -> str:

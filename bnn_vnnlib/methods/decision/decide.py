@@ -16,6 +16,7 @@ from bnn_vnnlib.methods.decision.method import RowMethod
 from bnn_vnnlib.methods.decision.portfolio import Portfolio
 from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
+from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.points import feasible, point_box
@@ -31,7 +32,9 @@ PREDICTIVE = 32
 class DecisionOutcome:
     """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n).
 
-    lower_by, upper_by : the methods that gave the finite bounds on each side, and proofs without any, by their names
+    names : of what was tried, in the order of its turns
+    by : (N, M) twice: which of these gave some bound of the item's lower and of its upper side, or proved a row false
+        without any
     """
 
     row_lower: Tensor
@@ -41,8 +44,31 @@ class DecisionOutcome:
     refuted: Tensor
     violated: Tensor
     point: Tensor
-    lower_by: tuple[str, ...]
-    upper_by: tuple[str, ...]
+    names: tuple[str, ...]
+    by: tuple[Tensor, Tensor]
+
+    @property
+    def together(self) -> tuple[list[str], list[str]]:
+        """The methods behind the lower and the upper bounds of all items."""
+        lower, upper = (
+            list(dict.fromkeys(name for name, one in zip(self.names, used.any(0).tolist(), strict=True) if one))
+            for used in self.by
+        )
+        return lower, upper
+
+    @property
+    def methods(self) -> tuple[list[str], list[str]]:
+        """The methods behind each item's lower and upper bounds, joined by commas; "none" for nobody."""
+        lower, upper = (self._joined(used) for used in self.by)
+        return lower, upper
+
+    def _joined(self, used: Tensor) -> list[str]:
+        if not self.names:
+            return [NONE] * len(used)
+        kinds, place = used.unique(dim=0, return_inverse=True)
+        chosen = ([name for name, one in zip(self.names, kind, strict=True) if one] for kind in kinds.tolist())
+        texts = [", ".join(dict.fromkeys(names)) or NONE for names in chosen]
+        return [texts[index] for index in place.tolist()]
 
 
 def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOutcome:
@@ -50,7 +76,7 @@ def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOut
     run = _Run(expect, problem, settings)
     expect.task.bounds.engine.deadline.reached(run.steps(), lambda step: step())
     row_low, row_high, out_low, out_high = run.sides
-    return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.methods)
+    return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.used)
 
 
 class _Run:
@@ -75,7 +101,7 @@ class _Run:
         self.point = attack.inner_box(problem)[0]
         self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
         self._names: list[str] = []
-        self._compared: list[str] = []
+        self._compared: list[tuple[str, Tensor]] = []
 
     @property
     def sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,17 +111,23 @@ class _Run:
         return row, -negated_row, out, -negated_out
 
     @property
-    def methods(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of what gave the lower and the upper bounds."""
+    def used(self) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
+        """`names` and `by` of the outcome; padding rows do not count."""
         r, m = self._rows, self._outputs
         real = (self._problem.rows.case < self._problem.cases).expand(len(self.low), -1)
         row, negated_row, out, negated_out = self._by.split([r, r, m, m], -1)
+        compared = torch.stack([items for _, items in self._compared], 1) if self._compared else self.low.new_zeros(
+            len(self.low), 0, dtype=torch.bool
+        )  # fmt: skip
 
-        def names(rows: Tensor, outputs: Tensor) -> tuple[str, ...]:
-            used = torch.cat([rows[real], outputs.flatten()]).unique().tolist()
-            return tuple(dict.fromkeys(self._names[number] for number in used if number >= 0))
+        def used(rows: Tensor, outputs: Tensor) -> Tensor:
+            place = torch.cat([torch.where(real, rows, -1), outputs], 1).long() + 1
+            found = torch.zeros(len(place), len(self._names) + 1, dtype=torch.bool, device=place.device)
+            return found.scatter(1, place, True)[:, 1:]
 
-        return (*names(row, out), *self._compared), names(negated_row, negated_out)
+        names = (*self._names, *(name for name, _ in self._compared))
+        lower, upper = used(row, out), used(negated_row, negated_out)
+        return names, (torch.cat([lower, compared], 1), torch.cat([upper, torch.zeros_like(compared)], 1))
 
     def steps(self) -> Iterator[Callable[[], None]]:
         """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
@@ -186,7 +218,7 @@ class _Run:
         index = self._open
         if len(index):
             false = criterion.false_rows(self._problem.items(index))
-            self._compared += [criterion.name] if bool(false.any()) else []
+            self._proved(criterion, index, false.any(-1))
             self._false[index] |= false
             self._refute(index)
 
@@ -195,8 +227,13 @@ class _Run:
         index = self._open
         if len(index):
             proved = criterion.refuted(self._problem.items(index))
-            self._compared += [criterion.name] if bool(proved.any()) else []
+            self._proved(criterion, index, proved)
             self.refuted[index] |= proved
+
+    def _proved(self, criterion: MeanNetwork, index: Tensor, proved: Tensor) -> None:
+        items = torch.zeros_like(self.refuted)
+        items[index] = proved
+        self._compared.append((criterion.name, items))
 
     def _refute(self, index: Tensor) -> None:
         """By the bounds and by the rows that are known to be false."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
 from bnn_vnnlib.methods.components import MIXTURE, Component, by_components
 from bnn_vnnlib.methods.method import Method, reasons
@@ -24,7 +26,7 @@ from bnn_vnnlib.methods.safety.refine_inputs import InputSplitting
 from bnn_vnnlib.methods.safety.refine_large_variance import BY_LARGE_VARIANCE, LargeVarianceItems, large_variance_of
 from bnn_vnnlib.methods.safety.refine_points import MorePoints
 from bnn_vnnlib.methods.safety.refine_tails import Tuning
-from bnn_vnnlib.methods.safety.safety import Goal, Pass, SafetyBounds, Task
+from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, Goal, Pass, SafetyBounds, Task
 from bnn_vnnlib.methods.safety.tails import TAILS, tails_of
 from bnn_vnnlib.network.network import Mixture
 from bnn_vnnlib.system.clock import Deadline
@@ -84,7 +86,8 @@ def safety_bounds(task: Task) -> SafetyBounds:
     if bool((found.lower > found.upper).any()):
         raise SoundnessError("a lower bound on P_safe exceeds an upper one")
     caseless = ~task.problem.any_item(task.problem.exists.any(-1).expand(len(task.problem)))
-    return replace(found, lower=found.lower.masked_fill(caseless, 1.0))  # exactly: there is nothing to violate
+    by = torch.stack([found.by[0].masked_fill(caseless, NAMES.index(CASELESS)), found.by[1]])
+    return replace(found, lower=found.lower.masked_fill(caseless, 1.0), by=by)  # exactly: there is nothing to violate
 
 
 def _stages(task: Task) -> list[Stage]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.network.network import Posterior
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible, point_box
@@ -26,14 +27,14 @@ Means = Literal["both", "boxes", "tails"]
 CLOSED = 1e-9
 """Bounds that are this close to each other are not refined."""
 
-NONE = "none"
-"""In place of a method's name: of a side without a bound that says anything."""
+CASELESS = "nothing to violate"
+"""In place of a method's name: of the lower bound 1 of an instance without a case."""
 
 NAMES = (
-    NONE, "centred boxes", "boxes around samples", "weight samples", "tails", "large variance",
+    NONE, CASELESS, "centred boxes", "boxes around samples", "weight samples", "tails", "large variance",
     "components of a mixture",
 )  # fmt: skip
-"""Names of the methods; `SafetyBounds.by` holds positions in this tuple."""
+"""What a bound may be due to; `SafetyBounds.by` holds positions in this tuple."""
 
 
 @dataclass(frozen=True, eq=False)
