@@ -344,8 +344,8 @@ def _levels(
     """
     network, rows = setting.bounds.engine.network, problem.rows
     if setting.query is Query.DECISION:
-        expect = replace(setting, model=replace(setting.model, posterior=posterior)).decision()
-        method = next(iter((*expect.quick, expect.by_weights)))
+        portfolio = replace(setting, model=replace(setting.model, posterior=posterior)).decision()
+        method = portfolio.steps.rows[0]
         return method.lower(lower, upper, rows.outputs, rows.inputs)
     if posterior is None:
         weights = weight_sets.mean_weights(network, setting.device)
