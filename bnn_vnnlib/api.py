@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.methods import names as methods
+from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import violation, what_unsat_means
@@ -218,7 +219,7 @@ def _decision(setting: Setting, property: Property, problem: Problem, attack: At
     outcome = decision.decide(expect, problem, attack)
     bounds = _decision_bounds(outcome, problem, len(property.rows))
     method = methods.of_decision(setting, outcome)
-    lower_by, upper_by = (", ".join(names) or methods.NONE for names in outcome.together)
+    lower_by, upper_by = (", ".join(names) or NONE for names in outcome.together)
     found = {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
     if bool(outcome.refuted.all()):
         return _result(setting, Verdict.UNSAT, method, **found)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.methods import names as methods
+from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.rules import never
@@ -93,7 +94,7 @@ def verify_batch(
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
     with memory_of(how.memory, setting.device):
-        fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), methods.NONE)
+        fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), NONE)
     if labels is None and properties is None:  # no question, no answer
         fields |= {"row_lower": None, "row_upper": None, "verdicts": _all(Verdict.UNKNOWN, len(low))}
     full = {name: _spread(values, kept, len(low)) for name, values in fields.items() if values is not None}
@@ -273,7 +274,7 @@ def _deterministic(setting: Setting, problem: Problem, attack: Any) -> tuple[dic
     return {
         "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": found.point[0].cpu().numpy(),
         "verdicts": _verdicts(setting, safe, unsafe),
-        **_by(*([methods.BRANCHING if proved else methods.NONE for proved in side] for side in (safe, unsafe))),
+        **_by(*([methods.BRANCHING if proved else NONE for proved in side] for side in (safe, unsafe))),
     }, methods.of_network(setting, False)  # fmt: skip
 
 
