@@ -9,7 +9,7 @@ from onnx import helper
 from scipy import stats
 
 from bnn_vnnlib import BnnVnnlibError, OptionError, Verdict, rules, verify_batch
-from robustness.robustness_builders import from_nodes, model, outputs, random_model, random_samples, rows
+from support.builders import from_nodes, model, outputs, random_model, random_samples, rows
 
 QUERIES = ["probabilistic", "decision", "deterministic"]
 

@@ -24,7 +24,7 @@ from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianFull
 from bnn_vnnlib.result import Diagnosis
 from bnn_vnnlib.runs.store import Entry
 from bnn_vnnlib.runs.summary import causes
-from robustness.robustness_builders import model, outputs, properties
+from support.builders import model, outputs, properties
 from support.command import call
 
 TOO_DEEP = "inputs vary in front of more than two hidden layers, or of large ones"

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bnn_vnnlib import OptionError, read_model, verify, verify_batch
 from bnn_vnnlib.system import environment
 from bnn_vnnlib.system.environment import check_arithmetic, plain_state
-from robustness.robustness_builders import model, random_model, rows
+from support.builders import model, random_model, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,7 +51,7 @@ DAZ, FTZ, DOWN, UP, ZERO = 0x40, 0x8000, 0x2000, 0x4000, 0x6000
 """
 
 ASKING = f"""
-from robustness.robustness_builders import model
+from support.builders import model
 from bnn_vnnlib import OptionError, attach, verify, verify_batch
 from bnn_vnnlib.model import model_from_proto, sample
 from bnn_vnnlib.vnnlib import parse_property

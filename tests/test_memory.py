@@ -13,7 +13,7 @@ import torch
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.system.memory import NEAR, STEPS, at_once, memory_of
-from robustness.robustness_builders import random_model, random_samples
+from support.builders import random_model, random_samples
 
 CPU = torch.device("cpu")
 SMALL, LARGE = 64 / 1024, 2.0
@@ -84,7 +84,7 @@ import resource, sys
 import numpy as np
 sys.path[:] = sys.argv[2:]
 from bnn_vnnlib import verify_batch
-from robustness.robustness_builders import outputs, random_model
+from support.builders import outputs, random_model
 
 net = random_model(0, [64, 256, 256, 10], spread=0.01, likelihood="categorical")
 x = np.random.default_rng(0).normal(size=(100, 64))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib import rules, verify_batch
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.result import Verdict
-from robustness.robustness_builders import model
+from support.builders import model
 
 
 def violated(cases: rules.Cases, y: np.ndarray) -> bool:

@@ -16,7 +16,7 @@ from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.served import idle_options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import settle_run
-from robustness.robustness_builders import properties, random_model, random_samples
+from support.builders import properties, random_model, random_samples
 
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "tau_safe": {"tau_safe": 0.9},

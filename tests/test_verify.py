@@ -18,7 +18,7 @@ from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.question.property import Boxes, Property, input_feasible, violated_case
-from robustness.robustness_builders import model, outputs, properties, random_model, random_samples
+from support.builders import model, outputs, properties, random_model, random_samples
 from support.clock import Clock
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"

@@ -24,7 +24,7 @@ from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
 from bnn_vnnlib.splitting.pairs import Pairs
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from fuzz.posterior_families import CORRELATED, drawn
-from robustness.robustness_builders import bounds_of, from_nodes, model, outputs, problem, rows
+from support.builders import bounds_of, from_nodes, model, outputs, problem, rows
 from support.networks import Builder
 
 

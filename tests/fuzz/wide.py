@@ -27,7 +27,7 @@ from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
-from robustness.wide_builders import dense, least_margins, least_margins_deep, margins_at
+from support.large_variance import dense, least_margins, least_margins_deep, margins_at
 
 EACH = 20_000
 """Networks at once."""

@@ -9,7 +9,7 @@ from scipy import optimize, stats
 from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.files.arrays import read_columns
 from bnn_vnnlib.sweeps import Bounding, Radii, Source, make_inputs, radii
-from robustness.robustness_builders import model, random_samples
+from support.builders import model, random_samples
 from sweeps.sweep_models import documented, told, write_net
 
 SEARCH = Radii(largest=1.0, tolerance=0.01)
