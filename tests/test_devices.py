@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib import OptionError, Result, read_model, read_property, verify
+from bnn_vnnlib import OptionError, Result, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.system.devices import EMULATION, find_device, plain_convolution
+from robustness.robustness_builders import random_model
 from support.pretended_device import pretended_device
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
@@ -51,6 +52,19 @@ def test_a_cuda_device_decides_as_the_cpu_does(model: str, prop: str, query: str
         if one is not None and other is not None:
             np.testing.assert_allclose(one.lower, other.lower, atol=1e-6)
             np.testing.assert_allclose(one.upper, other.upper, atol=1e-6)
+
+
+@pytest.mark.parametrize(("widths", "rule"), [([2, 5, 4, 1], "mean"), ([1, 4, 4, 1], "mean"), ([2, 5, 1], "median")])
+@pytest.mark.parametrize("radius", [0.0, 0.1])
+def test_laws_are_inverted_on_the_device(widths: list[int], rule: str, radius: float, cuda: torch.device) -> None:
+    """Characteristic functions, their inversion and what regression makes of it."""
+    net, x = random_model(1, widths, spread=0.3), np.zeros((2, widths[0]))
+    found, expected = (
+        verify_batch(net, x - radius, x + radius, query="decision", likelihood="gaussian", rule=rule, device=device)
+        for device in ("cuda", None)
+    )
+    np.testing.assert_allclose(found.lower, expected.lower, atol=1e-10)
+    np.testing.assert_allclose(found.upper, expected.upper, atol=1e-10)
 
 
 @pytest.mark.parametrize(

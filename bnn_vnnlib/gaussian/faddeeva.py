@@ -53,4 +53,4 @@ def by_trapezoids(x: Tensor, y: Tensor) -> Tensor:
     wave = torch.polar(2 * torch.exp((-real).clamp(max=700.0)), -imaginary)
     residue = wave * turn / torch.where(near_half, turn - 1, turn + 1)
     found = torch.where(y < torch.maximum(size, torch.full_like(size, math.pi / STEP)), rule + residue, rule)
-    return torch.where(x < 0, found.conj(), found)
+    return torch.complex(found.real, torch.where(x < 0, -found.imag, found.imag))
