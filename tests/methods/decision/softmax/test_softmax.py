@@ -356,3 +356,15 @@ def test_splitting_reaches_the_minimum_and_stops_at_its_goal():
     assert float(found) <= -1.0
     assert sum(calls) < everything
     assert float(least(deadline=Deadline(0.0), known=-9.0)) == -9.0
+
+
+def test_rows_give_up_what_the_distance_of_the_laws_may_cost():
+    """A row is off by the distance times the difference of its largest and least coefficient."""
+    net = random_model(1, [3, 6, 3], spread=0.2)
+    lower = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.tensor([[[1.0, 0.0, 0.0], [2.0, -1.0, 0.5]]], dtype=torch.float64)
+    source = OneLayerSoftmax(layers_of(net))
+    for effort in (None, Effort(1e-3, 20)):
+        exact, moved = (SoftmaxRows(source, Deadline(), effort, off).lower(lower, lower, rows) for off in (0.0, 0.01))
+        assert (moved <= exact - 0.01 * torch.tensor([1.0, 3.0]) * (1 - 1e-12)).all()
+        torch.testing.assert_close(moved, exact - 0.01 * torch.tensor([1.0, 3.0], dtype=torch.float64))

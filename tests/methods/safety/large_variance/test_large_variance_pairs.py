@@ -224,3 +224,13 @@ def test_rows_that_are_the_same_are_no_gain() -> None:
     """Their joint law has no envelope: nothing is known, and nothing is taken off."""
     net, x, _ = three_classes(2, 24, 0.0)
     assert float(both(net, at_point(x, np.zeros(2), ROWS[[0, 0]]), Deadline())[0]) <= 0.12
+
+
+def test_items_pay_for_the_distance_of_the_laws() -> None:
+    """A probability moves by the total variation at most, on either side."""
+    net, _, question = three_classes(0, 12, 0.0)
+    exact, moved = (LargeVarianceBounds(replace(net, law_distance=off), Deadline()) for off in (0.0, 0.01))
+    torch.testing.assert_close(moved.item_failures(question), exact.item_failures(question) + 0.01)
+    low, high = question.lower, question.upper
+    first, second = (side.unsafe(question, low, high) for side in (exact, moved))
+    torch.testing.assert_close(second, (first - 0.01).clamp(min=0.0))
