@@ -344,9 +344,8 @@ def _levels(
     """
     network, rows = setting.bounds.engine.network, problem.rows
     if setting.query is Query.DECISION:
-        portfolio = replace(setting, model=replace(setting.model, posterior=posterior)).decision()
-        method = portfolio.steps.rows[0]
-        return method.lower(lower, upper, rows.outputs, rows.inputs)
+        steps = replace(setting, model=replace(setting.model, posterior=posterior)).decision().steps
+        return (*steps.quick, *steps.any_graph)[0].lower(lower, upper, rows.outputs, rows.inputs)
     if posterior is None:
         weights = weight_sets.mean_weights(network, setting.device)
     elif (
@@ -460,7 +459,7 @@ def _next(
     tau, gained = math.floor(lower * 1000) / 1000, 0.0 if result.p_safe is None else result.p_safe.lower - lower
     changes: Mapping[str, str | None]
     longer = {"timeout": f"{max(_MINUTE, _LONGER * (timeout or spent)):.0f}"}
-    below = {"tau_safe": f"{tau:g}", "tau_unsafe": None}
+    below = {"tau_safe": f"{tau:g}", "tau_unsafe": f"{tau:g}"}  # a comment in the file may have another
     soon = gained > 0 and result.p_safe is not None and question.tau_safe - result.p_safe.lower <= 4 * _LONGER * gained
     if cause == "between":
         changes, advice, decides = below, f"unsat for a tau_safe of {tau:g}, which is proved already", True
@@ -470,17 +469,14 @@ def _next(
     elif cause == "weak network" and tau >= _TELLING:
         changes, advice, decides = below, f"unsat for a tau_safe of {tau:g}, which is proved already", True
     elif smaller is not None and not soon:
-        changes = {"shrink": f"{smaller * property.width:g}"}
+        changes = {"shrink": f"{smaller * property.width:.17g}"}
         what = (
             "at the centre of the inputs" if smaller == 0 else f"for {smaller:g} of the width of every input interval"
         )
         advice, decides = f"unsat {what}, the largest share of {', '.join(f'{w:g}' for w in _WIDTHS)} tried", True
     elif limit != "methods":
-        changes, advice, decides = (
-            longer,
-            "more time" + (": the bounds were still improving" if gained > 0 else ""),
-            False,
-        )
+        advice = "more time: the bounds were still improving" if gained > 0 else "more time"
+        changes, decides = longer, False
     elif tau >= _TELLING:
         changes, advice, decides = below, f"unsat for a tau_safe of {tau:g}, which is proved already", True
     else:

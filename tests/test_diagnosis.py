@@ -275,9 +275,10 @@ def test_a_median_is_attacked_as_a_median(tmp_path, patient):
 
 
 def test_how_far_a_network_is_from_a_violation(tmp_path, patient):
-    """y = 2 x over [0, 1]: y <= -0.5 is missed by 0.5, and 2 y by as much in units of its coefficient."""
+    """y = relu(x) - relu(x) = 0: y <= -0.5 is missed by 0.5, and 2 y <= -1 by as much in units of its coefficient."""
+    net = model([([[1.0], [1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])])
     for violation in ("(<= Y_0 -0.5)", "(<= (* 2 Y_0) -1.0)"):
-        seen = asked(model([([[2.0]], [0.0])]), text(tmp_path, [(0, 1)], 1, violation), timeout=0.0)
+        seen = asked(net, text(tmp_path, [(0, 1)], 1, violation), timeout=0.0)
         assert (seen.cause, seen.drawn, seen.broken, seen.loss) == ("weak bound", 1, None, {})
         assert seen.margin == pytest.approx(0.5)
         assert seen.decides  # in the time of the looks
@@ -313,8 +314,9 @@ def test_boxes_that_were_chosen_are_not_the_best(tmp_path, patient, options):
 
 
 def test_methods_that_came_to_their_end(tmp_path, patient):
-    """At a point, by a box of a given margin, there is nothing left to do, and an hour would not be used."""
-    seen = asked(line(), text(tmp_path, [(1, 1)], 1, "(<= Y_0 0)"), margin=0.5, timeout=3600.0)
+    """Boxes of weights know an expectation as well as they can after one look, and an hour would not be used."""
+    prop = text(tmp_path, [(1, 1)], 1, "(<= Y_0 0.99)")
+    seen = asked(line(likelihood="gaussian"), prop, query="decision", method="interval", timeout=3600.0)
     assert seen.limit == "methods"
     assert "--timeout=3600" in seen.command
 
@@ -322,7 +324,8 @@ def test_methods_that_came_to_their_end(tmp_path, patient):
 def test_more_time_where_time_limits(tmp_path, patient):
     """No smaller box than a point is there to be tried."""
     seen = asked(line(), text(tmp_path, [(1, 1)], 1, "(<= Y_0 0)"), timeout=0.0)
-    assert (seen.limit, seen.limited_by) == ("time", "the time limit of 0 s")
+    assert seen.limit == "time"
+    assert seen.limited_by.startswith("the time limit of 0 s")
     assert "--timeout=60" in seen.command
     assert "more time" in seen.advice
 
@@ -366,23 +369,23 @@ def test_a_smaller_threshold_where_much_is_proved(tmp_path, patient):
 # What it costs, and where it is said
 
 
-@pytest.mark.parametrize(("query", "limit"), [("probabilistic", 0.4), ("decision", 0.0), ("deterministic", 0.0)])
-def test_bounds_do_not_depend_on_the_diagnosis(tmp_path, monkeypatch, query, limit):
+@pytest.mark.parametrize("query", ["probabilistic", "decision", "deterministic"])
+def test_bounds_do_not_depend_on_the_diagnosis(tmp_path, monkeypatch, query):
     """Bounds, verdict and witness of a run whose diagnosis is left out are those of one with it."""
-    net = line(likelihood="gaussian")
-    prop = read_property(text(tmp_path, [(1, 1)], 1, "(<= Y_0 -2.5)"))
-    options = {"query": query, "timeout": limit or None}
+    net, options = line(likelihood="gaussian"), {"query": query, "timeout": 0.0}
     if query == "probabilistic":
         options = {"query": query, "method": "interval", "tau_safe": 0.9996}
-    else:
-        options = {"query": query, "timeout": 0.0}
+    if query == "deterministic":
+        net = model([([[1.0], [1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])])
+    box, violation = ((0, 1), "(<= Y_0 -0.5)") if query == "deterministic" else ((1, 1), "(<= Y_0 -2.5)")
+    prop = read_property(text(tmp_path, [box], 1, violation))
     with_it = verify(net, prop, **options)
     monkeypatch.setattr(diagnosis, "diagnose", lambda *args: None)
     without = verify(net, prop, **options)
     assert with_it.diagnosis is not None
     assert without.diagnosis is None
     for name in ("verdict", "p_safe", "method", "witness", "notes", "details"):
-        assert getattr(with_it, name) == getattr(without, name)
+        assert repr(getattr(with_it, name)) == repr(getattr(without, name))  # in which nan is nan
     if query == "decision":
         for side in ("lower", "upper", "row_lower", "row_upper"):
             assert np.array_equal(getattr(with_it.decision, side), getattr(without.decision, side))
