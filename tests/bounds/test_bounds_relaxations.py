@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.relaxations import max_lines, planes
+from bnn_vnnlib.bounds.linear import max_lines, planes
 
 ENDS = [-1e300, -3.0, -1.0, -0.1, -1e-200, -5e-324, 0.0, 5e-324, 1e-17, 0.3, 1.0, 7.0, 1e160]
 BOXES = list(itertools.combinations_with_replacement(ENDS, 2))
