@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.bounds.tails import deviations_of
+from bnn_vnnlib.bounds.tails.noise import Uses
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
-from bnn_vnnlib.bounds.tails.uses import Uses
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.network import evaluate
 from bnn_vnnlib.network.nodes import Linear
