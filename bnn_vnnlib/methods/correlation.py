@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails.groups import Dense, Group, Kron
-from bnn_vnnlib.bounds.tails.shared import Correlation
+from bnn_vnnlib.bounds.tails.shared import Correlation, Dense, Group, Kron
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.network import (
     Floats,

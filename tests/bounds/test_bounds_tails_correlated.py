@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.bounds.tails.groups import Dense, Kron, Use, largest
 from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.shared import Dense, Kron, Use, largest
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.model import from_covariance, from_factor, sample

@@ -1,4 +1,18 @@
-"""Correlated weights in the tails: what the groups of a posterior add to the bounds of `tail`.
+"""Gaussian noise that entries of weights share: delta . h of correlated weights, measured in independent latents z.
+
+A group is a set of independent standard normal latents z and a linear map from z to some weights. For a row A at a map
+the noise is delta_j = sum_r z_r B_rj, with B linear in A, and as a function of z
+    delta . h = z . (B h),  a gradient of length |B h|,  h = hc + rho e, |e_j| <= 1.
+So its Lipschitz constant over a range of h is at most |B hc| + reach(rho), reach(rho) = sup over e of |B (rho e)|. With
+s_j = |B_.j| = sd of delta_j and C the correlation matrix of delta, C_jk = B_.j . B_.k / (s_j s_k),
+    reach(rho) <= sum_j rho_j s_j  and  reach(rho)^2 = d' C d <= lam |d|^2,  d_j = e_j rho_j s_j,
+lam >= the largest eigenvalue of C, for which |C^2| in the norms of Frobenius and of the maximal row sum is taken, and
+the root of it. A map with tied weights is no exception: B is what the adjoint map gives for the r-th factor.
+
+Rounding: an entry of B is a sum of products whose errors, over all r, have a length of at most gamma (|A| dev)_j, dev
+the marginal standard deviations (triangle inequality), which is added wherever B is used.
+
+Correlated weights in the tails: what the groups of a posterior add to the bounds of `tail`.
 
 The noise of the weights is W - mu = Delta + sum over groups of a linear map of its latents z (see `groups`), Delta with
 independent entries and the groups independent of Delta and of each other. Nothing else changes: a row is at least
@@ -26,18 +40,230 @@ is about m: it includes them, and pays minus sqrt(2/pi) sum rho_j s_j for what i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails.groups import Group, Use, Weighted
-from bnn_vnnlib.bounds.walk import sum_to
+from bnn_vnnlib.bounds.walk import over_rows, sum_to
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Linear, Param, Shift
-from bnn_vnnlib.rounding import TINY, gamma
+from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale, Shift
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.system.memory import at_once
+
+Weighted = Linear | Conv | Scale
+
+SMALL = 1e-140
+"""Added to every deviation, so that one can divide."""
+
+_WIDE = 256
+"""Inputs (or latents) beyond which no matrix of correlations is formed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A group at one map, for rows A; (K or 1, M or 1, R, ..).
+
+    deviation : s_j (.., *input), rounded up; error : length of the rounding errors of B_.j, alike
+    lam : of the correlations, infinite where unknown; flat : f with reach(rho) <= f |rho|, infinite where unknown
+    centers : B h (K, M, R, latents) for each h asked for, slacks : length of the error of each (K, M, R)
+    """
+
+    deviation: Tensor
+    error: Tensor
+    lam: Tensor
+    flat: Tensor
+    centers: tuple[Tensor, ...]
+    slacks: tuple[Tensor, ...]
+
+    def reach(self, radius: Tensor) -> Tensor:
+        """(K, M, R): the Lipschitz constant of the noise over |h| <= radius (K, M, *input), rounded up."""
+        rho = radius.flatten(2)[:, :, None]
+        d = self.deviation.flatten(3) * rho
+        n, tiny = d.shape[-1], torch.finfo(d.dtype).tiny
+        paid = (self.error.flatten(3) * rho).sum(-1)
+        root = torch.sqrt((d**2).sum(-1) + tiny) * torch.sqrt(self.lam) + paid
+        size = torch.sqrt((rho**2).sum(-1) + tiny) * self.flat + paid
+        least = torch.minimum(root, size).nan_to_num(torch.inf)
+        return torch.minimum(d.sum(-1), least) * (1 + gamma(2 * n + 16)) + TINY
+
+    def fold(self, radius: Tensor) -> Tensor:
+        """(K, M, R): sum of rho_j s_j, up to a rounding."""
+        return (self.deviation * radius[:, :, None]).flatten(3).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Latents with a factor for every entry: roots name -> (k, *shape)."""
+
+    roots: Mapping[str, Tensor]
+    _cache: dict[object, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors that it moves."""
+        return tuple(self.roots)
+
+    @property
+    def latents(self) -> int:
+        """k."""
+        return len(next(iter(self.roots.values())))
+
+    def to(self, dtype: torch.dtype) -> Dense:
+        """Rounded to another floating type: for searches only."""
+        return Dense({name: root.to(dtype) for name, root in self.roots.items()})
+
+    def deviations(self, param: Param) -> Tensor:
+        """Marginal standard deviations (1, *parameter shape), rounded up."""
+        root = self._factor(param)
+        return torch.sqrt((root**2).sum(0, keepdim=True) + TINY) * (1 + gamma(len(root) + 8))
+
+    def shift(self, param: Param, a: Tensor) -> tuple[Tensor, Tensor]:
+        """B (K, M, R, k) of a bias, and the length of its error; a (K, M, R, *parameter shape), summed over places."""
+        factor = self._factor(param)
+        root, a = factor.reshape(len(factor), -1), a.reshape(*a.shape[:3], -1)  # one number has no axes to flatten
+        size = a.abs() @ self.deviations(param).flatten()
+        return a @ root.mT, gamma(2 * root.shape[1] + 8) * size
+
+    def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
+        """For rows a (K or 1, M or 1, R, *output) over a map of an input of that shape; centers (K, M, *input)."""
+        lead, root = a.shape[:3], self._factor(node.weight)
+        upper = over_rows(lambda flat: maps.adjoint(node, self.deviations(node.weight), flat, shape), a.abs())
+        size = math.prod(shape)
+        step = at_once(4 * len(root) * size * lead[0] * lead[1])
+        parts = [self._part(node, root, rows, shape, centers) for rows in a.split(step, 2)]
+        deviation, lam, *found = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+        terms = gamma(2 * (math.prod(node.shape) + maps.fan(node) + size) + 16)
+        error = terms * upper
+        deviation = (deviation.reshape(*lead, *shape) + error) * (1 + 4 * UNIT)
+        return Use(deviation, error, lam, torch.full_like(lam, torch.inf), tuple(found), _slacks(error, centers))
+
+    def _part(
+        self, node: Weighted, root: Tensor, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """s_j (.., input), lam and the centers of some rows."""
+        lead = a.shape[:3]
+        b = maps.adjoint(node, root, a.reshape(1, -1, *a.shape[3:]), shape).flatten(2).movedim(0, 1)  # (rows, k, input)
+        deviation = torch.sqrt((b**2).sum(1) + max(torch.finfo(b.dtype).tiny, SMALL**2)) * (1 + gamma(len(root) + 8))
+        unit = b / deviation[:, None]
+        fewer = unit.shape[1] <= unit.shape[2]  # latents than inputs: the same eigenvalues but for zeros
+        gram = unit @ unit.mT if fewer else unit.mT @ unit
+        lam = largest(gram, unit.shape[1] + unit.shape[2], not fewer)
+        b = b.reshape(*lead, *b.shape[1:])
+        found = [(b @ h.flatten(2)[:, :, None, :, None])[..., 0] for h in centers]
+        return deviation.reshape(*lead, -1), lam.reshape(lead), *found
+
+    def _factor(self, param: Param) -> Tensor:
+        """(k, *parameter shape); a factor that is no sign is rounded, which the allowance for sums covers."""
+        root = self.roots[param.source]
+        index = torch.as_tensor(param.index, device=root.device).reshape(-1)
+        factor = torch.as_tensor(param.factor, dtype=root.dtype, device=root.device)
+        return root.reshape(len(root), -1)[:, index].reshape(len(root), *param.shape) * factor
+
+
+@dataclass(frozen=True, eq=False)
+class Kron:
+    """Latents Z (a, b) with W = left (sqrt(spectrum) Z) right' for the (out, in) weight of dense layers.
+
+    left (out, a), right (in, b), spectrum (a, b); bias : the name of a bias that takes part, or "", with
+    bias_left (entries, a) and bias_right (b,) or (entries, b) and (a,): one of the two has the entries.
+    """
+
+    source: str
+    left: Tensor
+    right: Tensor
+    spectrum: Tensor
+    bias: str = ""
+    bias_left: Tensor | None = None
+    bias_right: Tensor | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors that it moves."""
+        return (self.source, self.bias) if self.bias else (self.source,)
+
+    @property
+    def latents(self) -> int:
+        """a b."""
+        return self.spectrum.numel()
+
+    def to(self, dtype: torch.dtype) -> Kron:
+        """Rounded to another floating type: for searches only."""
+        tensors: dict[str, Any] = {name: v.to(dtype) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)
+
+    def deviations(self, param: Param) -> Tensor:
+        """Marginal standard deviations (1, *parameter shape), rounded up."""
+        left, right = self._sides(param)
+        square = (left**2) @ self.spectrum @ (right**2).mT
+        up = 1 + gamma(2 * self.latents + 16)
+        return (torch.sqrt(square + TINY) * up).reshape(1, *param.shape)
+
+    def shift(self, param: Param, a: Tensor) -> tuple[Tensor, Tensor]:
+        """B (K, M, R, latents) of the bias, and the length of its error."""
+        left, right = self._sides(param)
+        rows = a.flatten(3)
+        found = (rows @ left)[..., :, None] * right if len(right) == 1 else left.mT * (rows @ right)[..., None, :]
+        size = rows.abs() @ self.deviations(param).flatten()
+        return (torch.sqrt(self.spectrum) * found).flatten(3), gamma(2 * rows.shape[-1] + 16) * size
+
+    def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
+        """For rows a (K or 1, M or 1, R, *output) over a map of an input of that shape; centers (K, M, *input)."""
+        lead, size = a.shape[:3], math.prod(shape)
+        upper = over_rows(lambda flat: maps.adjoint(node, self.deviations(node.weight), flat, shape), a.abs())
+        terms = gamma(2 * (sum(self.left.shape) + sum(self.right.shape) + size) + 32)
+        u = a.flatten(3) @ self.left  # (.., R, a)
+        weight = (u**2) @ self.spectrum  # (.., R, b)
+        up, tiny = 1 + terms, max(torch.finfo(u.dtype).tiny, SMALL**2)
+        deviation = torch.sqrt(weight @ (self.right**2).mT + tiny) * up
+        flat = torch.sqrt(weight.amax(-1) * largest(self.right.mT @ self.right, size, False) + tiny) * up
+        lam = torch.full_like(flat, torch.inf) if size > _WIDE else self._lam(weight, deviation)
+        root, error = torch.sqrt(self.spectrum), terms * upper
+        across = [(h.flatten(2) @ self.right)[:, :, None, None, :] for h in centers]
+        found = tuple((u[..., :, None] * h * root).flatten(3) for h in across)
+        deviation = (deviation.reshape(*lead, *shape) + error) * (1 + 4 * UNIT)
+        return Use(deviation, error, lam, flat, found, _slacks(error, centers))
+
+    def _lam(self, weight: Tensor, deviation: Tensor) -> Tensor:
+        """lam of V diag(weight) V', V = right, row by row."""
+        n = self.right.shape[0]
+        step = at_once(4 * n * max(n, self.right.shape[1]) * weight.shape[0] * weight.shape[1])
+        found = []
+        for w, s in zip(weight.split(step, 2), deviation.split(step, 2), strict=True):
+            unit = self.right / s[..., None]  # (.., R, in, b)
+            found.append(largest((unit * w[..., None, :]) @ unit.mT, sum(self.right.shape)))
+        return torch.cat(found, 2)
+
+    def _sides(self, param: Param) -> tuple[Tensor, Tensor]:
+        if param.source == self.source:
+            return self.left, self.right
+        if self.bias_left is None or self.bias_right is None:
+            raise TypeError("the layer has no bias")
+        return self.bias_left, self.bias_right
+
+
+Group = Dense | Kron
+
+
+def _slacks(error: Tensor, centers: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Lengths (K, M, R) of the errors of B h; those of the sum over j are in the allowance, too."""
+    return tuple((error * h.abs()[:, :, None]).flatten(3).sum(-1) * (1 + 2.0**-40) + TINY for h in centers)
+
+
+def largest(gram: Tensor, terms: int, unit: bool = True) -> Tensor:
+    """Upper bound (..) on the largest eigenvalue of positive semi-definite matrices (.., n, n).
+
+    terms : products in one entry; unit : the diagonal is at most 1, as of correlations
+    """
+    n = gram.shape[-1]
+    scale = torch.ones_like(gram[..., 0, 0]) if unit else gram.diagonal(dim1=-2, dim2=-1).amax(-1)
+    square = gram @ gram
+    found = torch.minimum(square.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(square))
+    # entries are at most `scale` (Cauchy, Schwarz) with errors gamma scale, those of the square n gamma scale^2
+    return torch.sqrt(found + 8 * n**2 * gamma(2 * n + terms + 16) * scale**2) * (1 + 8 * UNIT)
 
 
 @dataclass(frozen=True, eq=False)
