@@ -11,10 +11,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails import TailEngine, claimed, plan, run
+from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
 from bnn_vnnlib.bounds.tails import engine as tail_engine
+from bnn_vnnlib.bounds.tails import run as plan
 from bnn_vnnlib.bounds.tails.engine import Rows
-from bnn_vnnlib.bounds.tails.plan import stages
+from bnn_vnnlib.bounds.tails.run import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
 from bnn_vnnlib.network.evaluate import evaluate

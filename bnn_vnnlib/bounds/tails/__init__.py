@@ -12,7 +12,7 @@ h(x) is from h at the centre of the box: `variation`.
 """
 
 from bnn_vnnlib.bounds.tails.engine import TailEngine
-from bnn_vnnlib.bounds.tails.plan import claimed
+from bnn_vnnlib.bounds.tails.run import claimed
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 
 __all__ = ["Tail", "TailEngine", "claimed", "deviations_of"]

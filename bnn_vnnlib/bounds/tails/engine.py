@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, claimed, powers, stages
-from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.run import EVENTS, Deviations, Plan, Run, claimed, powers, stages
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of

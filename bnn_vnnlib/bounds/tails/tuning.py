@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails.plan import EVENTS, Deviations, Plan, powers
+from bnn_vnnlib.bounds.tails.run import EVENTS, Deviations, Plan, powers
 from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
 from bnn_vnnlib.network.network import Network
 
