@@ -29,8 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Hidden, hidden
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
 from bnn_vnnlib.bounds.dense.typical import Typical, typical
 from bnn_vnnlib.gaussian.exponential import Rectangle, relu_planes
 from bnn_vnnlib.gaussian.normal import LEAST

@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from bnn_vnnlib.bounds.dense.hidden import hidden
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Lines, hidden
 from bnn_vnnlib.gaussian import characteristic
 from bnn_vnnlib.gaussian.tanh import Rule
 from bnn_vnnlib.methods.decision.by_weights import on_union

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.attack import transformed
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes

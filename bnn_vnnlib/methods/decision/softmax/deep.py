@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import Exponents
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.dense.typical import typical
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.powers import ABOVE, BELOW, questions

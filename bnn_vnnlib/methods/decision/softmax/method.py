@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma

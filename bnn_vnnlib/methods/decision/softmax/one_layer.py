@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Hidden, hidden
-from bnn_vnnlib.bounds.dense.lines import Lines
+from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.dense_chain import DenseChain

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.lines import Lines, mixed
+from bnn_vnnlib.bounds.dense.hidden import Lines, mixed
 from bnn_vnnlib.methods.decision.softmax.softmax import HUGE, Classes
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 

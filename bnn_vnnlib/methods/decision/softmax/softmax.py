@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.lines import Lines, mixed
+from bnn_vnnlib.bounds.dense.hidden import Lines, mixed
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 
 HUGE = 600.0
