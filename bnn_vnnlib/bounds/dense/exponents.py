@@ -1,4 +1,6 @@
-"""Linear upper bounds of log E exp(u . f(x)) for rows u over the outputs of a network of any depth.
+"""What the neurons of a random ReLU network typically do: guesses that steer the bounds and that no bound rests on.
+
+Linear upper bounds of log E exp(u . f(x)) for rows u over the outputs of a network of any depth.
 
 Everything here is about one fixed x at a time, of which a box is served at once: D(x) is an expectation, so that no
 event has to hold for all x together.
@@ -26,15 +28,55 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
-from bnn_vnnlib.bounds.dense.typical import Typical, typical
 from bnn_vnnlib.gaussian.exponential import Rectangle, relu_planes
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+
+FADED = 0.02**2
+"""Share of the variance in front of an activation that is left behind it, at least: dead neurons may wake."""
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+
+
+@dataclass(frozen=True, eq=False)
+class Typical:
+    """One layer at points (P, n), (P, H) each, as if everything were Gaussian and independent.
+
+    Given the earlier weights a pre-activation has a mean and a variance; m, m_spread : mean and deviation of the
+    former, v, v_spread : of the latter; output, output_variance : of the activation
+    """
+
+    m: Tensor
+    m_spread: Tensor
+    v: Tensor
+    v_spread: Tensor
+    output: Tensor
+    output_variance: Tensor
+
+
+def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
+    """Of every layer; the output of the last one is not activated."""
+    nodes, weights = (x.new_tensor(part) for part in (NODES, WEIGHTS / WEIGHTS.sum()))
+    found = []
+    h, noise = x, torch.zeros_like(x)
+    for place, layer in enumerate(chain.layers):
+        m, spread = h @ layer.mean.mT + layer.bias, noise @ (layer.mean**2).mT
+        v = (h * h + noise) @ layer.variance.mT + layer.bias_variance
+        shaken = (4 * h * h * noise + 2 * noise * noise) @ (layer.variance**2).mT
+        h, noise = m, v + spread
+        if place + 1 < len(chain.layers):
+            values = torch.relu(m[..., None] + torch.sqrt(noise)[..., None] * nodes)
+            h = values @ weights
+            noise = ((values - h[..., None]) ** 2) @ weights + FADED * noise
+        found.append(Typical(m, torch.sqrt(spread), v, torch.sqrt(shaken), h, noise))
+    return found
+
 
 FLOOR = 1e-6
 """Relative deviation that a side is expected to have at least."""

@@ -13,9 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.exponents import Exponents
+from bnn_vnnlib.bounds.dense.exponents import Exponents, typical
 from bnn_vnnlib.bounds.dense.hidden import Lines
-from bnn_vnnlib.bounds.dense.typical import typical
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.powers import ABOVE, BELOW, questions
 from bnn_vnnlib.network.dense_chain import DenseChain

@@ -25,8 +25,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
-from bnn_vnnlib.bounds.dense.typical import typical
 from bnn_vnnlib.gaussian.exponential import log_moment, log_moment_below
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes

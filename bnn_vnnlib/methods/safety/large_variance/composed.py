@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.gaussian.half_line import PAID, Floats
 from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at

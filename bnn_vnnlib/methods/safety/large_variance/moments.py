@@ -25,9 +25,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges
+from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges, Typical
 from bnn_vnnlib.bounds.dense.hidden import Lines
-from bnn_vnnlib.bounds.dense.typical import Typical
 from bnn_vnnlib.methods.safety.large_variance import second_order
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import gamma

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.dense.exponents import Typical, typical
 from bnn_vnnlib.bounds.dense.hidden import hidden
-from bnn_vnnlib.bounds.dense.typical import Typical, typical
 from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments

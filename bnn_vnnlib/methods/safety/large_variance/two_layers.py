@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bnn_vnnlib.bounds.dense.typical import typical
+from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.half_line import Floats
 from bnn_vnnlib.methods.safety.large_variance import composed, second_order
