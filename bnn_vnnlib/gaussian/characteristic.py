@@ -28,10 +28,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.gaussian.exponential import log_moment
 from bnn_vnnlib.gaussian.faddeeva import faddeeva
 from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, ratio
-from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
+from bnn_vnnlib.gaussian.relu import log_moment, relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.memory import at_once
 

@@ -5,17 +5,35 @@
 g is convex, positively homogeneous and nondecreasing in m and s: the maximum over tau of Phi(tau) m + phi(tau) s.
 Proof: relu(a) >= a 1[N > -tau] for a = m + s N, whose expectation is m Phi(tau) + s phi(tau); equality at tau = t.
 Hence dg/dm = Phi(t) in [0, 1] and dg/ds = phi(t) in [0, 0.3990].
+
+Upper planes of log E exp(alpha z + beta z^2), z = relu(N(m, s^2)), on rectangles of (m, s).
+
+Let f(z) = alpha z + beta z^2, beta >= 0. With c = 1 - 2 beta s^2 > 0 and y = (m + alpha s^2) / (s sqrt c),
+    E exp f(relu(a)) = Phi(-m / s) + exp(B) Phi(y),   E exp f(a) = exp(B),   a ~ N(m, s^2),
+    B = (beta m^2 + alpha m + alpha^2 s^2 / 2) / c - log(c) / 2       (completing the square).
+If F is convex, then log E exp F(m + s N) is convex in (m, s) (a sum of log-convex functions) and nondecreasing in s,
+so that less any plane b m + g s it is largest at a corner of the rectangle. Three cases rest on that:
+- alpha >= 0: F = f(relu(.)) itself.
+- alpha < 0: F = f, since f(relu(a)) <= f(a): for a < 0 the right side is positive. Exact for active neurons.
+- alpha < 0: exp f(z) - alpha z is convex and nondecreasing for z >= 0, with slope 0 at 0, hence so is its value at
+  relu(.), and its mean P is convex in (m, s). E exp f = P + alpha G, G = E relu, where G is above its tangents,
+  Phi(tau) m + phi(tau) s, for all tau; s >= (s^2 + l u) / (l + u) on [l, u]. And log g <= l0 + g exp(-l0) - 1 for any
+  l0. Good for small alpha.
+Finally g s <= k s^2 + g^2 / (4 k) for every k > 0, so that the planes are in m and s^2.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.gaussian.normal import LEAST, ROUND, cdf, density, ratio
-from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.gaussian.normal import LEAST, LOGARITHM, ROUND, cdf, density, log_cdf_above, log_cdf_below, ratio
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT
 
 
 def relu_mean(m: Tensor, s: Tensor) -> Tensor:
@@ -59,3 +77,158 @@ def exponential_excess(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tenso
     value = above - below - first + ROUND * size + 16 * UNIT * (1 + t * t + y * y) / (r * r) * above + LEAST
     usable = (r > 1e-3) & (t.abs() < 37) & (y.abs() < 37)
     return torch.where(usable, value.clamp(min=LEAST), torch.inf).nan_to_num(torch.inf, torch.inf)
+
+
+SAFE = 2.0**-10
+"""c must exceed this."""
+
+DEEP = -25.0
+"""The third case is not tried where log E exp f is below: too many digits would be lost, and are paid for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rectangle:
+    """low <= m <= high, least <= s <= most, and a point (m, s) that is typical; broadcastable, least > 0."""
+
+    low: Tensor
+    high: Tensor
+    least: Tensor
+    most: Tensor
+    m: Tensor
+    s: Tensor
+
+    def expand(self, shape: torch.Size) -> Rectangle:
+        """All of that shape."""
+        return Rectangle(*(side.expand(shape) for side in vars(self).values()))
+
+    def pick(self, where: Tensor) -> Rectangle:
+        """Of the shape of the mask, flattened to its true places."""
+        return Rectangle(*(side[where] for side in vars(self).values()))
+
+    @property
+    def size(self) -> Tensor:
+        """At least |m| + s."""
+        return torch.maximum(self.low.abs(), self.high.abs()) + self.most
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """f <= constant + mean m + square s^2 on a rectangle."""
+
+    constant: Tensor
+    mean: Tensor
+    square: Tensor
+
+    def at(self, m: Tensor, s: Tensor) -> Tensor:
+        """Its value, not rounded."""
+        return self.constant + self.mean * m + self.square * s * s
+
+
+Surface = Callable[[Tensor, Tensor], Tensor]
+
+
+def relu_planes(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+    """Planes for coefficients alpha and beta >= 0 of one shape; the constant is inf where there is none."""
+    shape = torch.Size(np.broadcast_shapes(alpha.shape, rectangle.low.shape))  # torch's own function loads sympy
+    alpha, beta, rectangle = alpha.expand(shape), beta.expand(shape), rectangle.expand(shape)
+    out = [alpha.new_zeros(shape) for _ in range(3)]
+    for where, planes in ((alpha >= 0, _rising), (~(alpha >= 0), _falling)):
+        found = planes(alpha[where], beta[where], rectangle.pick(where))
+        for part, value in zip(out, vars(found).values(), strict=True):
+            part[where] = value
+    lost = ~(torch.isfinite(out[0]) & torch.isfinite(out[1]) & torch.isfinite(out[2]))
+    return Plane(*(part.masked_fill(lost, value) for part, value in zip(out, (torch.inf, 0.0, 0.0), strict=True)))
+
+
+def _rising(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+    return _above_convex(lambda m, s: log_moment(alpha, beta, m, s), rectangle)
+
+
+def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+    """The better one of two at the typical point."""
+    active = _above_convex(lambda m, s: log_moment_active(alpha, beta, m, s), rectangle)
+    level = log_moment(alpha, beta, rectangle.m, rectangle.s)
+    small = _by_tangents(alpha, beta, rectangle, level)
+    m, s = rectangle.m, rectangle.s
+    better = (level > DEEP) & (small.at(m, s) < active.at(m, s).nan_to_num(torch.inf))
+    parts = zip(vars(small).values(), vars(active).values(), strict=True)
+    return Plane(*(torch.where(better, new, old) for new, old in parts))
+
+
+def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tensor) -> Plane:
+    share = alpha.abs() * torch.exp(-level)
+
+    def convex(m: Tensor, s: Tensor) -> Tensor:
+        """P exp(-level), rounded up."""
+        log = log_moment(alpha, beta, m, s)
+        size = m.abs() + s
+        grown = torch.exp(log - level) * (1 + 4 * ELEMENTARY + 4 * UNIT * (log.abs() + level.abs()))
+        return grown + share * (relu_mean(m, s) + ROUND * size) * (1 + 2 * ELEMENTARY) + LEAST
+
+    above = _above_convex(convex, rectangle)
+    tau = (rectangle.m / rectangle.s).clamp(-40.0, 40.0)
+    ends = rectangle.least + rectangle.most
+    lift = share * density(tau) / ends
+    paid = 4 * ROUND * share * rectangle.size + 8 * UNIT * (1 + level.abs() + above.constant.abs()) + LEAST
+    constant = level - 1 + above.constant - lift * rectangle.least * rectangle.most + paid
+    return Plane(constant, above.mean - share * cdf(tau), above.square - lift)
+
+
+def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
+    """From the corners; the surface is rounded up there, and its slopes are guessed."""
+    m, s = (rectangle.low, rectangle.high), (rectangle.least, rectangle.most)
+    value = [[surface(a, b) for b in s] for a in m]
+    wide, tall = m[1] - m[0], s[1] - s[0]
+    rise = (value[1][0] + value[1][1] - value[0][0] - value[0][1]) / (2 * wide)
+    lift = (value[0][1] + value[1][1] - value[0][0] - value[1][0]) / (2 * tall)
+    size = rectangle.size  # a slope matters little where there is no width
+    rise = torch.where(wide > 1e-9 * size, rise, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    lift = torch.where(tall > 1e-9 * size, lift, 0.0).nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0)
+    corners = [value[i][j] - rise * m[i] - lift * s[j] for i in (0, 1) for j in (0, 1)]
+    highest = torch.maximum(value[0][0].abs(), value[1][1].abs()) + torch.maximum(value[0][1].abs(), value[1][0].abs())
+    paid = 16 * UNIT * (highest + (rise.abs() + lift) * size) + LEAST
+    square = lift / (s[0] + s[1])
+    stretched = torch.where(lift > 0, lift * lift / (4 * square), 0.0) * (1 + 16 * UNIT)
+    return Plane(torch.stack(corners).amax(0) + paid + stretched, rise, square)
+
+
+def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """log E exp f(relu(N(m, s^2))), alpha and beta of any sign, rounded up; inf where c is too small."""
+    log, error, y, y_error = _exponent(alpha, beta, m, s)
+    t = m / s
+    value = torch.logaddexp(log_cdf_above(4 * UNIT * t.abs() - t), log + error + log_cdf_above(y + y_error))
+    return value + LOGARITHM * (1 + value.abs())
+
+
+def log_moment_below(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """log E exp f(relu(N(m, s^2))), rounded down; only the share of z = 0 where c is too small."""
+    log, error, y, y_error = _exponent(alpha, beta, m, s)
+    t = m / s
+    value = torch.logaddexp(log_cdf_below(-t - 4 * UNIT * t.abs()), log - error + log_cdf_below(y - y_error))
+    return (value - LOGARITHM * (1 + value.abs())).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+
+
+def log_moment_active(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """log E exp f(N(m, s^2)), rounded up; inf where c is too small."""
+    log, error, *_ = _exponent(alpha, beta, m, s)
+    return log + error
+
+
+def _exponent(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """B and its error, infinite where c is too small, then y and its error.
+
+    Rounding, u = UNIT: c loses at most u |c| + 2.01 u |1 - c|, so relatively 3.1 u (1 + 1 / c). A term of B over c
+    takes 7 roundings and that: 11 u (1 + 1 / c) of its size; half a logarithm of c 1.6 u (1 + 1 / c) and its own error.
+    y takes 7 roundings and half the error of c.
+    """
+    moved = alpha * s * s
+    c = 1 - 2 * beta * s * s
+    usable = c > SAFE
+    c = c.clamp(min=SAFE)
+    inverse, half = 1 / c, torch.log(c) / 2
+    linear, bent, noise = alpha * m, beta * m * m, alpha * moved / 2
+    log = (bent + linear + noise) * inverse - half
+    scale = UNIT * (1 + inverse)
+    error = 16 * scale * ((bent.abs() + linear.abs() + noise) * inverse + 1) + 2 * ELEMENTARY * half.abs()
+    root = torch.rsqrt(c) / s
+    return log, torch.where(usable, error, torch.inf), (m + moved) * root, 10 * scale * (m.abs() + moved.abs()) * root

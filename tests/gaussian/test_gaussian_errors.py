@@ -12,10 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.gaussian.characteristic import term
-from bnn_vnnlib.gaussian.exponential import log_moment, log_moment_active, log_moment_below
 from bnn_vnnlib.gaussian.faddeeva import by_trapezoids, faddeeva
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, LOGARITHM, TERM, cdf, cdf_above, density, log_cdf_above, log_cdf_below
-from bnn_vnnlib.gaussian.relu import excess_above_mean, exponential_excess, relu_fourth, relu_mean, relu_square
+from bnn_vnnlib.gaussian.relu import (
+    excess_above_mean,
+    exponential_excess,
+    log_moment,
+    log_moment_active,
+    log_moment_below,
+    relu_fourth,
+    relu_mean,
+    relu_square,
+)
 from support.gaussian import exact_log_moment, exact_relu_moment
 
 POINTS = np.concatenate([np.linspace(-9, 9, 401), [-1e3, -40.0, -37.5, -25.0, 25.0, 40.0, 1e3]])

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
-from bnn_vnnlib.gaussian.exponential import Rectangle, relu_planes
 from bnn_vnnlib.gaussian.normal import LEAST
+from bnn_vnnlib.gaussian.relu import Rectangle, relu_planes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 

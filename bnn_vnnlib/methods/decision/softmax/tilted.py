@@ -27,8 +27,8 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
-from bnn_vnnlib.gaussian.exponential import log_moment, log_moment_below
 from bnn_vnnlib.gaussian.normal import LEAST
+from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, gamma

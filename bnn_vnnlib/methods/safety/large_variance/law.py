@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.hidden import Hidden
-from bnn_vnnlib.gaussian.exponential import SAFE, log_moment, log_moment_below
-from bnn_vnnlib.gaussian.relu import relu_mean, relu_square
+from bnn_vnnlib.gaussian.relu import SAFE, log_moment, log_moment_below, relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT, gamma
 
 SEGMENTS, RATIO = 12, 1.2

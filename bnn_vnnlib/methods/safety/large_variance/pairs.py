@@ -33,7 +33,6 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.gaussian.exponential import log_moment
 from bnn_vnnlib.gaussian.half_line import (
     DOWN,
     PAID,
@@ -45,6 +44,7 @@ from bnn_vnnlib.gaussian.half_line import (
     half_line,
     mean_relu,
 )
+from bnn_vnnlib.gaussian.relu import log_moment
 from bnn_vnnlib.methods.safety.large_variance.neurons import Inputs, inputs
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline

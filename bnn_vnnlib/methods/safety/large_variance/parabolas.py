@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment, log_moment_active
 from bnn_vnnlib.gaussian.normal import LEAST, cdf, density
-from bnn_vnnlib.gaussian.relu import relu_mean
+from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, log_moment_active, relu_mean
 
 NODES, LEVELS = 17, 7
 """Over a range of m, of s."""

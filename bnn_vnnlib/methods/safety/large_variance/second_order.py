@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import Typical, typical
 from bnn_vnnlib.bounds.dense.hidden import hidden
-from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.normal import LEAST, cdf
+from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NODES, PAID, Parabola, parabolas

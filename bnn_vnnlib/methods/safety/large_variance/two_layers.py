@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from bnn_vnnlib.bounds.dense.exponents import typical
-from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.half_line import Floats
+from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import composed, second_order
 from bnn_vnnlib.methods.safety.large_variance import moments as at_points
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Rows, first_layer, moments

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from bnn_vnnlib.gaussian.exponential import Rectangle
 from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
+from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 
 CELLS = 8

@@ -40,8 +40,8 @@ import numpy as np
 import torch
 from scipy import special
 
-from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment
 from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
+from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, cost, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import Costs, cheapest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import Lines
-from bnn_vnnlib.gaussian.exponential import Rectangle, log_moment, relu_planes
+from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
 from bnn_vnnlib.methods.decision.softmax import powers
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import second_order
 from bnn_vnnlib.methods.safety.large_variance.curved import first_moments
 from bnn_vnnlib.methods.safety.large_variance.law import Law

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.gaussian.exponential import Rectangle
+from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import variation
 from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, first_layer, kinks, slopes
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
