@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.by_boxes import CENTRED, CentredBoxes
-from bnn_vnnlib.methods.safety.margins import mass_at
+from bnn_vnnlib.methods.safety.by_boxes import CENTRED, CentredBoxes, mass_at
 from bnn_vnnlib.methods.safety.refine import owned, rarely
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
 from bnn_vnnlib.problem.mass import margin_of
