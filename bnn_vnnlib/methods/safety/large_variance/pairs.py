@@ -23,6 +23,8 @@ is 0 on (0, P), so that (1 - S_1)(1 - S_2) / 4 is at most the indicator of y_1, 
 phi that of y; the series converge absolutely because of N_r. The tails beyond P_r are Chernoff's. What is left out of
 the series, n or k beyond an even number L, is cut into shells (L 2^d, L 2^{d+1}] of the larger one of n, k: the sum of
 1 / n over the odd numbers of a shell is at most (log 2) / 2, that over odd numbers up to K at most 1 + log(K) / 2.
+
+What several rows of an item fail with at once: see `pairs` for the inequality.
 """
 
 from __future__ import annotations
@@ -32,21 +34,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy import special
+from torch import Tensor
 
-from bnn_vnnlib.gaussian.half_line import (
-    DOWN,
-    PAID,
-    TERM,
-    UP,
-    Complexes,
-    Floats,
-    density,
-    half_line,
-    mean_relu,
-)
+from bnn_vnnlib.gaussian.half_line import DOWN, PAID, TERM, UP, Complexes, Floats, density, half_line, mean_relu
 from bnn_vnnlib.gaussian.relu import log_moment
 from bnn_vnnlib.methods.safety.large_variance.neurons import Inputs, inputs
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
@@ -241,3 +235,43 @@ def _beyond(pair: _Pair, period: Floats, eta: Floats, reach: float) -> Floats:
         exponent = exponent + PAID * lam * (np.abs(pair.known) + eta * reach + period)
         best = np.fmin(best, np.exp(exponent))
     return np.asarray(best.sum(1))
+
+
+WORTH = 3e-3
+"""What the sum over rows exceeds its largest term by, at least: it cannot exceed the union by more."""
+
+LEAST = 1e-4
+"""Failure of a row, at least, that is looked at."""
+
+
+def shared(
+    layers: DenseChain, problem: Problem, outputs: Tensor, bound: Tensor, failures: Tensor, deadline: Deadline
+) -> Tensor:
+    """(N,): at least this much may be taken from the sum over cases of an item.
+
+    The tree is a star: the row that fails most, joined with the others. Only cases of one row are looked at; the
+    other ones are left out of the tree, which stays a forest.
+
+    Parameters
+    ----------
+    outputs, bound : (N, R, m), (N, R): rows outputs . f(x) <= bound of which the cases are made
+    failures : (N, R) upper bounds, at most 1, on the probabilities that they hold somewhere in the box
+    """
+    case = problem.rows.case.expand(failures.shape)
+    heights = torch.cat([problem.total(torch.ones_like(failures)), failures.new_zeros(len(problem), 1)], 1)
+    exists = torch.cat([problem.exists.expand(len(problem), -1), problem.exists.new_zeros(len(problem), 1)], 1)
+    lone = (heights.gather(1, case) == 1) & exists.gather(1, case) & torch.isfinite(bound)
+    values = torch.where(lone, failures, 0.0)
+    most, hub = values.max(1, keepdim=True)
+    worth = (values.sum(1, keepdim=True) - most > WORTH) & (most < 1)
+    chosen = lone & worth & (values > LEAST)
+    item, row = torch.nonzero(chosen.scatter(1, hub, torch.zeros_like(worth)), as_tuple=True)
+    found = torch.zeros_like(failures[:, 0])
+    if not len(item):
+        return found
+    pair = torch.stack([hub[item, 0], row], 1)
+    lower, upper = (np.asarray(part.numpy(force=True), dtype=np.float64) for part in (problem.lower, problem.upper))
+    rows, bounds = (part[item[:, None], pair].numpy(force=True) for part in (outputs, bound))
+    question = PairsAtBoxes(lower, upper, rows, bounds, item.numpy(force=True))
+    values = torch.as_tensor(both(layers, question, deadline), device=found.device)
+    return found.index_add(0, item, values) * (1 - 1e-12)

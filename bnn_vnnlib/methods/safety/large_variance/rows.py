@@ -17,7 +17,7 @@ from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.methods.safety.large_variance import moments, one_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
-from bnn_vnnlib.methods.safety.large_variance.unions import shared
+from bnn_vnnlib.methods.safety.large_variance.pairs import shared
 from bnn_vnnlib.methods.safety.tails import lower_of, why_no_tails
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.methods.safety.large_variance import pairs, unions
+from bnn_vnnlib.methods.safety.large_variance import pairs
+from bnn_vnnlib.methods.safety.large_variance import pairs as unions
 from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
