@@ -13,7 +13,8 @@ from scipy import special
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
-from bnn_vnnlib.methods.safety.large_variance import curved, moments
+from bnn_vnnlib.methods.safety.large_variance import moments
+from bnn_vnnlib.methods.safety.large_variance import second_order as curved
 from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, parabolas
