@@ -15,7 +15,6 @@ from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.half_line import log_half_line, mean_abs
 from bnn_vnnlib.methods.safety.large_variance import transforms
-from bnn_vnnlib.methods.safety.large_variance.chaos import _local, chaos
 from bnn_vnnlib.methods.safety.large_variance.inversion import _bias, below
 from bnn_vnnlib.methods.safety.large_variance.lines import Lines, _ramp_mean, lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import LEVELS, Neurons, neurons
@@ -23,6 +22,7 @@ from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, fail
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
 from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, spread, terms
+from bnn_vnnlib.methods.safety.large_variance.variation import _local, chaos
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Model

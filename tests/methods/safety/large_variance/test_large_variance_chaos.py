@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance import chaos as module
-from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
+from bnn_vnnlib.methods.safety.large_variance import variation as module
 from bnn_vnnlib.methods.safety.large_variance.lines import lines
 from bnn_vnnlib.methods.safety.large_variance.neurons import neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
+from bnn_vnnlib.methods.safety.large_variance.variation import SPENT, Chaos, chaos
 from bnn_vnnlib.network.dense_chain import DenseLayer
 
 GAUSS = np.polynomial.legendre.leggauss(80)

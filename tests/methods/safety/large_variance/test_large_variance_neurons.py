@@ -12,10 +12,10 @@ import torch
 from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import mean_abs
-from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
 from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, LEVELS, SHARES, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
+from bnn_vnnlib.methods.safety.large_variance.variation import SPENT
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from support.large_variance import dense, network, sampled

@@ -20,8 +20,7 @@ from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
 from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
-from bnn_vnnlib.methods.safety.large_variance.undecided_neurons import _random, cheapest
-from bnn_vnnlib.methods.safety.large_variance.variation import Second, loss, second
+from bnn_vnnlib.methods.safety.large_variance.variation import Second, _random, cheapest, loss, second
 from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
 from bnn_vnnlib.methods.safety.safety import NONE, Goal, Task
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
