@@ -104,8 +104,7 @@ def points(data: Folder, count: int = 50) -> None:
     """The expected probability of the predicted class at points: lower bounds by method, beside an estimate."""
     from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
     from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows, Source
-    from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-    from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
+    from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax, Tilted
     from bnn_vnnlib.network.dense_chain import dense_chain
     from bnn_vnnlib.system.clock import Deadline
 

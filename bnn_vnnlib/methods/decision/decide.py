@@ -14,8 +14,8 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.methods.decision.method import RowMethod
 from bnn_vnnlib.methods.decision.portfolio import Portfolio
-from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork
 from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets

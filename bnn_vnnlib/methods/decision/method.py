@@ -22,8 +22,8 @@ from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.result import Rule
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
     from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
+    from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork
 
 MODERATE = 1e12
 """Largest weight and standard deviation up to which closed forms are used: they square what they meet. Weights so

@@ -20,9 +20,8 @@ from bnn_vnnlib.methods.decision.regression.rows import rows_over
 from bnn_vnnlib.methods.decision.regression.smooth import TanhRows
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
-from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
-from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.problem.mass import CentredUnion

@@ -10,11 +10,9 @@ from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import ALL, SoftmaxTails
-from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
-from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.tilted import Tilted
+from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples

@@ -13,9 +13,8 @@ from bnn_vnnlib.gaussian.relu import relu_mean
 from bnn_vnnlib.methods.decision.softmax import by_tails
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
-from bnn_vnnlib.methods.decision.softmax.comparing import MeanNetwork
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
-from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample

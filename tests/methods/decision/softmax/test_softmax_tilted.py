@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
-from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.tilted import Tilted, _Moments
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax, Tilted, _Moments
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
