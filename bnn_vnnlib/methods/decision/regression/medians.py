@@ -25,8 +25,7 @@ from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.characteristic import Sums
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, cdf
 from bnn_vnnlib.gaussian.quantiles import quantiles, spread
-from bnn_vnnlib.methods.decision.regression.relu import ReluRows, squares
-from bnn_vnnlib.methods.decision.regression.rows import rows_over, sums_at
+from bnn_vnnlib.methods.decision.regression.one_layer import ReluRows, rows_over, squares, sums_at
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline

@@ -32,7 +32,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import ABSOLUTE
 from bnn_vnnlib.gaussian.relu import relu_fourth, relu_mean, relu_square
-from bnn_vnnlib.methods.decision.regression.relu import squares
+from bnn_vnnlib.methods.decision.regression.one_layer import squares
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline

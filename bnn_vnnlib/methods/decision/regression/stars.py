@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density
 from bnn_vnnlib.methods.decision.regression.bending import WIDER, nearest, quotients
-from bnn_vnnlib.methods.decision.regression.relu import squares
+from bnn_vnnlib.methods.decision.regression.one_layer import squares
 from bnn_vnnlib.network.dense_chain import DenseLayer
 
 

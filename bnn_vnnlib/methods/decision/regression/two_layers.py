@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_vnnlib.gaussian.characteristic import expected_relu
 from bnn_vnnlib.methods.decision.regression.bending import WIDER, interpolation_errors
-from bnn_vnnlib.methods.decision.regression.rows import errors_at, sums_at
+from bnn_vnnlib.methods.decision.regression.one_layer import errors_at, sums_at
 from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, star_points
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import gamma

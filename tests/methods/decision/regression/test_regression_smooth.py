@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.gaussian.tanh import LARGEST, Series, expectations_for
-from bnn_vnnlib.methods.decision.regression.parabola import by_coordinates, convexified, least
-from bnn_vnnlib.methods.decision.regression.smooth import C2, C3, C4
+from bnn_vnnlib.methods.decision.regression.one_layer import C2, C3, C4, by_coordinates, convexified, least
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.posterior import sample
