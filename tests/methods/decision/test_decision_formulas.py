@@ -13,10 +13,9 @@ from bnn_vnnlib.bounds.dense.hidden import Lines, hidden
 from bnn_vnnlib.gaussian import characteristic
 from bnn_vnnlib.gaussian.tanh import Rule
 from bnn_vnnlib.methods.decision.by_weights import on_union
-from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import TanhRows, _relaxation, rows_over
-from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound
+from bnn_vnnlib.methods.decision.regression.two_layers import curvature, interpolation_errors, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax

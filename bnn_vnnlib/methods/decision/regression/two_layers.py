@@ -1,4 +1,30 @@
-"""Regression with two hidden relu layers: values at points by characteristic functions, segments by bending.
+"""How fast E relu(zeta_i(x)), zeta of the second layer, may change along a segment x_j in [l, u] of one input.
+
+zeta = sum_k W_k relu(a_k) + b, a_k = m_k(x) + s_k(x) N along the segment has the derivative V_k ~ N(mu_k, sig_k^2).
+    |d/dx E relu(zeta)|  <= L = sqrt(E zeta'^2),
+    |d2/dx2 E relu(zeta)| <= B = E zeta'^2 / (sqrt(2 pi) sig_b) + sum_k E|W_k| (phi(t)/s) E[V_k^2 | a_k = 0]:
+over b alone E relu(y + b) has a second derivative of at most 1 / (sqrt(2 pi) sig_b), and z_k'' is V_k^2 at a_k = 0.
+    E zeta'^2 = sum (mu_W^2 + sig_W^2) E[V^2; a > 0] - sum mu_W^2 E[V; a > 0]^2 + (sum mu_W E[V; a > 0])^2,
+    E[V; a > 0] = Phi(t) mu + phi(t) rho, rho = sig^2 x / s: the slope of a convex function of x, so its ends serve;
+    E[V^2; a > 0] = (mu^2 + sig^2) Phi(t) + 2 mu rho phi(t) - rho^2 t phi(t), and |t| phi(t) < .242;
+    V given a = 0 has the mean mu - rho t and the variance sig^2 - rho^2.
+The linear interpolant of a function on a segment of length h is off by at most min(B h^2 / 8, L h / 2).
+
+Rounding: m, s are widened by their errors, and B, L by a factor that exceeds what sums of this length can lose.
+
+Two hidden relu layers over boxes with several free inputs: values at a star of points, and curvature.
+
+With B(u) >= |d' Hess E relu(zeta_i) d| for all x of the box and |d_j| <= u_j, c the center, r the radii and D+-j the
+values at the ends of axis j,
+    D(x) >= D(c) - sum_j ( |D+j - D-j| / 2 + B(r_j e_j) / 2 ) - B(r) / 2:
+Taylor's remainder is at most B(r) / 2, and (D+j - D-j) / 2 is g_j r_j up to B(r_j e_j) / 2.
+B as in `bending`, with the slope V_k.d of each first-layer neuron: its mean is at most a = sum |mu_kj| u_j, its
+variance at most v = sum sig_kj^2 u_j^2, so that
+    E[(V.d)^2; a_k > 0] <= min(a^2 + v, sqrt((a^4 + 6 a^2 v + 3 v^2) Phi(t)))                 (Cauchy and Schwarz),
+    E[V_j; a_k > 0] = Phi(t) mu_j + phi(t) sig_j^2 x_j / s,
+and V.d given a_k = 0 has a mean of at most a + |t| sum sig_j^2 |x_j| u_j / s and a variance of at most v.
+
+Regression with two hidden relu layers: values at points by characteristic functions, segments by bending.
 
 Boxes with up to FREE free inputs are bounded by `stars`; nothing (-inf) is said about others.
 The output is sum_i v_i E relu(zeta_i) + const with v the mean weights of the last layer, which is independent. Between
@@ -8,6 +34,7 @@ Segments are halved where that matters, in rounds, all items at once.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,13 +42,146 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.characteristic import expected_relu
-from bnn_vnnlib.methods.decision.regression.bending import WIDER, interpolation_errors
-from bnn_vnnlib.methods.decision.regression.one_layer import errors_at, sums_at
-from bnn_vnnlib.methods.decision.regression.stars import curvature, star_bound, star_points
-from bnn_vnnlib.network.dense_chain import DenseChain
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density
+from bnn_vnnlib.methods.decision.regression.one_layer import errors_at, squares, sums_at
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
+
+WIDER = 1 + 1e-9
+"""Covers sums of a million nonnegative products."""
+
+
+def nearest(low: Tensor, high: Tensor) -> Tensor:
+    """The least |t| for t in [low, high]."""
+    return torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+
+
+def quotients(low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """Range of m / s for m in [low, high] and s in [least, most], least > 0."""
+    return torch.minimum(low / least, low / most), torch.maximum(high / least, high / most)
+
+
+def interpolation_errors(
+    means: tuple[Tensor, Tensor], deviations: tuple[Tensor, Tensor], room: Tensor, ends: tuple[Tensor, Tensor],
+    mu: Tensor, variance: Tensor, top: DenseLayer,
+) -> Tensor:  # fmt: skip
+    """(A, I): bounds for A segments and the I neurons of the second layer, `top`.
+
+    means, deviations : m and s (A, K) at both ends; room (A, K) their errors; ends (A,) each: l <= u
+    mu, variance : (A, K) of the weights that the input of the segment has
+    """
+    lower, upper = ends
+    largest = torch.maximum(lower.abs(), upper.abs())[:, None]
+    low, high = torch.minimum(*means) - room, torch.maximum(*means) + room
+    crosses = ((lower <= 0) & (upper >= 0))[:, None]
+    bottom = torch.sqrt((torch.minimum(*deviations) ** 2 - crosses * variance * largest**2).clamp(min=0.0))
+    s_low = ((bottom - room) * (1 - 1e-9)).clamp(min=LEAST)
+    s_high = torch.maximum(*deviations) + room
+    t_low, t_high = quotients(low, high, s_low, s_high)
+    peak, mass = density(nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
+    sig = torch.sqrt(variance) * WIDER
+    rho = torch.minimum(sig, variance * largest / s_low * WIDER)
+    absolute = mu.abs()
+
+    square = (mu**2 + variance) * mass + 2 * absolute * rho * peak + 0.242 * rho**2 * (t_low < 0)
+    square = torch.minimum(square, mu**2 + variance) * WIDER
+    first, last = (_slope(m, s, x, mu, variance, room) for m, s, x in zip(means, deviations, ends, strict=True))
+    lowest, highest = first[0], last[1]
+    smallest = nearest(lowest, highest) ** 2 / WIDER
+    weight, slack, noise, bias = top.mean, top.slack, torch.sqrt(top.variance), torch.sqrt(top.bias_variance)
+    large, small = weight.abs() + slack, (weight.abs() - slack).clamp(min=0.0)
+    center, radius = (lowest + highest) / 2, (highest - lowest) / 2 * WIDER
+    mean = (center @ weight.mT).abs() + radius @ large.mT + center.abs() @ (slack + 1e-12 * large).mT
+    bent = square @ (large**2 + noise**2).mT * WIDER - smallest @ (small**2).mT / WIDER + mean**2 * WIDER
+
+    tilt = absolute + rho * (torch.maximum(low.abs(), high.abs()) / s_low).clamp(max=1e150)
+    kink = peak / s_low * (tilt**2 + variance).clamp(max=1e300) * WIDER
+    kink = torch.where(absolute + sig > 0, kink, 0.0)
+    expected = large * WIDER + 0.79789 * noise  # E|W| <= |mu| + E|N| sig
+    length = (upper - lower)[:, None] * WIDER
+    curved = bent / (math.sqrt(2 * math.pi) * bias) + kink @ expected.mT
+    curved = curved.nan_to_num(torch.inf, torch.inf).clamp(max=1e300)  # no noise in the bias: L is what is left
+    return torch.minimum(curved * length**2 / 8, torch.sqrt(bent) * length / 2) * WIDER
+
+
+def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
+    """E[V; a > 0] at a point, from below and above."""
+    least, most = (s - room).clamp(min=LEAST), s + room
+    t_low, t_high = quotients(m - room, m + room, least, most)
+    low, high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
+    first = torch.minimum(low * mu, high * mu), torch.maximum(low * mu, high * mu)
+    far = torch.maximum(t_low.abs(), t_high.abs())
+    rho = variance * x.abs()[:, None]
+    cap = torch.sqrt(variance) * 0.4
+    small = torch.minimum((density(far) - ABSOLUTE).clamp(min=0.0) * rho / most, cap) / WIDER
+    large = torch.minimum((density(nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * WIDER
+    positive = x[:, None] >= 0
+    second = torch.where(positive, small, -large), torch.where(positive, large, -small)
+    paid = 1e-13 * (mu.abs() + cap)
+    return first[0] + second[0] - paid, first[1] + second[1] + paid
+
+
+def curvature(
+    first: DenseLayer, second: DenseLayer, lower: Tensor, upper: Tensor, reach: Tensor, room: Tensor
+) -> Tensor:
+    """B(u) (A, I) over boxes (A, n) with u = reach (A, n); room (A, K): errors of m and s."""
+    center, size = (lower + upper) / 2, torch.maximum(lower.abs(), upper.abs())
+    absolute, variance = first.mean.abs() + first.slack, first.variance * WIDER
+    m = center @ first.mean.mT + first.bias
+    radius = (upper - lower) / 2 @ absolute.mT * WIDER + room
+    noise = first.bias_variance
+    s_low = torch.sqrt(squares(lower, upper)[0] @ first.variance.mT + noise)
+    s_low = ((s_low - room) * (1 - 1e-9)).clamp(min=LEAST)
+    s_high = torch.sqrt(size**2 @ variance.mT + noise) * WIDER + room
+    low, high = m - radius, m + radius
+    t_low, t_high = quotients(low, high, s_low, s_high)
+    p_low, p_high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
+    peak = (density(nearest(t_low, t_high)) + ABSOLUTE) / s_low
+
+    a, v = reach @ absolute.mT, reach**2 @ variance.mT
+    square = torch.minimum(a**2 + v, torch.sqrt((a**4 + 6 * a**2 * v + 3 * v**2) * p_high)) * WIDER
+    middle, spread = (p_low + p_high) / 2, (p_high - p_low) / 2 * WIDER
+    tilt = torch.minimum(peak[..., None] * variance * size[:, None], 0.4 * torch.sqrt(variance))  # (A, K, n)
+    off = spread[..., None] * absolute + tilt + first.slack
+    large = second.mean.abs() + second.slack
+    slope = (second.mean @ (middle[..., None] * first.mean)).abs() + large @ off  # (A, I, n)
+    slope = slope + (second.slack + 1e-9 * large) @ absolute
+    mean = (slope * reach[:, None]).sum(-1)
+
+    shifted = a + (size * reach) @ variance.mT * torch.maximum(low.abs(), high.abs()) / s_low**2
+    kink = peak * (shifted**2 + v)
+    bent = square @ (large**2 + second.variance).mT + mean**2
+    found = bent / (math.sqrt(2 * math.pi) * torch.sqrt(second.bias_variance))
+    found = found + kink @ (large + 0.79789 * torch.sqrt(second.variance)).mT
+    return (found * WIDER**4).nan_to_num(torch.inf, torch.inf)
+
+
+def star_points(lower: Tensor, upper: Tensor) -> Tensor:
+    """(A, 1 + 2 n, n): the center, then the upper and the lower end of each axis through it."""
+    center = (lower + upper) / 2
+    n = center.shape[-1]
+    points = center[:, None].repeat(1, 1 + 2 * n, 1)
+    axis = torch.arange(n, device=center.device)
+    points[:, 1 + axis, axis] = upper
+    points[:, 1 + n + axis, axis] = lower
+    return points
+
+
+def star_bound(below: Tensor, above: Tensor, along: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """(A, R) bounds and (A, R, n) what each axis costs.
+
+    below, above (A, R, 1 + 2 n) : rows at the star's points, from below and above
+    along (A, R, n), whole (A, R) : sum |v_i| B of the axes and of the box
+    """
+    n = along.shape[-1]
+    up, down = slice(1, 1 + n), slice(1 + n, 1 + 2 * n)
+    rise = torch.maximum((above[..., up] - below[..., down]).abs(), (above[..., down] - below[..., up]).abs())
+    cost = (rise + along) / 2 * WIDER
+    value = below[..., 0] - (cost.sum(-1) + whole / 2) * WIDER
+    return value.nan_to_num(-torch.inf, torch.inf, -torch.inf), cost
+
 
 ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""

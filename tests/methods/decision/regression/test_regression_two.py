@@ -12,8 +12,7 @@ import torch
 from scipy.stats import norm
 
 from bnn_vnnlib.gaussian.characteristic import Sums, expected_relu
-from bnn_vnnlib.methods.decision.regression.bending import interpolation_errors
-from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers, interpolation_errors
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
