@@ -15,9 +15,8 @@ from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.points import feasible
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import before_softmax, refuted_cases, settled
-from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch import Branching, Decided
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
-from bnn_vnnlib.splitting.pairs import Decided
 
 MOST_BOXES, MOST_PARTS = 2**14, 2**10
 """Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""

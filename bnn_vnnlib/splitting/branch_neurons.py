@@ -26,8 +26,8 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.question.property import row_false
+from bnn_vnnlib.splitting.branch import Decided, Pairs, Witnesses, grids, scatter
 from bnn_vnnlib.splitting.frontier import Frontier, Items
-from bnn_vnnlib.splitting.pairs import Decided, Pairs, Witnesses, grids, scatter
 from bnn_vnnlib.system.memory import at_once
 
 _STEPS, _FIRST_STEPS = 10, 30

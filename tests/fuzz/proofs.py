@@ -13,9 +13,8 @@ from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_property
-from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch import Branching, Pairs
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
-from bnn_vnnlib.splitting.pairs import Pairs
 from bnn_vnnlib.system.clock import Deadline
 from fuzz.judge import CLEAR, Court
 

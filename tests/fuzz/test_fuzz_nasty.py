@@ -19,9 +19,8 @@ from bnn_vnnlib.model import model_from_proto
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem import refute, weight_sets
-from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch import Branching, Pairs
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
-from bnn_vnnlib.splitting.pairs import Pairs
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from fuzz.posterior_families import CORRELATED, drawn
 from support.builders import bounds_of, from_nodes, model, outputs, problem, rows

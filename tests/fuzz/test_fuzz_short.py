@@ -12,7 +12,7 @@ import torch
 from bnn_vnnlib import Verdict
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem import mass
-from bnn_vnnlib.splitting.pairs import Decided
+from bnn_vnnlib.splitting.branch import Decided
 from fuzz import campaign as campaigns
 from fuzz import outcomes
 from fuzz.campaign import Campaign, judged, read_spec

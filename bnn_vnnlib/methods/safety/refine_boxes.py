@@ -20,8 +20,7 @@ from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_
 from bnn_vnnlib.problem.mass import margin_of
 from bnn_vnnlib.problem.points import point_box
 from bnn_vnnlib.problem.refute import before_softmax
-from bnn_vnnlib.splitting.branch import Branching
-from bnn_vnnlib.splitting.pairs import Decided
+from bnn_vnnlib.splitting.branch import Branching, Decided
 
 FIRST = 2**6
 """Boxes of inputs spent on an item in the first piece of work; four times as many in each further one."""
