@@ -7,6 +7,15 @@ closed, and a proof for the closed ones together with what is known of the other
 Guarantee: time may end anywhere. A step that it cuts off (OutOfTime) leaves its items waiting, as if they had never
 been taken. An owner's end does not depend on other owners: in any order its tree is the same, and it is given up where
 that tree becomes larger than `most`.
+
+Minima of rows over boxes of inputs: every box is halved until its bounds are as good as the values that are met.
+
+Guarantee: sound, since boxes cover each other's parts; what time or the number of boxes cuts off counts with the bounds
+that are known of it. Complete in the limit as far as the bounds are.
+Method: breadth first, all items at once. A row is done on a box whose bound comes within the tolerance of the least
+value that the row takes at a point: no split can gain more. A box is halved while some of its rows are not done, along
+the input in which those vary most. Values at points decide how long to work, never what is claimed, and need no
+rounding. With a goal, a row is done where its bound exceeds the goal, and everywhere once a point misses it.
 """
 
 from __future__ import annotations
@@ -156,3 +165,145 @@ class Frontier(Generic[_T]):
     def _count(self, items: Items) -> Tensor:
         """(N,)."""
         return torch.bincount(items.owner, minlength=len(self._spent))
+
+
+_ROUNDS = 200
+"""Halvings that lead to one box, at most: bounds that do not converge end here, and not at the size of a float."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What is found of boxes (P, n).
+
+    value (P, R) : lower bounds of the rows; slope (P, R, n) : how the rows vary, about: they fall against it
+    lower, upper (P, n) : the boxes, or parts of them in which the minima are proved to lie
+    """
+
+    value: Tensor
+    slope: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+Bound = Callable[[Tensor, Tensor, Tensor], Look]
+"""items (P,), lower, upper (P, n) -> bounds that do not depend on the other boxes."""
+
+Value = Callable[[Tensor, Tensor], Tensor]
+"""items (P,), points x (P, n) -> values (P, R) of the rows, not rounded."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far boxes are split.
+
+    tolerance : excess that is not worth a split, of all rows or (N, R); relative : more of it, as a share of how much
+        the row varies between the points of the first round
+    most : boxes of an item, at most; batch : boxes that are bounded between two looks at the clock
+    once : the items' own boxes are bounded whatever the time: for bounds that are quick, where nothing is known yet
+    """
+
+    tolerance: Tensor | float
+    most: int
+    batch: int = 2**9
+    relative: float = 0.0
+    once: bool = False
+
+
+def minimise(
+    bound: Bound, value: Value | None, lower: Tensor, upper: Tensor, known: Tensor, effort: Effort, deadline: Deadline,
+    goal: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(N, R) lower bounds on the minima over boxes (N, n), at least the `known` ones.
+
+    Parameters
+    ----------
+    value : None where nothing is known of a row but its bounds: at a point they are the best that can be hoped for
+    goal : (N, R) bounds above it are good enough, and none is looked for where a point shows that it is out of reach
+    """
+    search = _Search(bound, value, known, effort, Deadline() if effort.once else deadline, goal)
+    front = _Bounded(torch.arange(len(lower), device=lower.device), lower, upper, known)
+    if effort.once:
+        front = search.step(front)
+        search.deadline = deadline
+    Frontier(front, len(lower), effort.most, deadline, search.close).run(search.step)
+    return torch.maximum(search.closed, known)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounded(Boxes):
+    """Boxes with what is known of their rows, (P, R)."""
+
+    known: Tensor
+
+
+class _Search:
+    """best (N, R) : the least value met at a point; closed (N, R) : the least bound of a box that is not split."""
+
+    def __init__(
+        self, bound: Bound, value: Value | None, known: Tensor, effort: Effort, deadline: Deadline,
+        goal: Tensor | None,
+    ) -> None:  # fmt: skip
+        self._bound, self._value, self._effort, self.deadline, self._goal = bound, value, effort, deadline, goal
+        self.best, self.closed = torch.full_like(known, torch.inf), torch.full_like(known, torch.inf)
+        self._tolerance, self._round = torch.zeros_like(known) + effort.tolerance, 0
+
+    def close(self, boxes: _Bounded) -> None:
+        """Boxes that are not split any more."""
+        self.closed.scatter_reduce_(0, boxes.owner[:, None].expand_as(boxes.known), boxes.known, "amin")
+
+    def step(self, boxes: _Bounded) -> _Bounded:
+        """The halves of what is not good enough."""
+        boxes, slope = self._looked(boxes)
+        self._meet(boxes, slope)
+        best = self.best[boxes.owner]
+        open_ = boxes.known < best - self._tolerance[boxes.owner]
+        if self._goal is not None:
+            goal = self._goal[boxes.owner]
+            open_ = open_ & (boxes.known <= goal) & (best > goal)
+        self._round += 1
+        more = open_.any(-1) & (self._round <= _ROUNDS) & (not self.deadline.passed)
+        self.close(boxes.pick(~more))
+        steepness = torch.where(open_[more, :, None], slope[more].abs(), 0.0).amax(1)
+        halves, points = boxes.pick(more).halves(steepness)
+        self.close(points)
+        return halves
+
+    def _looked(self, boxes: _Bounded) -> tuple[_Bounded, Tensor]:
+        """The boxes with better bounds, and slopes (P, R, n); where time is up nothing is gained."""
+        owner, lower, upper = boxes.owner, boxes.lower.clone(), boxes.upper.clone()
+        known, slope = boxes.known.clone(), boxes.known.new_zeros(*boxes.known.shape, lower.shape[-1])
+
+        def look(part: slice) -> None:
+            found = self._bound(owner[part], boxes.lower[part], boxes.upper[part])
+            lower[part], upper[part], slope[part] = found.lower, found.upper, found.slope.nan_to_num(0.0)
+            known[part] = torch.maximum(known[part], found.value.nan_to_num(-torch.inf, torch.inf, -torch.inf))
+
+        self.deadline.reached(self._batches(len(boxes)), look)
+        return replace(boxes, lower=lower, upper=upper, known=known), slope
+
+    def _meet(self, boxes: _Bounded, slope: Tensor) -> None:
+        """Values at the centres, then at the corners to which the rows fall that may be farthest below the best."""
+        at = [self._met(boxes.owner, boxes.lower / 2 + boxes.upper / 2)]
+        worst = (self.best[boxes.owner] - boxes.known).nan_to_num(0.0).argmax(-1)
+        rising = slope[torch.arange(len(worst), device=worst.device), worst] > 0
+        at.append(self._met(boxes.owner, torch.where(rising, boxes.lower, boxes.upper)))
+        if self._round == 0 and self._effort.relative > 0:
+            at.append(self._met(boxes.owner, torch.where(rising, boxes.upper, boxes.lower)))
+            values = torch.stack(at)
+            self._tolerance = self._tolerance + self._effort.relative * (values.amax(0) - values.amin(0))
+
+    def _met(self, owner: Tensor, x: Tensor) -> Tensor:
+        """(P, R): values at points (P, n), inf where time is up."""
+        values = self.best.new_full((len(x), self.best.shape[1]), torch.inf)
+
+        def met(part: slice) -> None:
+            at = owner[part], x[part]
+            found = self._bound(*at, x[part]).value if self._value is None else self._value(*at)
+            values[part] = found.nan_to_num(torch.inf, torch.inf, torch.inf)
+
+        self.deadline.reached(self._batches(len(x)), met)
+        self.best.scatter_reduce_(0, owner[:, None].expand_as(values), values, "amin")
+        return values
+
+    def _batches(self, count: int) -> list[slice]:
+        return [slice(start, start + self._effort.batch) for start in range(0, count, self._effort.batch)]

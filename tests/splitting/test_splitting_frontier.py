@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bnn_vnnlib.splitting.frontier import Boxes, Frontier
-from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
+from bnn_vnnlib.splitting.frontier import Boxes, Effort, Frontier, Look, minimise
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
 

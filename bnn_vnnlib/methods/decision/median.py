@@ -23,7 +23,7 @@ from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.rounding import TINY, gamma
-from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
+from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
 ACCURACY = 1e-3

@@ -79,7 +79,7 @@ from bnn_vnnlib.gaussian.relu import relu_mean
 from bnn_vnnlib.gaussian.tanh import Expectations, expectations_for
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import UNIT, gamma
-from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
+from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 

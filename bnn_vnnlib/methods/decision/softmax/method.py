@@ -13,7 +13,7 @@ from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
-from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
+from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 

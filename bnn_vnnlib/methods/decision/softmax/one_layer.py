@@ -53,7 +53,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, gamma
-from bnn_vnnlib.splitting.minimise import Look, minimise
+from bnn_vnnlib.splitting.frontier import Look, minimise
 from bnn_vnnlib.system.memory import at_once
 
 SMALL = 1e-4

@@ -17,7 +17,7 @@ from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.splitting.minimise import Effort
+from bnn_vnnlib.splitting.frontier import Effort
 
 LARGEST = 64
 """Classes, at most: all pairs are bounded."""

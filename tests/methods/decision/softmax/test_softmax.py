@@ -19,7 +19,7 @@ from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_labels, from_property
-from bnn_vnnlib.splitting.minimise import Effort, Look, minimise
+from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, expectation, model, properties, random_model, random_samples
 
