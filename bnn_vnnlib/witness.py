@@ -21,8 +21,7 @@ from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightS
 from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible, point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness

@@ -19,8 +19,7 @@ from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, last_of_each, n
 from bnn_vnnlib.methods.safety.tails import TailBounds, why_no_tails
 from bnn_vnnlib.network.network import Gaussian, Mixture, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible, point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 

@@ -12,8 +12,7 @@ from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.safety.safety import unsafe_items
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible
 from bnn_vnnlib.problem.refute import before_softmax, refuted_cases, settled
 from bnn_vnnlib.splitting.branch import Branching, Decided
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching

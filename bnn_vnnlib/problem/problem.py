@@ -3,12 +3,15 @@
 An instance is one question (a VNN-LIB property, or one box of `verify_batch`). It consists of items: one input box
 with its constraints, and the cases over that box. A case is a conjunction of rows. One VNN-LIB property is one
 instance with an item per distinct input set; a batch of N boxes is N instances with one item each.
+
+Points of T, exactly: in rational arithmetic, and where the real point lies between two floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -295,3 +298,36 @@ def _independent(lower: Tensor, upper: Tensor, rows: Rows, exists: Tensor) -> Pr
     count = len(lower)
     instance = torch.arange(count, device=lower.device)
     return Problem(lower, upper, lower, upper, rows, exists, None, instance, count)
+
+
+def feasible(problem: Problem, x: Tensor) -> Tensor:
+    """(N,): x (N, n) satisfies the item's constraints exactly (rational arithmetic); the boxes hold by construction.
+
+    Where x stands for a real point between two floats (see `point_box`), all of what is between must satisfy them.
+    """
+    extra = problem.constraints
+    if extra is None:
+        return torch.ones(len(problem), dtype=torch.bool, device=x.device)
+    lower, upper = point_box(problem, x)
+    answers = [_satisfies(extra, i, lower[i], upper[i]) for i in range(len(x))]
+    return torch.tensor(answers, dtype=torch.bool, device=x.device)
+
+
+def _satisfies(extra: Constraints, item: int, lower: Tensor, upper: Tensor) -> bool:
+    ends = [(Fraction(low), Fraction(high)) for low, high in zip(lower.tolist(), upper.tolist(), strict=True)]
+    for g, bound, strict in zip(
+        extra.inputs[item].tolist(), extra.inner_bound[item].tolist(), extra.strict[item].tolist(), strict=True
+    ):
+        left = sum((Fraction(a) * end[a > 0] for a, end in zip(g, ends, strict=True) if a), Fraction(0))
+        if not row_true(left, Fraction(bound), strict):
+            return False
+    return True
+
+
+def point_box(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The point (.., N, n) as a box that surely holds a real point of T near it.
+
+    Where no float64 lies in the item's interval (x == 0.1), the interval's own outward bounds, one unit apart.
+    """
+    empty = problem.inner_lower > problem.inner_upper
+    return torch.where(empty, problem.lower, x), torch.where(empty, problem.upper, x)

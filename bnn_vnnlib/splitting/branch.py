@@ -29,8 +29,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
-from bnn_vnnlib.problem.points import feasible, point_box
-from bnn_vnnlib.problem.problem import Constraints, Problem
+from bnn_vnnlib.problem.problem import Constraints, Problem, feasible, point_box
 from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.splitting.frontier import Boxes, Frontier
 

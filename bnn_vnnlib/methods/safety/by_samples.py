@@ -24,8 +24,7 @@ from bnn_vnnlib.methods.safety.safety import (
 from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible
 
 
 def _serves(task: Task) -> str | None:

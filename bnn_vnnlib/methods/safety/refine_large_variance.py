@@ -15,8 +15,7 @@ from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, Task, from_mass
 from bnn_vnnlib.methods.safety.tails import TAILS, lower_of
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.network.network import GaussianDiagonal
-from bnn_vnnlib.problem.points import point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, point_box
 
 CHUNK = 16
 """Items of one piece of work, with one hidden layer."""

@@ -15,8 +15,7 @@ from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, from_masses, la
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.posterior import names_of, sample
-from bnn_vnnlib.problem.points import feasible, point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 
 PIECES = 3
 """Pieces where no time limit is given."""

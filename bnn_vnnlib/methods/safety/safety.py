@@ -16,8 +16,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.network.network import Posterior
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.points import feasible, point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.system.clock import Deadline
 

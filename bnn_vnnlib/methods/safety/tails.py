@@ -28,8 +28,7 @@ from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes
-from bnn_vnnlib.problem.points import point_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, point_box
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
