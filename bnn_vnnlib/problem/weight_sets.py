@@ -1,11 +1,26 @@
-"""From a posterior to sets of weights that the engine can bound a network over."""
+"""Posterior mass of weight boxes and of their unions, and expectations by layers of boxes.
+
+Two families of boxes are used. *Centred* boxes have the posterior mean as center and a margin in standard deviations:
+they are nested, so a union is its largest member. *Scattered* boxes have sampled centers (the method of Wicker et
+al.): they may overlap, and unions are taken exactly by inclusion-exclusion over intersections (an intersection of
+boxes is a box) while they are few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
+
+Rounding: tails come from erfc with a stated relative error (`rounding.SPECIAL`), and every returned mass is a lower
+or an upper bound as its name says.
+
+From a posterior to sets of weights that the engine can bound a network over.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
@@ -13,8 +28,196 @@ from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.network.posterior import names_of
-from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, centred_mass, margin_of, scattered_union
-from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
+
+Floats = NDArray[np.float64]
+
+EXACT_UNION = 10
+"""Up to this many scattered boxes, all 2**K intersections are computed."""
+
+_ROOT2 = float(np.sqrt(2.0))
+
+
+def centred_mass(margin: Floats, weights: int) -> tuple[Floats, Floats]:
+    """Lower and upper bounds on (1 - 2 Phi(-g))^n, the mass of |w - mu| <= g s in each of n independent weights.
+
+    Computed as exp(n log1p(-erfc(g / sqrt 2))): a plain product of 5,000 factors 1 - 1e-7 would lose its digits.
+    The argument of erfc is moved by four units so that its own rounding is covered.
+    """
+    if weights == 0:
+        one = np.ones_like(np.asarray(margin, dtype=np.float64))
+        return one, one
+    argument = np.asarray(margin, dtype=np.float64) / _ROOT2
+    above = np.minimum(special.erfc(argument * (1 - 8 * UNIT)) * (1 + SPECIAL) + TINY, 1.0)
+    below = special.erfc(argument * (1 + 8 * UNIT)) * (1 - SPECIAL)
+    with np.errstate(divide="ignore"):
+        low, high = weights * np.log1p(-above) * (1 + 16 * UNIT), weights * np.log1p(-below) * (1 - 16 * UNIT)
+    # masses below TINY are subnormal, where a relative error says nothing
+    return np.maximum(np.exp(low) * (1 - 8 * UNIT) - TINY, 0.0), np.minimum(np.exp(high) * (1 + 8 * UNIT) + TINY, 1.0)
+
+
+def margin_of(mass: Floats, weights: int) -> Floats:
+    """A margin whose centred box has about this mass (no guarantee: the mass is computed from the margin again)."""
+    if weights == 0:
+        return np.zeros_like(np.asarray(mass, dtype=np.float64))
+    tail = -np.expm1(np.log(np.asarray(mass, dtype=np.float64)) / weights)
+    return np.abs(special.ndtri(tail / 2))
+
+
+@dataclass(frozen=True, eq=False)
+class CentredUnion:
+    """K nested boxes; lower and upper (K,) bound their masses."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def union_lower(self, member: Tensor) -> Tensor:
+        """member (.., K) -> (..): lower bound on the mass of the union of the members."""
+        return torch.where(member, self.lower, 0.0).amax(-1)
+
+    def union_upper(self, member: Tensor) -> Tensor:
+        """Upper bound on the same."""
+        return torch.where(member, self.upper, 0.0).amax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteredUnion:
+    """K boxes that may overlap.
+
+    table_lower, table_upper (2**K,) bound the union of each subset, by its bit mask (K <= EXACT_UNION, else None);
+    single_lower, single_upper (K,) bound the masses, pair_upper (K, K) the pairwise intersections (0 if unused).
+    """
+
+    table_lower: Tensor | None
+    table_upper: Tensor | None
+    single_lower: Tensor
+    single_upper: Tensor
+    pair_upper: Tensor
+
+    def to(self, device: torch.device | str) -> ScatteredUnion:
+        """The same on another device."""
+
+        def moved(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table.to(device)
+
+        singles = (self.single_lower.to(device), self.single_upper.to(device))
+        return ScatteredUnion(moved(self.table_lower), moved(self.table_upper), *singles, self.pair_upper.to(device))
+
+    def union_lower(self, member: Tensor) -> Tensor:
+        """member (.., K) -> (..): lower bound on the mass of the union."""
+        if self.table_lower is not None:
+            return self.table_lower[_mask(member)]
+        chosen = member.to(self.single_lower.dtype)
+        largest = (chosen * self.single_lower).amax(-1)
+        overlaps = ((chosen @ self.pair_upper) * chosen).sum(-1) / 2
+        return torch.maximum(largest, (chosen * self.single_lower).sum(-1) - overlaps * (1 + SPECIAL) - SPECIAL)
+
+    def union_upper(self, member: Tensor) -> Tensor:
+        """Upper bound: exact, or S1."""
+        if self.table_upper is not None:
+            return self.table_upper[_mask(member)]
+        return torch.where(member, self.single_upper, 0.0).sum(-1).mul(1 + SPECIAL).clamp(max=1.0)
+
+
+BoxUnion = CentredUnion | ScatteredUnion
+
+Mass = Callable[[Tensor], Tensor]
+"""Lower bound on the mass of a union: member (.., K) -> (..)."""
+
+
+def _mask(member: Tensor) -> Tensor:
+    bits = 2 ** torch.arange(member.shape[-1], device=member.device)
+    return (member.to(torch.int64) * bits).sum(-1)
+
+
+def scattered_union(centers: Floats, margin: float) -> ScatteredUnion:
+    """Masses of the boxes |z - center| <= margin of standardised weights; centers (K, n) in standard deviations.
+
+    The interval of each weight is shrunk by the rounding of the standardisation before a lower bound is taken, and
+    grown before an upper bound.
+    """
+    count = len(centers)
+    low, high = centers - margin, centers + margin
+    slack = 8 * UNIT * (np.abs(centers) + margin)
+    inner, outer = (low + slack, high - slack), (low - slack, high + slack)
+    single = np.array(
+        [[_box_mass(a[k], b[k])[side] for k in range(count)] for side, (a, b) in enumerate((inner, outer))]
+    )
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+    pairs = np.zeros((count, count))
+    if count <= EXACT_UNION:
+        lower, upper = (torch.as_tensor(table) for table in _tables(inner, outer, count))
+    else:
+        pairs = _pairs(outer, count)
+    return ScatteredUnion(lower, upper, torch.as_tensor(single[0]), torch.as_tensor(single[1]), torch.as_tensor(pairs))
+
+
+def _box_mass(low: Floats, high: Floats) -> tuple[float, float]:
+    """Lower and upper bound on prod_j (Phi(high_j) - Phi(low_j)); 0 if an interval is empty (low > high)."""
+    if (low > high).any():
+        return 0.0, 0.0
+    flip = low > 0  # subtract the smaller tails
+    a, b = np.where(flip, -high, low), np.where(flip, -low, high)
+    left, right = special.ndtr(a), special.ndtr(b)
+    error = SPECIAL * (left + right) * (1 + np.maximum(np.abs(a), np.abs(b)))
+    with np.errstate(divide="ignore"):
+        bounds = [np.log(np.clip(right - left + sign * error, 0.0, 1.0)).sum() for sign in (-1, 1)]
+    low_sum, high_sum = bounds[0] * (1 + SPECIAL), bounds[1] * (1 - SPECIAL)
+    return float(max(np.exp(low_sum) * (1 - SPECIAL) - TINY, 0.0)), float(
+        min(np.exp(high_sum) * (1 + SPECIAL) + TINY, 1.0)
+    )
+
+
+def _tables(inner: tuple[Floats, Floats], outer: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
+    """P(union of S) = sum over nonempty subsets T of S of (-1)^(|T| + 1) P(intersection of T), for all S at once.
+
+    The sum over subsets is a zeta transform. Signs alternate, so each table uses the lower bounds of the intersections
+    where the sign is positive and the upper bounds where it is negative, or the other way round.
+    """
+    low, high = np.zeros(2**count), np.zeros(2**count)
+    for mask in range(1, 2**count):
+        members = [k for k in range(count) if mask >> k & 1]
+        sign = 1 if len(members) % 2 else -1
+        below = _box_mass(inner[0][members].max(0), inner[1][members].min(0))[0]
+        above = _box_mass(outer[0][members].max(0), outer[1][members].min(0))[1]
+        low[mask], high[mask] = (below, above) if sign > 0 else (-above, -below)
+    for k in range(count):
+        bit = 1 << k
+        has = np.flatnonzero(np.arange(2**count) & bit)
+        low[has] += low[has ^ bit]
+        high[has] += high[has ^ bit]
+    slack = 2.0**count * 4 * UNIT
+    return np.clip(low - slack, 0.0, 1.0), np.clip(high + slack, 0.0, 1.0)
+
+
+def _pairs(outer: tuple[Floats, Floats], count: int) -> Floats:
+    pairs = np.zeros((count, count))
+    for i, j in itertools.combinations(range(count), 2):
+        mass = _box_mass(np.maximum(outer[0][i], outer[0][j]), np.minimum(outer[1][i], outer[1][j]))[1]
+        pairs[i, j] = pairs[j, i] = mass
+    return pairs
+
+
+def layered_lower(value: Tensor, mass: Mass, floor: Tensor | float) -> Tensor:
+    """Lower bound on E[s] from s >= value_k on box k and s >= floor everywhere; value (.., K) -> (..).
+
+    With the values in descending order and U_i the union of the first i boxes,
+        E[s] >= floor + sum_i (value_i - value_{i+1}) P(U_i),   value_{K+1} = floor,
+    by integrating P(s - floor > t) over t. Valid with any lower bounds on the P(U_i).
+    """
+    floor = torch.as_tensor(floor, dtype=value.dtype, device=value.device)
+    value = torch.maximum(value.nan_to_num(-torch.inf), floor[..., None].expand_as(value))
+    value, order = value.sort(-1, descending=True)
+    steps = value - torch.cat([value[..., 1:], floor[..., None].expand_as(value[..., :1])], -1)
+    rank = order.argsort(-1)
+    count = value.shape[-1]
+    prefix = (
+        rank[..., None, :] <= torch.arange(count, device=value.device)[:, None]
+    )  # (.., i, k): k among the first i + 1
+    total = (steps * mass(prefix)).sum(-1)
+    return floor + total - 8 * count * UNIT * (total.abs() + floor.abs() + value.abs().amax(-1))
+
 
 _Device = torch.device | str
 

@@ -11,7 +11,7 @@ import torch
 
 from bnn_vnnlib import Verdict
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.problem import mass
+from bnn_vnnlib.problem import weight_sets as mass
 from bnn_vnnlib.splitting.branch import Decided
 from fuzz import campaign as campaigns
 from fuzz import outcomes

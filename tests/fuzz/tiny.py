@@ -21,7 +21,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.network.network import Correlated, GaussianDiagonal, Model, Network, Posterior, WeightSamples
-from bnn_vnnlib.problem.mass import scattered_union
+from bnn_vnnlib.problem.weight_sets import scattered_union
 from fuzz.outcomes import processor_time
 from fuzz.posterior_families import GAUSSIAN, gaussian, latents
 from support import exact

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.problem import mass
-from bnn_vnnlib.problem.mass import centred_mass, layered_lower, margin_of, scattered_union
+from bnn_vnnlib.problem import weight_sets as mass
+from bnn_vnnlib.problem.weight_sets import centred_mass, layered_lower, margin_of, scattered_union
 
 MARGINS = [0.01, 0.1, 0.5, 1.0, 2.0, 3.0, 4.6, 6.0, 8.0, 9.5, 12.0, 20.0, 30.0, 37.0, 37.6, 38.0]
 

@@ -52,9 +52,8 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, layered_lower
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
-from bnn_vnnlib.problem.weight_sets import params_of
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, layered_lower, params_of
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.system.memory import at_once
 

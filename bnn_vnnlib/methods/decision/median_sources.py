@@ -24,9 +24,9 @@ from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.network.posterior import sample
-from bnn_vnnlib.problem.mass import BoxUnion, CentredUnion, Mass
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, Rows
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass
 from bnn_vnnlib.rounding import UNIT
 
 DOUBLINGS, HALVINGS = 10, 9

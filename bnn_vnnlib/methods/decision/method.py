@@ -17,8 +17,8 @@ from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import BoxUnion
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.weight_sets import BoxUnion
 from bnn_vnnlib.result import Rule
 
 if TYPE_CHECKING:

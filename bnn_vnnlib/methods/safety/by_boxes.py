@@ -30,10 +30,10 @@ from bnn_vnnlib.methods.safety.safety import (
 from bnn_vnnlib.methods.safety.tails import why_no_tails
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.mass import centred_mass, margin_of
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_cases
+from bnn_vnnlib.problem.weight_sets import centred_mass, margin_of
 from bnn_vnnlib.system.clock import Deadline
 
 MASSES = (0.01, 0.03, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)

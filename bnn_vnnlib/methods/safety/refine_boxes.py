@@ -17,9 +17,9 @@ from torch import Tensor
 from bnn_vnnlib.methods.safety.by_boxes import CENTRED, CentredBoxes, mass_at
 from bnn_vnnlib.methods.safety.refine import owned, rarely
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, from_masses, last_of_each, nothing_known
-from bnn_vnnlib.problem.mass import margin_of
 from bnn_vnnlib.problem.problem import point_box
 from bnn_vnnlib.problem.refute import before_softmax
+from bnn_vnnlib.problem.weight_sets import margin_of
 from bnn_vnnlib.splitting.branch import Branching, Decided
 
 FIRST = 2**6

@@ -21,8 +21,8 @@ from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
-from bnn_vnnlib.problem.mass import CentredUnion
 from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.problem.weight_sets import CentredUnion
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from support.builders import bounds_of, expectation, model, random_model

@@ -13,8 +13,8 @@ from scipy import stats
 
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.problem import mass
-from bnn_vnnlib.problem.mass import CentredUnion, layered_lower, scattered_union
+from bnn_vnnlib.problem import weight_sets as mass
+from bnn_vnnlib.problem.weight_sets import CentredUnion, layered_lower, scattered_union
 from support.builders import expectation, from_nodes, model, outputs, properties, rows
 
 ROUNDING = 1e-9

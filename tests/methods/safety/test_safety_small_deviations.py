@@ -14,10 +14,10 @@ from bnn_vnnlib.methods.safety import refine_boxes
 from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
 from bnn_vnnlib.methods.safety.refine_boxes import BoxSplitting
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.problem.mass import margin_of
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_cases
+from bnn_vnnlib.problem.weight_sets import margin_of
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, outputs, problem, properties, rows, sampled_violations
 
