@@ -30,10 +30,9 @@ from bnn_vnnlib.methods.method import reasons
 from bnn_vnnlib.methods.safety.refine_large_variance import BY_LARGE_VARIANCE, large_variance_of
 from bnn_vnnlib.methods.safety.tails import TAILS, why_no_tails
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import names_of, only
+from bnn_vnnlib.network.families import names_of, only, sample
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Conv, Linear, Shift, params_of
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, from_property
 from bnn_vnnlib.question.property import Property

@@ -17,8 +17,8 @@ from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeV
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box

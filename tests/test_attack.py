@@ -9,8 +9,8 @@ from scipy import stats
 
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Aim, Attack
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_cases
 from support.builders import model, problem, random_model, rows
 

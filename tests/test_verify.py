@@ -16,7 +16,7 @@ from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property,
 from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.question.property import Boxes, Property, input_feasible, violated_case
 from support.builders import model, outputs, properties, random_model, random_samples
 from support.clock import Clock

@@ -42,8 +42,8 @@ from npz_to_onnx import convert
 from bnn_vnnlib import Model, attack, read_model, verify_batch
 from bnn_vnnlib.methods.safety.tails import TailBounds, lower_of
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
 from dense import dense_network

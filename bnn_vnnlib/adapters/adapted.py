@@ -10,7 +10,7 @@ from onnx import ModelProto
 from bnn_vnnlib.adapters.agreement import Agreement
 from bnn_vnnlib.model import Model, Posterior, attach, model_from_proto
 from bnn_vnnlib.model.reading import write_readable
-from bnn_vnnlib.network.posterior import checked_likelihood
+from bnn_vnnlib.network.families import checked_likelihood
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from bnn_vnnlib.adapters.placing import places
 from bnn_vnnlib.adapters.samples import UNCOMPARED, network_of, shapes_of, untouched, without
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Posterior
+from bnn_vnnlib.network.families import from_covariance, from_low_rank
 from bnn_vnnlib.network.network import Floats
-from bnn_vnnlib.network.posterior import from_covariance, from_low_rank
 from bnn_vnnlib.posteriors.parts import with_values
 
 if TYPE_CHECKING:

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib.model.replay import Replayer as Replayer
 from bnn_vnnlib.model.replay import replay as replay
+from bnn_vnnlib.network.families import from_covariance as from_covariance
+from bnn_vnnlib.network.families import from_factor as from_factor
+from bnn_vnnlib.network.families import from_low_rank as from_low_rank
+from bnn_vnnlib.network.families import from_standard_deviations as from_standard_deviations
+from bnn_vnnlib.network.families import sample as sample
 from bnn_vnnlib.network.network import Component as Component
 from bnn_vnnlib.network.network import GaussianDiagonal as GaussianDiagonal
 from bnn_vnnlib.network.network import GaussianFull as GaussianFull
@@ -21,11 +26,6 @@ from bnn_vnnlib.network.network import Model as Model
 from bnn_vnnlib.network.network import Network as Network
 from bnn_vnnlib.network.network import Posterior as Posterior
 from bnn_vnnlib.network.network import WeightSamples as WeightSamples
-from bnn_vnnlib.network.posterior import from_covariance as from_covariance
-from bnn_vnnlib.network.posterior import from_factor as from_factor
-from bnn_vnnlib.network.posterior import from_low_rank as from_low_rank
-from bnn_vnnlib.network.posterior import from_standard_deviations as from_standard_deviations
-from bnn_vnnlib.network.posterior import sample as sample
 from bnn_vnnlib.signature import Likelihood as Likelihood
 
 if TYPE_CHECKING:

@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.network.families import STORED, Entry, Shapes, gaussian_of
+from bnn_vnnlib.network.families import (
+    PROBABILITIES,
+    STORED,
+    Entry,
+    Shapes,
+    check_posterior,
+    from_standard_deviations,
+    gaussian_of,
+)
 from bnn_vnnlib.network.network import Component, Floats, Gaussian, Mixture, Posterior, WeightSamples
-from bnn_vnnlib.network.posterior import PROBABILITIES, check_posterior, from_standard_deviations
 from bnn_vnnlib.readers import kinds, read_npz
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"

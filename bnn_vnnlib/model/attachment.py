@@ -17,9 +17,18 @@ from bnn_vnnlib.model.files import keep_inputs, read_proto
 from bnn_vnnlib.model.manifest import FORMAT, KEY, embedded, sha256, write_manifest
 from bnn_vnnlib.model.stored import float_shapes
 from bnn_vnnlib.model.tensors import array_of, holders
-from bnn_vnnlib.network.families import PLAIN, entries_of, family_of, marginal_variances, names_of
+from bnn_vnnlib.network.families import (
+    PLAIN,
+    PROBABILITIES,
+    check_posterior,
+    checked_likelihood,
+    entries_of,
+    family_of,
+    marginal_variances,
+    names_of,
+    weighted_mean,
+)
 from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
-from bnn_vnnlib.network.posterior import PROBABILITIES, check_posterior, checked_likelihood, weighted_mean
 from bnn_vnnlib.system.environment import plain_state
 
 _FIRST_IR_WITH_PLAIN_INITIALIZERS = 4  # before, every initializer had to be a graph input

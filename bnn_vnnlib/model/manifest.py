@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.network.families import MIXTURE, STORED
-from bnn_vnnlib.network.posterior import checked_likelihood, refuse_family
+from bnn_vnnlib.network.families import MIXTURE, STORED, checked_likelihood, refuse_family
 from bnn_vnnlib.readers import parse_json
 from bnn_vnnlib.signature import Likelihood
 

@@ -17,8 +17,8 @@ from bnn_vnnlib.model.inlining import inlined
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.network.families import checked_likelihood, names_of, only
 from bnn_vnnlib.network.network import Model, WeightSamples
-from bnn_vnnlib.network.posterior import checked_likelihood, names_of, only
 from bnn_vnnlib.signature import Likelihood, Signature
 from bnn_vnnlib.system.environment import plain_state
 

@@ -11,7 +11,7 @@ from onnx import ModelProto
 from bnn_vnnlib.model import Mixture, Model, WeightSamples
 from bnn_vnnlib.model.manifest import KEY
 from bnn_vnnlib.model.recovery import is_stochastic
-from bnn_vnnlib.network.posterior import names_of
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.stated import weight_names
 
 _LIBRARIES: tuple[tuple[str, tuple[str, ...]], ...] = (

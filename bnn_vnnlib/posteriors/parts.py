@@ -21,8 +21,7 @@ from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
 from bnn_vnnlib.model.stored import stored_posterior
 from bnn_vnnlib.model.tensors import array_of, holders
-from bnn_vnnlib.network.families import names_of, tensor_names
-from bnn_vnnlib.network.posterior import PROBABILITIES, checked_likelihood
+from bnn_vnnlib.network.families import PROBABILITIES, checked_likelihood, names_of, tensor_names
 from bnn_vnnlib.system.environment import plain_state
 
 

@@ -11,7 +11,7 @@ from bnn_vnnlib.model import Posterior, attach, model_from_proto
 from bnn_vnnlib.model.files import serialised
 from bnn_vnnlib.model.replay import session_of
 from bnn_vnnlib.model.tensors import array_of, holders
-from bnn_vnnlib.network.posterior import names_of
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
 from bnn_vnnlib.posteriors.moving import Moves, moved
 from bnn_vnnlib.posteriors.parts import Source

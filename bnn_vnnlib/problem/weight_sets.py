@@ -25,9 +25,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import nodes
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
-from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from rich.console import Console
 from bnn_vnnlib import Query, read_model, read_property, verify
 from bnn_vnnlib.display import interval
 from bnn_vnnlib.files.benchmarks import read_benchmarks
-from bnn_vnnlib.network.posterior import checked_likelihood
+from bnn_vnnlib.network.families import checked_likelihood
 from bnn_vnnlib.posteriors.benchmark import convert_benchmark
 from bnn_vnnlib.posteriors.convert import Stated
 from bnn_vnnlib.posteriors.stated import Spread

@@ -35,7 +35,7 @@ from bnn_vnnlib import Model, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.setting import settle_run
 

@@ -34,8 +34,8 @@ from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.outputs import OutputBounds, Transform
 from bnn_vnnlib.problem.problem import OutputCases, from_cases
 from bnn_vnnlib.result import Verdict

@@ -33,7 +33,7 @@ from decision import RADIUS, SINE, Folder, attained_gap, bounded, exact_mean, pr
 from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.signature import Likelihood
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)

@@ -26,7 +26,7 @@ from npz_to_onnx import convert
 
 from bnn_vnnlib import Model, attack, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.question.options import Method
 from bnn_vnnlib.system.heap import keep_freed_memory

@@ -18,7 +18,7 @@ def networks(model: Model, count: int, seed: int) -> tuple[dict[str, Tensor], Te
     import torch
 
     from bnn_vnnlib.model import WeightSamples
-    from bnn_vnnlib.network.posterior import sample
+    from bnn_vnnlib.network.families import sample
 
     posterior = model.posterior
     if isinstance(posterior, WeightSamples):

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model, Network, Posterior
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.rules import Cases
 from fuzz.posterior_families import drawn
 from support import zoo

@@ -21,8 +21,8 @@ from torch import Tensor
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model, Posterior, WeightSamples
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import from_property
 from fuzz.ladder import LARGER, LAST, TINY, Ladder, chance
 from fuzz.questions import Array, Part, Question, Row, transformed

@@ -28,9 +28,9 @@ from scipy import special, stats
 from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Gaussian, Model, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Activation, Linear
-from bnn_vnnlib.network.sampling import sample
 from bnn_vnnlib.result import Verdict
 from fuzz.ladder import LAST, TINY
 from fuzz.outcomes import asked, processor_time

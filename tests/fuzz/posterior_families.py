@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.network.families import from_covariance
 from bnn_vnnlib.network.network import (
     Component,
     Gaussian,
@@ -23,7 +24,6 @@ from bnn_vnnlib.network.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.network.posterior import from_covariance
 from support import exact
 
 Array = NDArray[np.float64]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.nodes import Activation
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib import parse_property

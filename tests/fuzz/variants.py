@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import (
     Component,
     GaussianDiagonal,
@@ -20,7 +21,6 @@ from bnn_vnnlib.network.network import (
     WeightSamples,
 )
 from bnn_vnnlib.network.nodes import Constant, Input, Linear, Node, Param, Scale
-from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem.weight_sets import params_of
 from fuzz.onnx_graph import has_conv
 from fuzz.questions import Part, Question, Row

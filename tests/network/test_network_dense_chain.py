@@ -14,9 +14,9 @@ from scipy import stats
 
 from bnn_vnnlib.network.dense_chain import VARIANCE, DenseChain, DenseLayer, _Entries, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Param
-from bnn_vnnlib.network.posterior import sample
 from support.networks import Builder
 
 CPU = torch.device("cpu")

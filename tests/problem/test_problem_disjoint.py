@@ -16,8 +16,8 @@ from bnn_vnnlib import rules
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.disjoint import apart, some_case
 from bnn_vnnlib.problem.problem import Problem, from_cases, from_property
 from bnn_vnnlib.result import Verdict

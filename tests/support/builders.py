@@ -18,8 +18,8 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.model.reading import model_from_proto
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Model, WeightSamples
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_cases
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property

@@ -17,7 +17,7 @@ from bnn_vnnlib.methods.decision.portfolio import Portfolio
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork
 from bnn_vnnlib.methods.method import NONE
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import refuted_by

@@ -22,8 +22,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, Rows
 from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass

@@ -13,8 +13,8 @@ from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, SPARE,
 from bnn_vnnlib.methods.safety.refine import owned, rarely
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, from_masses, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
+from bnn_vnnlib.network.families import names_of, sample
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.posterior import names_of, sample
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 
 PIECES = 3

@@ -22,9 +22,9 @@ from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, Task, from_masses, last_of_each
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Constant
-from bnn_vnnlib.network.posterior import names_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes

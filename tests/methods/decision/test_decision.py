@@ -15,7 +15,7 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.result import Verdict
 from support.builders import bounds_of, expectation, model, random_model, random_samples, rows

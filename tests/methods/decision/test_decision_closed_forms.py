@@ -14,7 +14,7 @@ from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.methods.decision import by_weights
 from bnn_vnnlib.methods.decision.by_weights import output_norms
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from support.builders import from_nodes, model, random_model, rows
 

@@ -24,7 +24,7 @@ from bnn_vnnlib.methods.decision.median_sources import half_lower
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.weight_sets import CentredUnion
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Rule, Verdict

@@ -13,7 +13,7 @@ from bnn_vnnlib import attack
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_property
 from support.builders import (
     outputs,

@@ -17,8 +17,8 @@ from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.methods.safety.tails import FIRST, SETTLED, TailBounds, why_no_tails
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.problem.problem import Problem, from_labels, from_property
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.system.clock import Deadline

@@ -14,8 +14,8 @@ from onnx import helper
 from scipy.stats import norm
 
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import from_nodes, model, outputs, random_model, regression_methods
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bnn_vnnlib.gaussian.tanh import LARGEST, Series, expectations_for
 from bnn_vnnlib.methods.decision.regression.one_layer import C2, C3, C4, by_coordinates, convexified, least
 from bnn_vnnlib.network.dense_chain import dense_chain
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.posterior import sample
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, outputs, random_model, regression_methods
 

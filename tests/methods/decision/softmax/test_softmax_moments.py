@@ -17,7 +17,7 @@ from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.posterior import sample
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.splitting.frontier import Effort
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import expectation, model, random_model
