@@ -9,8 +9,8 @@ from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.model import operators_activation as activations
-from bnn_vnnlib.model import operators_compare as compare
+from bnn_vnnlib.model import operators_elementwise as activations
+from bnn_vnnlib.model import operators_elementwise as compare
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model import operators_linear as linear
 from bnn_vnnlib.model import operators_reduce as reduce
