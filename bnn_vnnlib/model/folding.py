@@ -22,7 +22,7 @@ from bnn_vnnlib.model import balls
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model.attributes import attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import Builder
+from bnn_vnnlib.model.builder import Builder, Constant, Value
 from bnn_vnnlib.model.operators_shape import (
     cast_type,
     dropout,
@@ -33,7 +33,6 @@ from bnn_vnnlib.model.operators_shape import (
     unsqueezed,
     widens,
 )
-from bnn_vnnlib.model.values import Constant, Value
 from bnn_vnnlib.network import nodes as network_nodes
 
 Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]

@@ -15,11 +15,10 @@ from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
-from bnn_vnnlib.model.builder import Builder
+from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.model.folding import FOLDABLE, fold
 from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
-from bnn_vnnlib.model.values import Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.signature import Signature

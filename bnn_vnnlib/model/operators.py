@@ -19,10 +19,9 @@ from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model import operators_window as window
 from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
-from bnn_vnnlib.model.builder import Builder
+from bnn_vnnlib.model.builder import Builder, Value
 from bnn_vnnlib.model.folding import FOLDABLE, Converter
 from bnn_vnnlib.model.operators_linear import einsum
-from bnn_vnnlib.model.values import Value
 
 STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 

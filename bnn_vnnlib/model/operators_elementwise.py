@@ -16,11 +16,10 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, raw_attribute, unsupported
 from bnn_vnnlib.model.balls import Ball, reciprocal
-from bnn_vnnlib.model.builder import Builder
+from bnn_vnnlib.model.builder import Builder, Compared, Constant, Value, Variable
 from bnn_vnnlib.model.operators_linear import constant_operand
 from bnn_vnnlib.model.operators_reduce import maximum, minimum
 from bnn_vnnlib.model.operators_shape import Inputs, variable
-from bnn_vnnlib.model.values import Compared, Constant, Value, Variable
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.nodes import Kind
 

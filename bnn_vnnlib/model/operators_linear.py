@@ -14,9 +14,8 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball, add, reciprocal, square_root
-from bnn_vnnlib.model.builder import Builder
+from bnn_vnnlib.model.builder import Builder, Constant, Value, Variable
 from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
-from bnn_vnnlib.model.values import Constant, Value, Variable
 from bnn_vnnlib.network import nodes
 
 

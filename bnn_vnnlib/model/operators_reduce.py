@@ -10,9 +10,8 @@ import numpy as np
 from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
-from bnn_vnnlib.model.builder import Builder, composed_softmax
+from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable, composed_softmax
 from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, variable
-from bnn_vnnlib.model.values import Constant, Softmaxed, Value, Variable
 
 Join = Callable[[Builder, str, Variable, int], Variable]
 

@@ -13,10 +13,9 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import LARGEST, Builder
+from bnn_vnnlib.model.builder import LARGEST, Builder, Constant, Value, Variable
 from bnn_vnnlib.model.folding import evaluate_node
 from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, tile_repeats, variable
-from bnn_vnnlib.model.values import Constant, Value, Variable
 
 
 def positions_of(x: Variable) -> NDArray[np.int64]:

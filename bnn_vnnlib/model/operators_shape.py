@@ -11,8 +11,7 @@ from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
-from bnn_vnnlib.model.builder import Builder
-from bnn_vnnlib.model.values import Constant, Value, Variable
+from bnn_vnnlib.model.builder import Builder, Constant, Value, Variable
 
 Inputs = Sequence[Value | None]
 
