@@ -14,9 +14,9 @@ import numpy as np
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import ModelError, UnsupportedError
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.recovery import is_stochastic
-from bnn_vnnlib.model.tensors import array_of, holders
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,9 +16,9 @@ from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.placing import Shape, places
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
+from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.stored import float_shapes
-from bnn_vnnlib.model.tensors import holders
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.system.environment import plain_state
 

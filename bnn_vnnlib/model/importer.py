@@ -11,9 +11,9 @@ from onnx.defs import onnx_opset_version
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
+from bnn_vnnlib.model import attributes as tensors
 from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
-from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.model.folding import FOLDABLE, fold

@@ -9,6 +9,7 @@ from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model import attributes as tensors
 from bnn_vnnlib.model import operators_elementwise as activations
 from bnn_vnnlib.model import operators_elementwise as compare
 from bnn_vnnlib.model import operators_elementwise as elementwise
@@ -17,7 +18,6 @@ from bnn_vnnlib.model import operators_reduce as reduce
 from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model import operators_window as window
-from bnn_vnnlib.model import tensors
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
 from bnn_vnnlib.model.builder import Builder, Value
 from bnn_vnnlib.model.folding import FOLDABLE, Converter

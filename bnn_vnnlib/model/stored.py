@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.inlining import reads, subgraphs
 from bnn_vnnlib.model.manifest import Manifest, extracted, read_manifest, sha256
-from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.network.families import MIXTURE, PLAIN, PROBABILITIES, STORED, Entry, check_posterior, gaussian_of
 from bnn_vnnlib.network.network import Component, Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.signature import Likelihood

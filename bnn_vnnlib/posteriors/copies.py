@@ -9,8 +9,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model import WeightSamples
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.recovery.graph import alone, prune
-from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.posteriors.blocks import End
 
 

@@ -11,10 +11,9 @@ from onnx import ModelProto, NodeProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
-from bnn_vnnlib.model.attributes import label
+from bnn_vnnlib.model.attributes import array_of, holders, label
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.recovery.graph import Flow
-from bnn_vnnlib.model.tensors import array_of, holders
 
 
 def ensemble_posterior(first: ModelProto, others: Sequence[str | Path]) -> WeightSamples:

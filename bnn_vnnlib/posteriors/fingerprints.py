@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.model.tensors import array_of, holders
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.parts import with_values
 

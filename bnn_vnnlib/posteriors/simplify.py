@@ -8,9 +8,9 @@ from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior, attach, model_from_proto
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import serialised
 from bnn_vnnlib.model.replay import session_of
-from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
 from bnn_vnnlib.posteriors.moving import Moves, moved

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, Network
-from bnn_vnnlib.model.tensors import holders
+from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import Floats
 

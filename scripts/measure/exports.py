@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.recovery import NotRecoverable, Recovery, recover
-from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.posteriors.origin import origin
 
 

@@ -21,8 +21,8 @@ from bnn_vnnlib import read_model
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, model_from_proto, replay
+from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.recovery import NotRecoverable, recover, recover_file
-from bnn_vnnlib.model.tensors import array_of, holders
 
 SPELLINGS = ("exp", "softplus", "log_variance", "log1p", "normal", "flat", "local")
 Parts = tuple[list[onnx.NodeProto], dict[str, np.ndarray]]

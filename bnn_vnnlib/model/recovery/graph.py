@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto
 
-from bnn_vnnlib.model.attributes import attribute
+from bnn_vnnlib.model.attributes import array_of, attribute, constant_of
 from bnn_vnnlib.model.inlining import reads, subgraphs
 from bnn_vnnlib.model.operators import STOCHASTIC
-from bnn_vnnlib.model.tensors import array_of, constant_of
 
 NORMAL = ("RandomNormal", "RandomNormalLike")
 _TENSORFLOW = "StatelessRandom"  # operators of TensorFlow that tf2onnx could not convert

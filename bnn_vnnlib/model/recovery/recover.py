@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model.attachment import attach
-from bnn_vnnlib.model.attributes import raw_attribute
+from bnn_vnnlib.model.attributes import array_of, holders, raw_attribute
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined
@@ -28,7 +28,6 @@ from bnn_vnnlib.model.recovery.elementwise import correlated, marginals
 from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, local_noises, some_input
 from bnn_vnnlib.model.stored import stored_posterior
-from bnn_vnnlib.model.tensors import array_of, holders
 from bnn_vnnlib.network.network import Floats, GaussianDiagonal
 from bnn_vnnlib.system.environment import plain_state
 
