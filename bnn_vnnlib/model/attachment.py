@@ -15,8 +15,7 @@ from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model.archive import posterior_from_npz
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import keep_inputs, read_proto
-from bnn_vnnlib.model.manifest import FORMAT, KEY, embedded, sha256, write_manifest
-from bnn_vnnlib.model.stored import float_shapes
+from bnn_vnnlib.model.stored import FORMAT, KEY, embedded, float_shapes, sha256, write_manifest
 from bnn_vnnlib.network.families import (
     PLAIN,
     PROBABILITIES,

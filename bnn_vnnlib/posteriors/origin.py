@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from onnx import ModelProto
 
 from bnn_vnnlib.model import Mixture, Model, WeightSamples
-from bnn_vnnlib.model.manifest import KEY
 from bnn_vnnlib.model.recovery import is_stochastic
+from bnn_vnnlib.model.stored import KEY
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.stated import weight_names
 

@@ -16,10 +16,9 @@ from bnn_vnnlib.model.attributes import array_of, holders, label
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined, reads
-from bnn_vnnlib.model.manifest import KEY, read_manifest
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
-from bnn_vnnlib.model.stored import stored_posterior
+from bnn_vnnlib.model.stored import KEY, read_manifest, stored_posterior
 from bnn_vnnlib.network.families import PROBABILITIES, checked_likelihood, names_of, tensor_names
 from bnn_vnnlib.system.environment import plain_state
 

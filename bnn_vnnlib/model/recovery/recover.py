@@ -15,7 +15,6 @@ from bnn_vnnlib.model.attributes import array_of, holders, raw_attribute
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined
-from bnn_vnnlib.model.manifest import KEY
 from bnn_vnnlib.model.recovery.diagnosis import (
     FROZEN_NOISE,
     NotRecoverable,
@@ -27,7 +26,7 @@ from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.elementwise import correlated, marginals
 from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, local_noises, some_input
-from bnn_vnnlib.model.stored import stored_posterior
+from bnn_vnnlib.model.stored import KEY, stored_posterior
 from bnn_vnnlib.network.network import Floats, GaussianDiagonal
 from bnn_vnnlib.system.environment import plain_state
 
