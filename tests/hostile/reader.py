@@ -35,7 +35,7 @@ def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
     from bnn_vnnlib.files.benchmarks import read_table as read_instances
     from bnn_vnnlib.files.sidecar import read_object
     from bnn_vnnlib.files.vnncomp import read_result
-    from bnn_vnnlib.model.archive import posterior_from_npz
+    from bnn_vnnlib.model.attachment import posterior_from_npz
     from bnn_vnnlib.posteriors.fit import Data
     from bnn_vnnlib.report.row import read_row
     from bnn_vnnlib.report.source import _table
