@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
 from bnn_vnnlib.vnnlib.check import Scope
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
-from bnn_vnnlib.vnnlib.linear import Comparisons
+from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals
 from bnn_vnnlib.vnnlib.literals import bracket_literal, is_number
-from bnn_vnnlib.vnnlib.rounding import bracket_literals
 from bnn_vnnlib.vnnlib.runs import AND, OPERATORS, Runs
 from bnn_vnnlib.vnnlib.source import Source
 from bnn_vnnlib.vnnlib.table import Row, Table
