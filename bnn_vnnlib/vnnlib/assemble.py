@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.question.property import Boxes, HalfSpaces
-from bnn_vnnlib.vnnlib.check import Scope
+from bnn_vnnlib.vnnlib.check import Scope, Table
 from bnn_vnnlib.vnnlib.dnf import Disjunction
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.input_sets import InputSets
 from bnn_vnnlib.vnnlib.literals import bracket
-from bnn_vnnlib.vnnlib.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.vnnlib.check import Row, Table
 from bnn_vnnlib.vnnlib.groups import Groups, Ints
 from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Comparisons
 from bnn_vnnlib.vnnlib.simple import Simple
 from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.table import Row, Table
 from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
 
 MAX_CASES = 1_000_000

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.question.property import Boxes
+from bnn_vnnlib.vnnlib.check import Table
 from bnn_vnnlib.vnnlib.groups import Groups
-from bnn_vnnlib.vnnlib.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

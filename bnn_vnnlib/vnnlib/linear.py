@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.vnnlib.check import Scope
+from bnn_vnnlib.vnnlib.check import Row, Scope
 from bnn_vnnlib.vnnlib.literals import bracket, bracket_literal, is_number, read_literal
-from bnn_vnnlib.vnnlib.table import Row
 from bnn_vnnlib.vnnlib.tree import Apply, Compare
 
 Floats = NDArray[np.float64]

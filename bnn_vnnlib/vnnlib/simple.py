@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
-from bnn_vnnlib.vnnlib.check import Scope
+from bnn_vnnlib.vnnlib.check import Row, Scope, Table
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals
 from bnn_vnnlib.vnnlib.literals import bracket_literal, is_number
 from bnn_vnnlib.vnnlib.runs import AND, OPERATORS, Runs
 from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.table import Row, Table
 from bnn_vnnlib.vnnlib.tree import Run
 
 Ints = NDArray[np.int64]
