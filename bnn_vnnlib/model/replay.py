@@ -100,7 +100,7 @@ class HiddenNodes:
 
 
 def _as_declared(hidden: Hidden, value: Any) -> NDArray:
-    from bnn_vnnlib.vnnlib.match import match_tensor
+    from bnn_vnnlib.vnnlib.groups import match_tensor
 
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         raise PropertyError(f"hidden node {hidden.name}: {hidden.node!r} is no tensor of numbers")

@@ -10,8 +10,8 @@ from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.assemble import assemble
 from bnn_vnnlib.vnnlib.check import Scope, check
 from bnn_vnnlib.vnnlib.dnf import expand
+from bnn_vnnlib.vnnlib.groups import compare_signatures
 from bnn_vnnlib.vnnlib.linear import Comparisons
-from bnn_vnnlib.vnnlib.match import compare_signatures
 from bnn_vnnlib.vnnlib.options import read_options
 from bnn_vnnlib.vnnlib.runs import read_runs
 from bnn_vnnlib.vnnlib.simple import read_simple
