@@ -16,7 +16,7 @@ from bnn_vnnlib.question.options import Options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bnn_vnnlib.sweeps.readings import RadiusReading
+    from bnn_vnnlib.sweeps.certainty import RadiusReading
 
 
 SHORT = {"not_uncertain": "not", "not_epistemic": "not", "deviation": "sd"}

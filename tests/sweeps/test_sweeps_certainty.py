@@ -11,7 +11,7 @@ from bnn_vnnlib import InputError, OptionError
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.files.arrays import read_columns
 from bnn_vnnlib.sweeps import Bounding, Reading, Source, make_inputs, uncertainty
-from bnn_vnnlib.sweeps.readings import nested
+from bnn_vnnlib.sweeps.certainty import nested
 from support.builders import model, random_samples
 from support.command import call
 from sweeps.sweep_models import documented, told, write_net
