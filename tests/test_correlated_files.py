@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bnn_vnnlib import Verdict, read_model, read_property, verify
 from bnn_vnnlib.cli.commands import app
 from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianFull, Mixture, attach
-from bnn_vnnlib.sweeps.digests import model_digest
+from bnn_vnnlib.sweeps.source import model_digest
 
 SHAPES = {"W1": (5, 4), "b1": (5,), "W2": (5, 3), "b2": (3,)}
 

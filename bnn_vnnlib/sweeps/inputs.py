@@ -13,7 +13,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.sweeps.balls import Balls, make_balls
-from bnn_vnnlib.sweeps.digests import digest
+from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
 
 Floats = NDArray[np.float64]

@@ -20,9 +20,8 @@ from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.sweeps.digests import model_digest
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
-from bnn_vnnlib.sweeps.source import Source
+from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state

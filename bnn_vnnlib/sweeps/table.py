@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import Arrays, integers, number, read_arrays, refuse_unknown
-from bnn_vnnlib.sweeps.digests import digest
 from bnn_vnnlib.sweeps.questions import Asked
+from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
 
 NAMES = ("lower", "upper", "label", "output_lower", "output_upper", "a", "b", "case", "network", "group")
