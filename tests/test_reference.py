@@ -17,8 +17,7 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
-from bnn_vnnlib.runs.agreement import Answer, Line
-from bnn_vnnlib.runs.compare import TABLES, write_comparison
+from bnn_vnnlib.runs.compare import TABLES, Answer, Line, write_comparison
 from bnn_vnnlib.runs.store import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from bnn_vnnlib.runs.agreement import Answer, Line
+    from bnn_vnnlib.runs.compare import Answer, Kind, Line
     from bnn_vnnlib.runs.store import Entry
-    from bnn_vnnlib.runs.variants import Kind
 
 
 def _recipes(asked: bool) -> None:
@@ -110,8 +109,7 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
     from rich.table import Table
 
     from bnn_vnnlib.result import Verdict
-    from bnn_vnnlib.runs.agreement import AGREEMENT, agreement, contradictions, solved
-    from bnn_vnnlib.runs.compare import SAYS
+    from bnn_vnnlib.runs.compare import AGREEMENT, SAYS, agreement, contradictions, solved
 
     tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
     found = list(contradictions(lines))

@@ -1,10 +1,18 @@
-"""Several verifiers over the same instances: ours and others', each in a run of its own that resumes."""
+"""What several verifiers said of the same questions: who agrees, who contradicts whom, who is right.
+
+Plain networks of a BNN for tools that know no posterior: the mean, draws, the merged network.
+
+Several verifiers over the same instances: ours and others', each in a run of its own that resumes.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError, UnsupportedError
@@ -13,13 +21,166 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.runs.agreement import AGREEMENT, Answer, Line, agreement, contradictions, solved
 from bnn_vnnlib.runs.run import How, Run
 from bnn_vnnlib.runs.store import Again, Entry, Store
 from bnn_vnnlib.runs.task import Task, run_task
 from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
-from bnn_vnnlib.runs.variants import Kind, Variant, write_variants
 from bnn_vnnlib.system.durable import clear, locked
+
+_DECIDED = (Verdict.SAT, Verdict.UNSAT)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one tool said.
+
+    Attributes
+    ----------
+    verdict : its word
+    seconds : as measured from outside
+    checked : of a sat: the judgement of its witness, replayed in onnxruntime; else None
+    reason : why there is no verdict
+    """
+
+    verdict: Verdict
+    seconds: float
+    checked: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One question: a property of one network.
+
+    Attributes
+    ----------
+    category, onnx, vnnlib : of the instance
+    kind, label : of the network, see `Variant`
+    answers : by tool
+    """
+
+    category: str
+    onnx: str
+    vnnlib: str
+    kind: str
+    label: str
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A sat beside an unsat, and what the replay of the witness says about it."""
+
+    line: Line
+    sat: str
+    unsat: str
+
+    @property
+    def finding(self) -> str:
+        """Who is right, as far as the witness shows it."""
+        checked = self.line.answers[self.sat].checked
+        if checked == "valid":
+            return f"{self.unsat} is wrong: the witness of {self.sat} holds"
+        if checked == "valid within tolerance":
+            return f"open: the witness of {self.sat} misses its bounds by up to 1e-4, which {self.unsat} need not allow"
+        return f"the sat of {self.sat} is not shown (its witness: {checked})"
+
+
+def contradictions(lines: Sequence[Line]) -> Iterator[Contradiction]:
+    """Every pair of tools that contradict each other, line by line."""
+    for line in lines:
+        saying = {word: [tool for tool, one in line.answers.items() if one.verdict is word] for word in _DECIDED}
+        for sat in saying[Verdict.SAT]:
+            for unsat in saying[Verdict.UNSAT]:
+                yield Contradiction(line, sat, unsat)
+
+
+AGREEMENT = ("same", "contradict", "only the first", "only the second", "neither")
+
+
+def agreement(lines: Sequence[Line], tools: Sequence[str]) -> dict[tuple[str, str], Counter[str]]:
+    """For every two tools how often, among the lines that both were asked, each of AGREEMENT."""
+    return {pair: Counter(_compare(line, *pair) for line in lines if set(pair) <= set(line.answers))
+            for pair in combinations(tools, 2)}  # fmt: skip
+
+
+def _compare(line: Line, first: str, second: str) -> str:
+    one, other = line.answers[first].verdict, line.answers[second].verdict
+    match one in _DECIDED, other in _DECIDED:
+        case True, True:
+            return "same" if one is other else "contradict"
+        case True, False:
+            return "only the first"
+        case False, True:
+            return "only the second"
+        case _:
+            return "neither"
+
+
+def solved(lines: Sequence[Line], tool: str) -> tuple[Counter[Verdict], float]:
+    """How often each verdict, and the seconds over all lines that the tool was asked."""
+    answers = [line.answers[tool] for line in lines if tool in line.answers]
+    return Counter(answer.verdict for answer in answers), sum(answer.seconds for answer in answers)
+
+
+Kind = Literal["mean", "sampled", "merged"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plain network.
+
+    Attributes
+    ----------
+    kind : where it comes from; "plain" for a model without a posterior, which is taken as it is
+    label : "mean", "draw_0003", ...
+    path : its file
+    exact : for "merged": its output is the posterior predictive itself (weight samples), not that of some draws
+    """
+
+    kind: Literal["plain", "mean", "sampled", "merged"]
+    label: str
+    path: Path
+    exact: bool = True
+
+
+def write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int, seed: int) -> list[Variant]:
+    """Write plain networks of a model into a folder.
+
+    Parameters
+    ----------
+    model : with or without a posterior
+    kinds : which are wanted
+    draws : how many networks to draw, and to merge where the posterior is Gaussian
+
+    Raises
+    ------
+    InputError : whatever reading or merging refuses
+    """
+    from bnn_vnnlib.model import WeightSamples
+    from bnn_vnnlib.model.reading import write_readable
+    from bnn_vnnlib.posteriors.merge import merge
+    from bnn_vnnlib.posteriors.parts import read_parts
+    from bnn_vnnlib.posteriors.plain import write_drawn, write_mean
+
+    if draws < 1:
+        raise OptionError(f"at least one network must be drawn, found {draws}")
+    parts = read_parts(model)
+    if parts.posterior is None:
+        return [Variant("plain", "plain", model)]
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    if "mean" in kinds:
+        found.append(Variant("mean", "mean", write_mean(parts, folder / "mean.onnx")))
+    if "sampled" in kinds:
+        files = write_drawn(parts, folder, draws, seed)
+        found += [Variant("sampled", file.stem, file) for file in files]
+    if "merged" in kinds:
+        exact = isinstance(parts.posterior, WeightSamples)
+        proto, _ = merge(parts, draws=None if exact else draws, seed=seed)
+        found.append(Variant("merged", "merged", write_readable(proto, folder / "merged.onnx"), exact))
+    return found
+
 
 OURS = "bnn-vnnlib"
 

@@ -11,7 +11,7 @@ import pytest
 
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import tools
-from bnn_vnnlib.runs.agreement import Answer, Contradiction, Line, agreement, contradictions, solved
+from bnn_vnnlib.runs.compare import Answer, Contradiction, Line, agreement, contradictions, solved
 from bnn_vnnlib.runs.tools import RECIPES, Tool, ToolTask, run_tool, tool
 from support.command import call
 
