@@ -16,8 +16,7 @@ from bnn_vnnlib.methods import names as methods
 from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.question.statement import violation, what_unsat_means
-from bnn_vnnlib.question.vacuous import vacuous
+from bnn_vnnlib.question.statement import vacuous, violation, what_unsat_means
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
 from bnn_vnnlib.setting import Setting, ends_in_sigmoid, gives_probabilities, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis

@@ -8,7 +8,7 @@ from test_statement import old
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
-from bnn_vnnlib.question.vacuous import vacuous, vacuous_row
+from bnn_vnnlib.question.statement import vacuous, vacuous_row
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.sweeps import read_table
 from bnn_vnnlib.vnnlib import parse_property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib import rules
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.question.vacuous import vacuous_row
+from bnn_vnnlib.question.statement import vacuous_row
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.setting import Setting, settle_run
 
