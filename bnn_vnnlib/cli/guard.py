@@ -33,7 +33,7 @@ def in_time(console: Console, outlet: Outlet) -> Iterator[Callable[[], None]]:
     if outlet.timeout is None:
         yield lambda: None
         return
-    from bnn_vnnlib.system.backstop import Backstop
+    from bnn_vnnlib.system.clock import Backstop
 
     def last_words() -> None:
         for error in outlet.expire():
