@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.report.columns import page_data
+from bnn_vnnlib.report.page import Table, latex, markdown
 from bnn_vnnlib.report.source import Run
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
-from bnn_vnnlib.report.tables import Table, latex, markdown
 from bnn_vnnlib.result import Verdict
 from support.records import decision, plain, row, safe
 
