@@ -56,8 +56,8 @@ _ITEMS = 64
 _WIDTHS = (0.5, 0.25, 0.125, 0.0625, 0.0)
 """Smaller boxes that are tried, as shares of the widths of the input intervals; 0 is a point."""
 
-_SHORTEST = 0.02
-"""Seconds for which a smaller box is not tried: they end before any bound."""
+_SHORTEST = 0.1
+"""Seconds for which a smaller box is not tried: a first pass, which ends late, may take more."""
 
 _TELLING = 0.5
 """A smaller tau_safe is suggested where at least this is proved: it says little below."""
@@ -90,7 +90,7 @@ def diagnose(
     """
     begun = time.monotonic()
     budget = max(for_diagnosis(spent), _LEAST)
-    first, second, third = (_until(setting, Deadline(begun + part * budget)) for part in (0.4, 0.7, 1.0))
+    first, second, third = (_until(setting, Deadline(begun + part * budget)) for part in (0.3, 0.5, 0.8))
     problem = _nearest(setting, from_property(property, setting.device))
     seen = _attacked(first, property, problem)
     cause, why = _cause(setting, result, seen)
