@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from robustness.robustness_builders import random_model
 
 from bnn_vnnlib import OptionError, Result, read_model, read_property, verify, verify_batch
 from bnn_vnnlib.system.devices import EMULATION, find_device, plain_convolution
+from support.builders import random_model
 from support.pretended_device import pretended_device
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
