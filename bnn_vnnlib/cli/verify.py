@@ -83,8 +83,7 @@ def _result(
     shrink : the boxes, to this share of their widths
     """
     from bnn_vnnlib.files.instance import find_files
-    from bnn_vnnlib.vnnlib import groups as match
-    from bnn_vnnlib.vnnlib import read_property
+    from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
     outlet.read(found.by_role)
