@@ -11,7 +11,7 @@ from onnx.defs import onnx_opset_version
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
-from bnn_vnnlib.model import attributes as tensors
+from bnn_vnnlib.model import attributes
 from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
@@ -115,9 +115,9 @@ class _FileValues(dict[str, Any]):
         if not name:
             return None  # an optional operand that is left out
         if name in self.stored:
-            self[name] = self.graph.constant(name, tensors.array_of(self.stored[name]))
+            self[name] = self.graph.constant(name, attributes.array_of(self.stored[name]))
         elif name in self.sparse:
-            self[name] = self.graph.constant(name, tensors.dense_of(self.sparse[name]))
+            self[name] = self.graph.constant(name, attributes.dense_of(self.sparse[name]))
         elif self.outer is not None:
             return self.outer[name]
         else:
@@ -156,7 +156,7 @@ def _chosen_outputs(proto: ModelProto, every_output: bool, notes: list[str]) -> 
             front = fronts[info.name]
             chosen.append(ValueInfoProto(name=front))
             remarks.append(f"output {info.name} is a map (ZipMap): the tensor {front} in front of it is taken")
-        elif info.type.HasField("tensor_type") and kind in (TensorProto.UNDEFINED, *tensors.FLOATS):
+        elif info.type.HasField("tensor_type") and kind in (TensorProto.UNDEFINED, *attributes.FLOATS):
             chosen.append(info)
         else:
             remarks.append(f"output {info.name} ({_kind(info)}) is no tensor of floating-point numbers and is left out")

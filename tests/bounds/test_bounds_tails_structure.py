@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
 from bnn_vnnlib.bounds.tails import engine as tail_engine
-from bnn_vnnlib.bounds.tails import run as plan
 from bnn_vnnlib.bounds.tails.engine import Rows
 from bnn_vnnlib.bounds.tails.run import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
@@ -314,7 +313,7 @@ def test_noise_is_claimed_before_anything_but_sums_reads_it(name: str) -> None:
 def test_noise_that_gets_past_the_claims_is_a_fault(left: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim left out: its noise reaches an activation."""
     network = early_skip()
-    monkeypatch.setattr(plan, "claimed", lambda network: [p for p in claimed(network) if p != left])
+    monkeypatch.setattr(run, "claimed", lambda network: [p for p in claimed(network) if p != left])
     with pytest.raises(SoundnessError, match="noise gets past the claims"):
         failures(network, {}, ([0, 0], [0, 0]), [[1.0, 0.0]], [0.0])
 
@@ -326,7 +325,7 @@ def test_noise_with_two_readers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> N
     builder.sum(builder.shift(x, (2,)), x)
     network = builder.network()
     assert stages(network) == {1: 1, 2: 4}
-    monkeypatch.setattr(plan, "claimed", lambda _: [])
+    monkeypatch.setattr(run, "claimed", lambda _: [])
     with pytest.raises(SoundnessError, match="noise gets past the claims"):
         stages(network)
 

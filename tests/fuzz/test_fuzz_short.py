@@ -11,7 +11,7 @@ import torch
 
 from bnn_vnnlib import Verdict
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.problem import weight_sets as mass
+from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.splitting.branch import Decided
 from fuzz import campaign as campaigns
 from fuzz import outcomes
@@ -186,8 +186,10 @@ def test_upper_bounds_that_are_too_low_are_found(monkeypatch):
 def test_a_wrong_union_of_boxes_is_found(monkeypatch):
     """The union taken as the sum of the masses (no overlaps), for boxes around samples of one weight."""
     monkeypatch.setattr(
-        mass.ScatteredUnion, "union_lower", lambda self, member: (member * self.single_upper).sum(-1).clamp(max=1.0)
-    )
+        weight_sets.ScatteredUnion,
+        "union_lower",
+        lambda self, member: (member * self.single_upper).sum(-1).clamp(max=1.0),
+    )  # fmt: skip
     found = []
     for seed in range(3, 60, 4):
         found += judge_tiny(seed)

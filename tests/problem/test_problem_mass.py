@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.problem import weight_sets as mass
+from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.weight_sets import centred_mass, layered_lower, margin_of, scattered_union
 
 MARGINS = [0.01, 0.1, 0.5, 1.0, 2.0, 3.0, 4.6, 6.0, 8.0, 9.5, 12.0, 20.0, 30.0, 37.0, 37.6, 38.0]
@@ -132,7 +132,7 @@ def test_unions_of_many_boxes_are_bounded_on_both_sides(family):
 
 def test_truncation_has_the_right_parity(monkeypatch):
     """Lightly overlapping boxes: S1 - S2 is sharper than the largest mass, and still below the truth."""
-    monkeypatch.setattr(mass, "EXACT_UNION", 0)
+    monkeypatch.setattr(weight_sets, "EXACT_UNION", 0)
     centers = np.linspace(-1.5, 1.5, 6)[:, None]
     union, cells = scattered_union(centers, 0.31), Cells(centers, 0.31)
     member = np.ones(6, bool)
@@ -149,7 +149,7 @@ def test_layers_give_the_expectation_of_a_step_function(family, floor, exact_uni
     cells = Cells(centers, margin)
     values = np.random.default_rng(seed + 1).uniform(-4, 5, size=(3, count))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mass, "EXACT_UNION", 10 if exact_union else 0)
+        patch.setattr(weight_sets, "EXACT_UNION", 10 if exact_union else 0)
         union = scattered_union(centers, margin)
     floors = torch.full((3,), floor, dtype=torch.float64)
     found = layered_lower(torch.tensor(values), union.union_lower, floors).numpy()

@@ -13,7 +13,7 @@ from scipy import stats
 
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.problem import weight_sets as mass
+from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.weight_sets import CentredUnion, layered_lower, scattered_union
 from support.builders import expectation, from_nodes, model, outputs, properties, rows
 
@@ -29,7 +29,7 @@ def normal(mean: float, deviation: float):
 def union_method(request, monkeypatch):
     """Inclusion-exclusion, and the truncation that many boxes get."""
     if request.param == "pairs":
-        monkeypatch.setattr(mass, "EXACT_UNION", 0)
+        monkeypatch.setattr(weight_sets, "EXACT_UNION", 0)
     return request.param
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bnn_vnnlib.methods.safety.large_variance import pairs
-from bnn_vnnlib.methods.safety.large_variance import pairs as unions
 from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -216,7 +215,7 @@ def test_only_cases_of_one_row_are_joined() -> None:
         question = from_cases(torch.tensor(x)[None], torch.tensor(x)[None], [cases], 3)
         rows = question.rows
         values = torch.where(rows.case < question.cases, 0.1, 1.0).expand(1, -1).double()
-        found.append(float(unions.shared(net, question, rows.outputs, rows.bound, values, Deadline())[0]))
+        found.append(float(pairs.shared(net, question, rows.outputs, rows.bound, values, Deadline())[0]))
     assert found[0] > 0.01
     assert found[1:] == [0.0, 0.0]
 
