@@ -123,13 +123,13 @@ def question_of(
     options: Options | None = None,
 ) -> Question:
     """Query and thresholds of a run: the options, else the record beside the results file, else as in `verify`."""
-    record = read_record(results) or {}
+    record = _read_record(results) or {}
     own = {key: record[key] for key in ("query", "tau_safe", "tau_unsafe", "rule") if record.get(key) is not None}
     comment = {**property.options, **{key: str(value) for key, value in own.items()}}
     return (options or Options()).question(comment, path)
 
 
-def read_record(results: Path) -> dict[str, Any] | None:
+def _read_record(results: Path) -> dict[str, Any] | None:
     """The record beside a results file, None if there is none (other tools write none); InputError if it is broken."""
     path = sidecar_path(results)
     if not path.is_file():
@@ -139,7 +139,7 @@ def read_record(results: Path) -> dict[str, Any] | None:
 
 def other_files(results: Path, files: Mapping[str, Path]) -> list[str]:
     """Remarks where the record was made for files with other contents."""
-    hashes = (read_record(results) or {}).get("sha256")
+    hashes = (_read_record(results) or {}).get("sha256")
     if not isinstance(hashes, Mapping):
         return []
     return [

@@ -63,34 +63,34 @@ from bnn_vnnlib.rounding import SMALL, TINY, UNIT
 
 
 @dataclass(frozen=True, eq=False)
-class Plane:
+class _Plane:
     """q x + p y - p q, for a corner (p, q) of the box of (x, y)."""
 
     p: Tensor
     q: Tensor
 
 
-def planes(x: Interval, y: Interval) -> tuple[Plane, Plane]:
+def planes(x: Interval, y: Interval) -> tuple[_Plane, _Plane]:
     """A plane below x y and one above, over a box (McCormick 1976).
 
     x y - (q x + p y - p q) = (x - p)(y - q) >= 0 for (p, q) = (lx, ly) and (ux, uy), where both factors have the same
     sign, and <= 0 for (ux, ly) and (lx, uy). Of two corners the one with the flatter plane is taken.
     """
-    below = _flatter(Plane(x.lower, y.lower), Plane(x.upper, y.upper), x, y)
-    above = _flatter(Plane(x.upper, y.lower), Plane(x.lower, y.upper), x, y)
+    below = _flatter(_Plane(x.lower, y.lower), _Plane(x.upper, y.upper), x, y)
+    above = _flatter(_Plane(x.upper, y.lower), _Plane(x.lower, y.upper), x, y)
     return below, above
 
 
-def _flatter(first: Plane, second: Plane, x: Interval, y: Interval) -> Plane:
+def _flatter(first: _Plane, second: _Plane, x: Interval, y: Interval) -> _Plane:
     """The plane that varies less over the box."""
     width, height = x.upper - x.lower, y.upper - y.lower
     variation = [plane.q.abs() * width + plane.p.abs() * height for plane in (first, second)]
     chosen = variation[0] <= variation[1]
-    return Plane(torch.where(chosen, first.p, second.p), torch.where(chosen, first.q, second.q))
+    return _Plane(torch.where(chosen, first.p, second.p), torch.where(chosen, first.q, second.q))
 
 
 @dataclass(frozen=True, eq=False)
-class MaxLines:
+class _MaxLines:
     """x[under] <= max over the last axis <= slope x[over] + offset; all (K or 1, M, *shape, 1)."""
 
     under: Tensor
@@ -99,7 +99,7 @@ class MaxLines:
     offset: Tensor
 
 
-def max_lines(x: Interval) -> MaxLines:
+def max_lines(x: Interval) -> _MaxLines:
     """Lines around the maximum over the last axis.
 
     Any entry is a lower bound; the one with the largest centre is taken. For the upper one let i be the entry with the
@@ -116,7 +116,7 @@ def max_lines(x: Interval) -> MaxLines:
     # the chord's offset at both ends, where max(x_i, c) is c and u_i, whatever the rounding of the slope
     offset = torch.maximum(others - slope * low, best - slope * best)
     offset = offset + 4 * UNIT * (low.abs() + best.abs() + others.abs()) + TINY
-    return MaxLines(under, over, torch.where(fixed, 1.0, slope), torch.where(fixed, zero, offset))
+    return _MaxLines(under, over, torch.where(fixed, 1.0, slope), torch.where(fixed, zero, offset))
 
 
 WIDE = 128

@@ -35,7 +35,7 @@ _RATE, _DECAY = 0.3, 0.95
 
 
 @dataclass(frozen=True)
-class Kinks:
+class _Kinks:
     """The neurons that can be split: those of Relu and LeakyRelu, in one vector of H.
 
     places : (position of the activation, its first index in the vector, its size)
@@ -49,7 +49,7 @@ class Kinks:
         return sum(size for _, _, size in self.places)
 
 
-def kinks_of(network: Network) -> Kinks:
+def kinks_of(network: Network) -> _Kinks:
     """Every Relu and LeakyRelu of the graph."""
     places, start = [], 0
     for position, node in enumerate(network.nodes):
@@ -57,7 +57,7 @@ def kinks_of(network: Network) -> Kinks:
             size = math.prod(node.shape)
             places.append((position, start, size))
             start += size
-    return Kinks(tuple(places))
+    return _Kinks(tuple(places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class SplitEngine:
     """
 
     network: Network
-    kinks: Kinks
+    kinks: _Kinks
     weights: WeightBoxes
     ranges: Ranges
     box: Interval

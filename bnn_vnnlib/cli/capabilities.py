@@ -47,7 +47,7 @@ _OLD = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))(asse
 _LAST_MINOR = 20
 
 
-def opset_versions() -> list[str]:
+def _opset_versions() -> list[str]:
     """Oldest and newest."""
     from onnx.defs import onnx_opset_version
 
@@ -56,7 +56,7 @@ def opset_versions() -> list[str]:
     return [str(OLDEST_OPSET), str(onnx_opset_version())]
 
 
-def element_types() -> list[str]:
+def _element_types() -> list[str]:
     """Types that the variables of a query may have."""
     return [kind for kind in _ELEMENT_TYPES if _accepted(f"{_ONE.format(kind)}{_BOX}{_ROW}") is not None]
 
@@ -68,7 +68,7 @@ def operators() -> list[str]:
     return supported_operators()
 
 
-def vnnlib_versions() -> list[str]:
+def _vnnlib_versions() -> list[str]:
     """Oldest and newest; a version is known if it is accepted without the remark that it is read as another one."""
     known = [f"2.{minor}" for minor in range(_LAST_MINOR) if _known(f"2.{minor}")]
     if _parsed(_OLD) is not None:
@@ -93,7 +93,7 @@ def disjunctions() -> list[str]:
     return [_truth(together)]
 
 
-def option_of_verify(name: str) -> list[str]:
+def _option_of_verify(name: str) -> list[str]:
     """Whether `verify` has this option."""
     from inspect import signature
 
@@ -124,17 +124,17 @@ def _of(*names: str) -> Callable[[], Iterable[str]]:
 
 
 CAPABILITIES: dict[str, Callable[[], Iterable[str]]] = {
-    "onnx-opset-versions": opset_versions,
-    "onnx-element-types": element_types,
+    "onnx-opset-versions": _opset_versions,
+    "onnx-element-types": _element_types,
     "onnx-operators": operators,
-    "vnnlib-versions": vnnlib_versions,
+    "vnnlib-versions": _vnnlib_versions,
     "hidden-node-theories": _of("NH", "H"),
     "multiple-input-output-theories": _of("SIO", "MIO"),
     "multiple-network-theories": _of("SNET", "MENET", "MINET", "MNET"),
     "multiple-node-comparison-theories": _of("SNC", "MNC"),
     "arithmetic-complexity-theories": _of("BND", "OUTC", "LIN", "POLY"),
     "optimised-disjunctive-reasoning": disjunctions,
-    "serialise-assignments": lambda: option_of_verify("serialise_assignments"),
-    "unsat-proofs": lambda: option_of_verify("unsat_proofs"),
+    "serialise-assignments": lambda: _option_of_verify("serialise_assignments"),
+    "unsat-proofs": lambda: _option_of_verify("unsat_proofs"),
 }
 """Name of the option -> the lines of the answer."""

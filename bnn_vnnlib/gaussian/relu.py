@@ -112,7 +112,7 @@ class Rectangle:
 
 
 @dataclass(frozen=True, eq=False)
-class Plane:
+class _Plane:
     """f <= constant + mean m + square s^2 on a rectangle."""
 
     constant: Tensor
@@ -127,7 +127,7 @@ class Plane:
 Surface = Callable[[Tensor, Tensor], Tensor]
 
 
-def relu_planes(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+def relu_planes(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
     """Planes for coefficients alpha and beta >= 0 of one shape; the constant is inf where there is none."""
     shape = torch.Size(np.broadcast_shapes(alpha.shape, rectangle.low.shape))  # torch's own function loads sympy
     alpha, beta, rectangle = alpha.expand(shape), beta.expand(shape), rectangle.expand(shape)
@@ -137,14 +137,14 @@ def relu_planes(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
         for part, value in zip(out, vars(found).values(), strict=True):
             part[where] = value
     lost = ~(torch.isfinite(out[0]) & torch.isfinite(out[1]) & torch.isfinite(out[2]))
-    return Plane(*(part.masked_fill(lost, value) for part, value in zip(out, (torch.inf, 0.0, 0.0), strict=True)))
+    return _Plane(*(part.masked_fill(lost, value) for part, value in zip(out, (torch.inf, 0.0, 0.0), strict=True)))
 
 
-def _rising(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+def _rising(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
     return _above_convex(lambda m, s: log_moment(alpha, beta, m, s), rectangle)
 
 
-def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
+def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
     """The better one of two at the typical point."""
     active = _above_convex(lambda m, s: log_moment_active(alpha, beta, m, s), rectangle)
     level = log_moment(alpha, beta, rectangle.m, rectangle.s)
@@ -152,10 +152,10 @@ def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> Plane:
     m, s = rectangle.m, rectangle.s
     better = (level > DEEP) & (small.at(m, s) < active.at(m, s).nan_to_num(torch.inf))
     parts = zip(vars(small).values(), vars(active).values(), strict=True)
-    return Plane(*(torch.where(better, new, old) for new, old in parts))
+    return _Plane(*(torch.where(better, new, old) for new, old in parts))
 
 
-def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tensor) -> Plane:
+def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tensor) -> _Plane:
     share = alpha.abs() * torch.exp(-level)
 
     def convex(m: Tensor, s: Tensor) -> Tensor:
@@ -171,10 +171,10 @@ def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tenso
     lift = share * density(tau) / ends
     paid = 4 * ROUND * share * rectangle.size + 8 * UNIT * (1 + level.abs() + above.constant.abs()) + LEAST
     constant = level - 1 + above.constant - lift * rectangle.least * rectangle.most + paid
-    return Plane(constant, above.mean - share * cdf(tau), above.square - lift)
+    return _Plane(constant, above.mean - share * cdf(tau), above.square - lift)
 
 
-def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
+def _above_convex(surface: Surface, rectangle: Rectangle) -> _Plane:
     """From the corners; the surface is rounded up there, and its slopes are guessed."""
     m, s = (rectangle.low, rectangle.high), (rectangle.least, rectangle.most)
     value = [[surface(a, b) for b in s] for a in m]
@@ -189,7 +189,7 @@ def _above_convex(surface: Surface, rectangle: Rectangle) -> Plane:
     paid = 16 * UNIT * (highest + (rise.abs() + lift) * size) + LEAST
     square = lift / (s[0] + s[1])
     stretched = torch.where(lift > 0, lift * lift / (4 * square), 0.0) * (1 + 16 * UNIT)
-    return Plane(torch.stack(corners).amax(0) + paid + stretched, rise, square)
+    return _Plane(torch.stack(corners).amax(0) + paid + stretched, rise, square)
 
 
 def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:

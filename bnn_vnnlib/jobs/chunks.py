@@ -33,7 +33,7 @@ class Task(Protocol):
         ...
 
 
-class Job(Protocol):
+class _Job(Protocol):
     """Work in chunks, which are the same whenever the same is asked."""
 
     @property
@@ -76,7 +76,7 @@ Watch = Callable[[Progress], None]
 
 
 def carry_out(
-    job: Job, folder: Folder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
+    job: _Job, folder: Folder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
 ) -> tuple[Arrays, Cost]:
     """Do what is left of a job: all its rows, which the folder gets as one file, and what they cost.
 
@@ -100,7 +100,7 @@ def carry_out(
     return columns, sum((part.cost for part in parts), NOTHING)
 
 
-def _carried_out(job: Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
+def _carried_out(job: _Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
     todo = [chunk for chunk in range(len(job)) if kept is None or chunk not in kept.parts]
     begun = {} if kept is None else {chunk: kept.step(chunk) for chunk in todo if chunk in kept.steps}
     rows, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))
@@ -152,7 +152,7 @@ def growing(most: int) -> Iterator[int]:
         size = min(most, GROWTH * size)
 
 
-def _parts(job: Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:
+def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:
     """The chunks and their steps, as they are done: here, if they are to be done one after the other."""
     if not todo:
         return

@@ -24,7 +24,7 @@ AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Pool:
+class _Pool:
     """Something that carries out tasks.
 
     Attributes
@@ -99,7 +99,7 @@ class Places:
         return Places(cores() // (threads or usual_threads()) or 1 if workers is None else workers, threads, scheduler)
 
     @contextmanager
-    def pool(self) -> Iterator[Pool]:
+    def pool(self) -> Iterator[_Pool]:
         """A pool; on leaving, what has not begun is dropped and what runs here is ended.
 
         Raises
@@ -110,12 +110,12 @@ class Places:
         if self.scheduler is not None:
             with _client(self.scheduler, self.workers) as client:
                 # Done once more where its worker is lost; `pure` would let two runs of one task be one.
-                yield Pool(client.get_executor(pure=False).submit, lambda: sum(client.nthreads().values()))
+                yield _Pool(client.get_executor(pure=False).submit, lambda: sum(client.nthreads().values()))
             return
         fleet = Fleet()
         threads = ThreadPoolExecutor(self.workers, thread_name_prefix="worker", initializer=fleet.join)
         try:
-            yield Pool(threads.submit, lambda: self.workers)
+            yield _Pool(threads.submit, lambda: self.workers)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             fleet.close()

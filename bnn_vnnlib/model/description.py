@@ -15,7 +15,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class TensorSummary:
+class _TensorSummary:
     """One source tensor.
 
     Attributes
@@ -47,7 +47,7 @@ class Description:
     family: str
     samples: int
     likelihood: Likelihood | None
-    tensors: tuple[TensorSummary, ...]
+    tensors: tuple[_TensorSummary, ...]
     operators: tuple[tuple[str, int], ...]
     weights: int
     uncertain_weights: int
@@ -86,11 +86,11 @@ def _deviations(model: Model) -> dict[str, Floats]:
     return {name: np.sqrt(v).reshape(shapes[name]) for name, v in marginal_variances(model.posterior).items()}
 
 
-def _summary(name: str, mean: Floats, deviation: Floats | None) -> TensorSummary:
+def _summary(name: str, mean: Floats, deviation: Floats | None) -> _TensorSummary:
     if deviation is None:
-        return TensorSummary(name, mean.shape, mean.size, False, None)
+        return _TensorSummary(name, mean.shape, mean.size, False, None)
     size = np.abs(mean)
     # 0/0 (a weight that is exactly 0) is no uncertainty; x/0 is infinite
     ratio = np.where(deviation > 0, np.divide(deviation, size, where=size > 0, out=np.full(size.shape, np.inf)), 0.0)
     low, median, high = (float(q) for q in np.quantile(ratio, QUANTILES, method="nearest"))
-    return TensorSummary(name, mean.shape, mean.size, True, (low, median, high))
+    return _TensorSummary(name, mean.shape, mean.size, True, (low, median, high))

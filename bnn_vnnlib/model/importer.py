@@ -60,7 +60,7 @@ def import_graph(
     for function in proto.functions:  # behind the inliner, values inside have other names
         _refuse_frozen(function.node)
     proto = inlined(proto)
-    opset = default_opset(proto)
+    opset = _default_opset(proto)
     notes: list[str] = []
     outputs = _chosen_outputs(proto, every_output, notes)
     alive = _live_nodes(proto.graph, outputs, notes)
@@ -85,7 +85,7 @@ def left_out_outputs(proto: ModelProto) -> tuple[str, ...]:
     return names if len(names) < len(proto.graph.output) else ()
 
 
-def default_opset(proto: ModelProto) -> int:
+def _default_opset(proto: ModelProto) -> int:
     """Version of the default operator set."""
     versions = {entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")}
     if len(versions) != 1:

@@ -44,10 +44,10 @@ def matmul(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         return _right(graph, node, variable(graph, node, inputs, 0), b)
     if isinstance(a, Constant):
         return _left(graph, node, a, variable(graph, node, inputs, 1))
-    return contracted(graph, node, variable(graph, node, inputs, 0), variable(graph, node, inputs, 1))
+    return _contracted(graph, node, variable(graph, node, inputs, 0), variable(graph, node, inputs, 1))
 
 
-def contracted(graph: Builder, node: NodeProto, a: Variable, b: Variable) -> Variable:
+def _contracted(graph: Builder, node: NodeProto, a: Variable, b: Variable) -> Variable:
     """a @ b of two computed tensors: all products, then their sums."""
     name = label(node)
     if not a.shape or not b.shape:
@@ -122,7 +122,7 @@ def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         y = graph.linear(name, x, _times(graph, node, weight, "alpha", x), 0)
     else:
         x, z = _matrix(graph, node, inputs, 0, bool(flip_a)), _matrix(graph, node, inputs, 1, bool(flip_b))
-        y = contracted(graph, node, x, z)
+        y = _contracted(graph, node, x, z)
         alpha = float_attribute(node, "alpha", 1.0)
         y = y if alpha == 1 else graph.scale(name, y, graph.number(f"{node.output[0]}.alpha", alpha, y))
     return _plus_c(graph, node, y, inputs[2] if len(inputs) > 2 else None)
@@ -289,7 +289,7 @@ def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     elif isinstance(b, Constant):
         raise unsupported(node, "a stack of matrices as the constant is not supported")
     else:
-        y = contracted(graph, node, x, _grouped(graph, name, b, of_b, common + summed + right, (c, s, r)))
+        y = _contracted(graph, node, x, _grouped(graph, name, b, of_b, common + summed + right, (c, s, r)))
     y = graph.reshape(name, y, tuple(sizes[axis] for axis in common + left + right))
     perm = tuple((common + left + right).index(axis) for axis in result)
     return y if perm == tuple(range(len(perm))) else graph.transpose(name, y, perm)

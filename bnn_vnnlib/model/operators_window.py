@@ -26,7 +26,7 @@ Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Window:
+class _Window:
     """A window that moves over the axes behind the channels; begins and ends are the pads, `counts` its places."""
 
     kernel: Ints
@@ -51,7 +51,7 @@ def _axes_attribute(node: NodeProto, name: str, rank: int) -> Ints:
     return values
 
 
-def _window(node: NodeProto, x: Variable, kernel: Ints) -> Window:
+def _window(node: NodeProto, x: Variable, kernel: Ints) -> _Window:
     """Pads and number of places along each axis."""
     rank, sizes = len(kernel), x.shape[2:]
     if rank != len(sizes) or min(kernel) < 1:
@@ -89,7 +89,7 @@ def _window(node: NodeProto, x: Variable, kernel: Ints) -> Window:
         # a window that would start in the pads behind the image is left out
         starts = zip(counts, strides, sizes, begins, strict=True)
         counts = [count - ((count - 1) * stride >= size + front) for count, stride, size, front in starts]
-    return Window(kernel, strides, dilations, begins, ends, tuple(counts))
+    return _Window(kernel, strides, dilations, begins, ends, tuple(counts))
 
 
 def _auto_pad(node: NodeProto, rank: int) -> str:
@@ -126,11 +126,13 @@ def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Variable) -> Var
     return graph.shift(label(node), y, per_channel(node, constant_operand(node, inputs, 2, "the bias"), y))
 
 
-def _convolved(graph: Builder, node: NodeProto, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+def _convolved(
+    graph: Builder, node: NodeProto, x: Variable, weight: Constant, window: _Window, groups: int
+) -> Variable:
     name, rank = label(node), len(window.kernel)
     if rank == 1:
         flat = graph.reshape(name, x, (*x.shape[:2], 1, x.shape[2]))
-        wide = Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0, *window.begins),
+        wide = _Window((1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0, *window.begins),
                       (0, *window.ends), (1, *window.counts))  # fmt: skip
         y = _plane(graph, name, flat, weight.reshaped(*weight.shape[:2], 1, *weight.shape[2:]), wide, groups)
         return graph.reshape(name, y, (*y.shape[:2], y.shape[3]))
@@ -141,7 +143,7 @@ def _convolved(graph: Builder, node: NodeProto, x: Variable, weight: Constant, w
     raise unsupported(node, f"a convolution over {rank} axes: at most 3 are supported")
 
 
-def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: _Window, groups: int) -> Variable:
     """The network's own 2-d convolution."""
     shape = (x.shape[0], weight.shape[0], *window.counts)
     strides, dilations, pads = window.strides, window.dilations, (*window.begins, *window.ends)
@@ -152,10 +154,10 @@ def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: Win
     return graph.append(maps, x.element)
 
 
-def _solid(graph: Builder, name: str, x: Variable, weight: Constant, window: Window, groups: int) -> Variable:
+def _solid(graph: Builder, name: str, x: Variable, weight: Constant, window: _Window, groups: int) -> Variable:
     """Sum over the depth of the kernel: planes of the input are picked, and join the batch."""
     batch, channels = x.shape[:2]
-    flat = Window(*(part[1:] for part in (window.kernel, window.strides, window.dilations, window.begins, window.ends,
+    flat = _Window(*(part[1:] for part in (window.kernel, window.strides, window.dilations, window.begins, window.ends,
                                           window.counts)))  # fmt: skip
     index = np.pad(positions_of(x), [(0, 0), (0, 0), (window.begins[0], window.ends[0]), (0, 0), (0, 0)],
                    constant_values=-1)  # fmt: skip
@@ -196,7 +198,7 @@ def conv_transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         picked = np.take(index, np.where(inside, place // strides[axis], 0), axis + 2)
         index = np.where(inside.reshape(-1, *(1,) * (rank - 1 - axis)), picked, -1)
     stuffed = graph.select(label(node), x, index)
-    window = Window(kernel, (1,) * rank, dilations, (0,) * rank, (0,) * rank, counts)
+    window = _Window(kernel, (1,) * rank, dilations, (0,) * rank, (0,) * rank, counts)
     return _biased(graph, node, inputs, _convolved(graph, node, stuffed, _flipped(weight, groups), window, groups))
 
 
@@ -244,7 +246,7 @@ def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints
 # pools -----------------------------------------------------------------------------------------------------------
 
 
-def _gathered(graph: Builder, node: NodeProto, x: Variable, window: Window) -> NDArray[np.int64]:
+def _gathered(graph: Builder, node: NodeProto, x: Variable, window: _Window) -> NDArray[np.int64]:
     """(batch, channels, *counts, entries): what each window sees, -1 outside the image."""
     spots = _spots(window)
     if math.prod(window.counts) * math.prod(window.kernel) * math.prod(x.shape[:2]) > LARGEST:
@@ -265,7 +267,7 @@ def _gathered(graph: Builder, node: NodeProto, x: Variable, window: Window) -> N
     return np.where(flat < 0, -1, flat + image)
 
 
-def _pool_window(node: NodeProto, x: Variable) -> Window:
+def _pool_window(node: NodeProto, x: Variable) -> _Window:
     """The window of a pool, which must not lie in the pads entirely, nor skip entries to make SAME come out."""
     window = _window(node, x, ints_attribute(node, "kernel_shape", ()) or (0,) * (len(x.shape) - 2))
     if any(max(pads) >= k for *pads, k in zip(window.begins, window.ends, window.kernel, strict=True)):
@@ -307,13 +309,13 @@ def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.divided(name, y, size.max() if size.min() == size.max() else size)
 
 
-def _whole(x: Variable, window: Window) -> Ints:
+def _whole(x: Variable, window: _Window) -> Ints:
     """Number of places at which the window stays inside image and pads."""
     spans = zip(x.shape[2:], window.begins, window.ends, window.kernel, window.dilations, window.strides, strict=True)
     return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, d, s in spans)
 
 
-def _entries(x: Variable, window: Window, pads: bool) -> NDArray[np.float64]:
+def _entries(x: Variable, window: _Window, pads: bool) -> NDArray[np.float64]:
     """Entries of each window that lie in the image, or in image and pads (ceil_mode reaches behind them)."""
     total = np.ones(())
     for axis, spot in enumerate(_spots(window)):
@@ -323,7 +325,7 @@ def _entries(x: Variable, window: Window, pads: bool) -> NDArray[np.float64]:
     return total
 
 
-def _spots(window: Window) -> list[NDArray[np.int64]]:
+def _spots(window: _Window) -> list[NDArray[np.int64]]:
     """(count, kernel) along each axis: where the entries of a window lie."""
     spans = zip(window.counts, window.strides, window.begins, window.kernel, window.dilations, strict=True)
     return [

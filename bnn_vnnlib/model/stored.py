@@ -43,7 +43,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Manifest:
+class _Manifest:
     """Contents of the metadata entry, checked for form.
 
     Attributes
@@ -58,7 +58,7 @@ class Manifest:
     likelihood: Likelihood | None
     params: dict[str, dict[str, Any]]
     probabilities: dict[str, Any] | None
-    components: tuple[Manifest, ...] = ()
+    components: tuple[_Manifest, ...] = ()
 
     @property
     def entries(self) -> list[dict[str, Any]]:
@@ -67,22 +67,22 @@ class Manifest:
         return found if self.probabilities is None else [*found, self.probabilities]
 
 
-def little_endian(array: NDArray[Any]) -> bytes:
+def _little_endian(array: NDArray[Any]) -> bytes:
     """Row-major bytes, least significant first."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
 def sha256(array: NDArray[Any]) -> str:
     """Fingerprint of a tensor's bytes."""
-    return hashlib.sha256(little_endian(array)).hexdigest()
+    return hashlib.sha256(_little_endian(array)).hexdigest()
 
 
 def embedded(array: NDArray[Any]) -> str:
     """Tensor as text for the manifest."""
-    return base64.b64encode(little_endian(array)).decode("ascii")
+    return base64.b64encode(_little_endian(array)).decode("ascii")
 
 
-def extracted(text: Any, element: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+def _extracted(text: Any, element: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
     """Tensor from the manifest's text."""
     try:
         flat = np.frombuffer(base64.b64decode(text, validate=True), element.newbyteorder("<"))
@@ -97,7 +97,7 @@ def write_manifest(proto: ModelProto, content: dict[str, Any]) -> None:
     entry.key, entry.value = KEY, json.dumps(content, sort_keys=True)
 
 
-def read_manifest(proto: ModelProto) -> Manifest | None:
+def read_manifest(proto: ModelProto) -> _Manifest | None:
     """The manifest, or None if the file has none.
 
     Raises
@@ -130,7 +130,7 @@ def read_manifest(proto: ModelProto) -> Manifest | None:
     else:
         probabilities = None
     components = _components(content) if family == MIXTURE else ()
-    return Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities, components)
+    return _Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities, components)
 
 
 def _params(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -140,7 +140,7 @@ def _params(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return params
 
 
-def _components(content: dict[str, Any]) -> tuple[Manifest, ...]:
+def _components(content: dict[str, Any]) -> tuple[_Manifest, ...]:
     parts = content.get("components")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise _damaged("'components' must be a list of objects")
@@ -148,7 +148,7 @@ def _components(content: dict[str, Any]) -> tuple[Manifest, ...]:
     for part in parts:
         if part.get("family") not in gaussian:
             raise _damaged(f"a component is of family {part.get('family')!r}, expected one of {', '.join(gaussian)}")
-    return tuple(Manifest(str(part["family"]), None, _params(part), None) for part in parts)
+    return tuple(_Manifest(str(part["family"]), None, _params(part), None) for part in parts)
 
 
 def _likelihood(stored: Any) -> Likelihood | None:
@@ -272,7 +272,7 @@ def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> Non
         raise PosteriorError(f"{message}: attach the posterior again, or rename or remove the tensors")
 
 
-def _by_manifest(manifest: Manifest, tensors: dict[str, TensorProto]) -> Posterior:
+def _by_manifest(manifest: _Manifest, tensors: dict[str, TensorProto]) -> Posterior:
     means = {weight: _mean(weight, entry, tensors) for weight, entry in manifest.params.items()}
     if manifest.probabilities is None:
         return _gaussian(manifest, means, tensors)
@@ -289,7 +289,7 @@ def _by_manifest(manifest: Manifest, tensors: dict[str, TensorProto]) -> Posteri
     return WeightSamples({weight: values.astype(np.float64) for weight, values in read.items()}, weights)
 
 
-def _component(part: Manifest, weights: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Component:
+def _component(part: _Manifest, weights: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Component:
     means = {}
     for weight, entry in part.params.items():
         if weight not in weights:
@@ -299,7 +299,7 @@ def _component(part: Manifest, weights: dict[str, NDArray[Any]], tensors: dict[s
     return Component(means, _gaussian(part, weights, tensors))
 
 
-def _gaussian(part: Manifest, means: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Gaussian:
+def _gaussian(part: _Manifest, means: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Gaussian:
     """A Gaussian family; in a component a weight may have a mean and nothing else, and is a number then."""
     first, entries = STORED[part.family][0], {}
     for weight, entry in part.params.items():
@@ -314,7 +314,7 @@ def _gaussian(part: Manifest, means: dict[str, NDArray[Any]], tensors: dict[str,
     return gaussian_of(part.family, entries)
 
 
-def _bias(weight: str, entry: dict[str, Any], part: Manifest) -> tuple[str | None, int]:
+def _bias(weight: str, entry: dict[str, Any], part: _Manifest) -> tuple[str | None, int]:
     """The bias that shares the factors of a weight; both entries have to say so."""
     bias, axis = entry.get("bias"), entry.get("bias_axis", 1)
     partners = [name for name, other in part.params.items() if other.get("layer") == weight]
@@ -354,7 +354,7 @@ def _tensor(
 ) -> NDArray[Any]:
     """Variance, samples, ..: from the tensor that the manifest names, or embedded in it."""
     if f"{what}_base64" in entry:
-        array = extracted(entry[f"{what}_base64"], element, shape, weight)
+        array = _extracted(entry[f"{what}_base64"], element, shape, weight)
     else:
         name = entry.get(what)
         if not isinstance(name, str):
@@ -370,7 +370,7 @@ def _tensor(
     return array
 
 
-def _refuse_strays(manifest: Manifest, tensors: dict[str, TensorProto], unused: set[str]) -> None:
+def _refuse_strays(manifest: _Manifest, tensors: dict[str, TensorProto], unused: set[str]) -> None:
     """A variance beside its weight that the manifest does not list would be ignored silently."""
     listed = _listed(manifest)
     for what in _WHATS:
@@ -379,11 +379,11 @@ def _refuse_strays(manifest: Manifest, tensors: dict[str, TensorProto], unused: 
                 raise PosteriorError(f"tensor {name!r} is not listed in the manifest; attach the posterior again")
 
 
-def _listed(manifest: Manifest) -> set[str]:
+def _listed(manifest: _Manifest) -> set[str]:
     return {value for entry in manifest.entries for value in entry.values() if isinstance(value, str)}
 
 
-def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: Manifest | None) -> list[str]:
+def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: _Manifest | None) -> list[str]:
     """A remark on unused initializers that are no part of a posterior."""
     part = {PROBABILITIES} | (set() if manifest is None else _listed(manifest))
     part.update(name for suffix in (VARIANCE, SAMPLES) for name in _companions(suffix, tensors, unused).values())

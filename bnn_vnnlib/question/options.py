@@ -38,7 +38,7 @@ _RANGES: dict[str, Callable[[Any], bool]] = {
 
 
 @dataclass(frozen=True)
-class Option:
+class _Option:
     """What is known of an option beside its type and default.
 
     Attributes
@@ -71,17 +71,17 @@ class Option:
                 raise OptionError(f"{name} must be {self.must_be}, found {value!r}")
 
 
-def _threshold(help: str, unset: str) -> Option:  # noqa: A002
-    return Option(help, (), "a probability between 0 and 1", unset, (Query.PROBABILISTIC,),
+def _threshold(help: str, unset: str) -> _Option:  # noqa: A002
+    return _Option(help, (), "a probability between 0 and 1", unset, (Query.PROBABILISTIC,),
                   "it is a threshold on P_safe")  # fmt: skip
 
 
-def _of_decision(help: str, about: str, words: tuple[str, ...], unset: str | None = None) -> Option:  # noqa: A002
-    return Option(help, words, None, unset, (Query.DECISION,), about)
+def _of_decision(help: str, about: str, words: tuple[str, ...], unset: str | None = None) -> _Option:  # noqa: A002
+    return _Option(help, words, None, unset, (Query.DECISION,), about)
 
 
-def _of_boxes(help: str, **more: Any) -> Option:  # noqa: A002
-    return Option(help, queries=(Query.PROBABILISTIC, Query.DECISION), about="it is about boxes of weights", **more)
+def _of_boxes(help: str, **more: Any) -> _Option:  # noqa: A002
+    return _Option(help, queries=(Query.PROBABILISTIC, Query.DECISION), about="it is about boxes of weights", **more)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Options:
 
     query: Annotated[
         Query | str | None,
-        Option(
+        _Option(
             "What is asked.",
             words=tuple(Query),
             unset="the property's comment, else probabilistic if the model carries a posterior, else deterministic",
@@ -114,7 +114,7 @@ class Options:
     ] = None  # fmt: skip
     method: Annotated[
         Method,
-        Option(
+        _Option(
             "How networks are bounded: interval or linear bounds on boxes of weights, tails of the rows, or the best "
             "of all methods.",
             words=get_args(Method),
@@ -133,13 +133,13 @@ class Options:
         _of_boxes("Half-width of a box of weights in standard deviations.", must_be="a positive number",
                   unset="searched, or 2.5 around sampled weights"),
     ] = None  # fmt: skip
-    seed: Annotated[int, Option("Seed of everything random.", must_be="a whole number that is not negative")] = 0
+    seed: Annotated[int, _Option("Seed of everything random.", must_be="a whole number that is not negative")] = 0
     restarts: Annotated[
-        int, Option("Starting points of the attack on each box.", must_be="a positive whole number")
+        int, _Option("Starting points of the attack on each box.", must_be="a positive whole number")
     ] = 2
-    device: Annotated[str | None, Option("Where to compute: cpu, cuda, cuda:1, ...", unset="cpu")] = None
+    device: Annotated[str | None, _Option("Where to compute: cpu, cuda, cuda:1, ...", unset="cpu")] = None
     search: Annotated[
-        Search, Option("Floating type of searches; what they find is confirmed in float64.", words=get_args(Search))
+        Search, _Option("Floating type of searches; what they find is confirmed in float64.", words=get_args(Search))
     ] = "float64"
     outputs: Annotated[
         Outputs,
@@ -148,7 +148,7 @@ class Options:
     ] = "auto"  # fmt: skip
     timeout: Annotated[
         float | None,
-        Option(
+        _Option(
             "Seconds until the bounds so far are returned; commands count from the start of the process.",
             must_be="a number of seconds",
             unset="no limit",
@@ -156,10 +156,10 @@ class Options:
     ] = None  # fmt: skip
     memory: Annotated[
         float | None,
-        Option("GiB for the arrays of the work; it changes how much is done at once, not what is proved.",
+        _Option("GiB for the arrays of the work; it changes how much is done at once, not what is proved.",
                must_be="a positive number", unset="2 on a CPU, half of what a CUDA device has"),
     ] = None  # fmt: skip
-    strict: Annotated[bool, Option("Refuse a property that nothing can violate, whatever the network.")] = False
+    strict: Annotated[bool, _Option("Refuse a property that nothing can violate, whatever the network.")] = False
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -225,7 +225,7 @@ IN_COMMENTS = ("query", "tau_safe", "tau_unsafe", "rule")
 
 
 _HINTS = get_type_hints(Options, include_extras=True)
-OPTIONS: dict[str, Option] = {one.name: get_args(_HINTS[one.name])[1] for one in fields(Options)}
+OPTIONS: dict[str, _Option] = {one.name: get_args(_HINTS[one.name])[1] for one in fields(Options)}
 """What is known of each option, by name."""
 
 

@@ -33,7 +33,7 @@ def idle_options(
             found[name] = f"{option.about}, for query {' or '.join(option.queries)}, and the query is {query}"
         elif name == "method" and given[name] == "tails" and query is Query.DETERMINISTIC:
             found[name] = "tails are for random weights, and the query is deterministic"
-        elif name == "margin" and model is not None and is_sampled(model.posterior):
+        elif name == "margin" and model is not None and _is_sampled(model.posterior):
             found[name] = "weight samples are verified one by one, without boxes"
         elif name == "outputs" and not probabilities:
             found[name] = "the decision of this model is an expected output, no probability"
@@ -105,6 +105,6 @@ def is_correlated(posterior: Posterior) -> bool:
     return isinstance(posterior, Correlated | Mixture)
 
 
-def is_sampled(posterior: Posterior | None) -> bool:
+def _is_sampled(posterior: Posterior | None) -> bool:
     """Made of weight samples."""
     return type(posterior).__name__ == "WeightSamples"

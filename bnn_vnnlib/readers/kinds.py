@@ -23,7 +23,7 @@ _SWAPPED = "were two files exchanged?"
 
 
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """A kind of file.
 
     Attributes
@@ -41,36 +41,36 @@ class Kind:
 _TORCH_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 """A number that torch.save wrote first before it made zip archives."""
 
-_EMPTY = Kind("the file is empty", "copy or write it again", (PROPERTY, RESULTS, INSTANCES))
-_POINTER = Kind("it is a Git-LFS pointer", "run `git lfs pull` where it came from to get the file itself")
-_TAR = Kind("it holds a tar archive", "unpack it and name the file inside")
-_ZIP = Kind("it is a zip archive", "unpack it and name the file inside")
-_NPZ = Kind(
+_EMPTY = _Kind("the file is empty", "copy or write it again", (PROPERTY, RESULTS, INSTANCES))
+_POINTER = _Kind("it is a Git-LFS pointer", "run `git lfs pull` where it came from to get the file itself")
+_TAR = _Kind("it holds a tar archive", "unpack it and name the file inside")
+_ZIP = _Kind("it is a zip archive", "unpack it and name the file inside")
+_NPZ = _Kind(
     "it is a NumPy archive (.npz)",
     "a posterior gets into a model by bnn-vnnlib attach MODEL POSTERIOR TARGET; otherwise two files were exchanged",
     (ARCHIVE, TABLE),
 )
-_NPY = Kind("it is a single NumPy array (.npy)", "write all arrays into one archive with numpy.savez")
-_TORCH = Kind(
+_NPY = _Kind("it is a single NumPy array (.npy)", "write all arrays into one archive with numpy.savez")
+_TORCH = _Kind(
     "it is a PyTorch file",
     "export the network with torch.onnx.export; weight samples or deviations go into an archive for bnn-vnnlib attach",
 )
-_PICKLE = Kind(
+_PICKLE = _Kind(
     "it is a Python pickle", "it is never opened, since that would run what is in it; write numpy.savez files"
 )
-_KERAS = Kind("it is a Keras file", f"{_EXPORT} (tf2onnx)")
-_HDF5 = Kind("it is an HDF5 file, such as Keras writes", f"{_EXPORT} (tf2onnx)")
-_TFLITE = Kind("it is a TensorFlow Lite model", f"{_EXPORT} (tf2onnx)")
-_PARQUET = Kind("it is a Parquet table", _SWAPPED, (TABLE,))
-_ONNX = Kind("it seems to be an ONNX model", _SWAPPED, (MODEL,))
-_VNNLIB = Kind("it is VNN-LIB text", _SWAPPED, (PROPERTY, RESULTS))
-_JSON = Kind("it is JSON text, such as the record of a run", "name the file that the record belongs to")
-_WEB = Kind("it is a web page or XML", "download the file itself, not the page that shows it")
-_RESULTS = Kind("it is a results file", _SWAPPED, (RESULTS,))
-_PLAIN = Kind("it holds text", _SWAPPED, (PROPERTY, RESULTS, INSTANCES))
+_KERAS = _Kind("it is a Keras file", f"{_EXPORT} (tf2onnx)")
+_HDF5 = _Kind("it is an HDF5 file, such as Keras writes", f"{_EXPORT} (tf2onnx)")
+_TFLITE = _Kind("it is a TensorFlow Lite model", f"{_EXPORT} (tf2onnx)")
+_PARQUET = _Kind("it is a Parquet table", _SWAPPED, (TABLE,))
+_ONNX = _Kind("it seems to be an ONNX model", _SWAPPED, (MODEL,))
+_VNNLIB = _Kind("it is VNN-LIB text", _SWAPPED, (PROPERTY, RESULTS))
+_JSON = _Kind("it is JSON text, such as the record of a run", "name the file that the record belongs to")
+_WEB = _Kind("it is a web page or XML", "download the file itself, not the page that shows it")
+_RESULTS = _Kind("it is a results file", _SWAPPED, (RESULTS,))
+_PLAIN = _Kind("it holds text", _SWAPPED, (PROPERTY, RESULTS, INSTANCES))
 
 
-def kind_of(start: bytes) -> Kind | None:
+def kind_of(start: bytes) -> _Kind | None:
     """The kind of a file that starts like this (unpacked, if it is gzip); None for what is not known."""
     if not start:
         return _EMPTY
@@ -113,7 +113,7 @@ def start_of(path: Path) -> bytes | None:
         return None
 
 
-def _zipped(start: bytes) -> Kind:
+def _zipped(start: bytes) -> _Kind:
     """By the name of the first file inside, which the local header holds."""
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     if name.endswith(b".npy"):
@@ -123,7 +123,7 @@ def _zipped(start: bytes) -> Kind:
     return _KERAS if name in (b"metadata.json", b"config.json", b"model.weights.h5") else _ZIP
 
 
-def _text(start: bytes) -> Kind | None:
+def _text(start: bytes) -> _Kind | None:
     text = start.removeprefix(b"\xef\xbb\xbf")
     try:
         text.decode()

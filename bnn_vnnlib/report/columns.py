@@ -36,8 +36,8 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
     places = {one: place for place, one in enumerate(distinct)}
     return {
         "rows": len(rows),
-        "texts": {name: coded(getattr(row, name) for row in rows) for name in _TEXTS} | {
-            "property": coded(row.prop for row in rows), "place": coded(row.place for row in rows)},
+        "texts": {name: _coded(getattr(row, name) for row in rows) for name in _TEXTS} | {
+            "property": _coded(row.prop for row in rows), "place": _coded(row.place for row in rows)},
         "numbers": {
             "key": list(keys),
             "seconds": [_rounded(row.seconds) for row in rows],
@@ -53,7 +53,7 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
     }  # fmt: skip
 
 
-def coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
+def _coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
     """Texts by number, because few of many are distinct.
 
     >>> coded(["a", None, "b", "a"])

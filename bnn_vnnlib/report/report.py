@@ -72,7 +72,7 @@ def write_report(
 
 
 @dataclass(frozen=True)
-class Page:
+class _Page:
     """A page before it is written: its text, its tables, and how many pairs of results exclude each other."""
 
     text: str
@@ -80,7 +80,7 @@ class Page:
     conflicts: int
 
 
-def make_page(sources: Sequence[Source], image: Shape | None = None, most: int = 200) -> Page:
+def make_page(sources: Sequence[Source], image: Shape | None = None, most: int = 200) -> _Page:
     """The page of one or two folders; arguments and errors as `write_report`."""
     runs = [run for source in sources for run in source.runs]
     rows = [row for run in runs for row in run.rows]
@@ -96,7 +96,7 @@ def make_page(sources: Sequence[Source], image: Shape | None = None, most: int =
         "several": len(runs) > 1, "pictured": len(images), "total": len(rows),
         "verdicts": Counter(row.verdict.value for row in rows),
     }  # fmt: skip
-    return Page(render(context, page_data(rows, keys, images)), tables, len(disagreements.rows))
+    return _Page(render(context, page_data(rows, keys, images)), tables, len(disagreements.rows))
 
 
 def _sources(folder: Path, against: Path | None) -> list[Source]:

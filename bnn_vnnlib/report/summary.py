@@ -27,7 +27,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Problem:
+class _Problem:
     """Instances that ended without a verdict for one and the same reason.
 
     Attributes
@@ -107,14 +107,14 @@ def of_comparison(tables: Mapping[str, tuple[tuple[str, ...], ...]]) -> list[Tab
     return found
 
 
-def problems(rows: Sequence[Row]) -> list[Problem]:
+def problems(rows: Sequence[Row]) -> list[_Problem]:
     """Everything without a verdict, errors first; `unknown` is none: its bounds are the answer."""
     groups: dict[tuple[str, Verdict, str], list[str]] = defaultdict(list)
     for row in rows:
         if row.verdict in (Verdict.ERROR, Verdict.TIMEOUT):
             groups[row.run, row.verdict, row.reason or _unsaid(row)].append(" ".join(row.names))
     order = sorted(groups, key=lambda group: (group[1] is not Verdict.ERROR, -len(groups[group])))
-    return [Problem(*group, tuple(groups[group][:_SHOWN]), len(groups[group])) for group in order]
+    return [_Problem(*group, tuple(groups[group][:_SHOWN]), len(groups[group])) for group in order]
 
 
 def _unsaid(row: Row) -> str:

@@ -55,7 +55,7 @@ class Line:
     Attributes
     ----------
     category, onnx, vnnlib : of the instance
-    kind, label : of the network, see `Variant`
+    kind, label : of the network, see `_Variant`
     answers : by tool
     """
 
@@ -127,7 +127,7 @@ Kind = Literal["mean", "sampled", "merged"]
 
 
 @dataclass(frozen=True)
-class Variant:
+class _Variant:
     """A plain network.
 
     Attributes
@@ -144,7 +144,7 @@ class Variant:
     exact: bool = True
 
 
-def write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int, seed: int) -> list[Variant]:
+def _write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int, seed: int) -> list[_Variant]:
     """Write plain networks of a model into a folder.
 
     Parameters
@@ -167,18 +167,18 @@ def write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int,
         raise OptionError(f"at least one network must be drawn, found {draws}")
     parts = read_parts(model)
     if parts.posterior is None:
-        return [Variant("plain", "plain", model)]
+        return [_Variant("plain", "plain", model)]
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     if "mean" in kinds:
-        found.append(Variant("mean", "mean", write_mean(parts, folder / "mean.onnx")))
+        found.append(_Variant("mean", "mean", write_mean(parts, folder / "mean.onnx")))
     if "sampled" in kinds:
         files = write_drawn(parts, folder, draws, seed)
-        found += [Variant("sampled", file.stem, file) for file in files]
+        found += [_Variant("sampled", file.stem, file) for file in files]
     if "merged" in kinds:
         exact = isinstance(parts.posterior, WeightSamples)
         proto, _ = merge(parts, draws=None if exact else draws, seed=seed)
-        found.append(Variant("merged", "merged", write_readable(proto, folder / "merged.onnx"), exact))
+        found.append(_Variant("merged", "merged", write_readable(proto, folder / "merged.onnx"), exact))
     return found
 
 
@@ -237,7 +237,7 @@ class Plan:
     Attributes
     ----------
     tools : beside ours
-    kinds, draws, seed : of the plain networks, see `write_variants`
+    kinds, draws, seed : of the plain networks, see `_write_variants`
     queries : ours on the BNN itself, where there is one
     timeout : replaces every instance's own
     """
@@ -304,17 +304,17 @@ def _model(instance: Instance) -> Path:
     return existing(path) or path
 
 
-def _variants(instances: Sequence[Instance], plan: Plan, folder: Path) -> dict[Path, list[Variant]]:
-    found: dict[Path, list[Variant]] = {}
+def _variants(instances: Sequence[Instance], plan: Plan, folder: Path) -> dict[Path, list[_Variant]]:
+    found: dict[Path, list[_Variant]] = {}
     for instance in instances:
         model = _model(instance)
         if model not in found:
             place = folder / "networks" / f"{len(found)}_{model.name.split('.')[0]}"
-            found[model] = write_variants(model, place, plan.kinds, plan.draws, plan.seed)
+            found[model] = _write_variants(model, place, plan.kinds, plan.draws, plan.seed)
     return found
 
 
-Asked = Sequence[tuple[Instance, Variant]]
+Asked = Sequence[tuple[Instance, _Variant]]
 
 
 def _runs(
@@ -329,7 +329,7 @@ def _runs(
     """Every tool with its entries, one for each question (None: not asked)."""
     how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
 
-    def ours(instance: Instance, variant: Variant, query: str) -> Task:
+    def ours(instance: Instance, variant: _Variant, query: str) -> Task:
         """Our own answer: on the plain network, or a query on the BNN itself."""
         model = variant.path if query == "deterministic" else _model(instance)
         prop = existing(instance.prop) or instance.prop
@@ -371,13 +371,13 @@ def _line(instance: Instance) -> tuple[str, str, str, float]:
     return instance.category, instance.onnx, instance.vnnlib, instance.timeout
 
 
-def _tool_task(instance: Instance, variant: Variant, tool: Tool, plan: Plan, threads: int | None) -> ToolTask:
+def _tool_task(instance: Instance, variant: _Variant, tool: Tool, plan: Plan, threads: int | None) -> ToolTask:
     prop = existing(instance.prop) or instance.prop
     return ToolTask(instance.category, f"{instance.onnx}@{variant.label}", instance.vnnlib, tool, str(variant.path),
                     str(prop), plan.timeout or instance.timeout, threads, plan.seed, instance.timeout)  # fmt: skip
 
 
-def _same_question(variant: Variant, query: str) -> bool:
+def _same_question(variant: _Variant, query: str) -> bool:
     """The decision of weight samples is what their merged network computes; nothing else has the same answer."""
     return query == Query.DECISION and variant.kind == "merged" and variant.exact
 

@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Column:
+class _Column:
     """A column of the table with the bounds.
 
     Attributes
@@ -49,42 +49,42 @@ def _at(*path: str) -> Callable[[Record], Any]:
 
 
 COLUMNS = (
-    Column("category", "text", "the benchmark", _at("run", "category")),
-    Column("network", "text", "the network's cell in instances.csv", _at("run", "network")),
-    Column("property", "text", "the property's cell in instances.csv", _at("run", "property")),
-    Column("result", "text", "sat, unsat, unknown, timeout or error", _at("verdict")),
-    Column("query", "text", "what was asked; empty where the run ended before that was known", _at("query")),
-    Column(
+    _Column("category", "text", "the benchmark", _at("run", "category")),
+    _Column("network", "text", "the network's cell in instances.csv", _at("run", "network")),
+    _Column("property", "text", "the property's cell in instances.csv", _at("run", "property")),
+    _Column("result", "text", "sat, unsat, unknown, timeout or error", _at("verdict")),
+    _Column("query", "text", "what was asked; empty where the run ended before that was known", _at("query")),
+    _Column(
         "vacuous",
         "text",
         "why nothing can violate the property, whatever the network: its unsat proves nothing",
         _at("asked", "vacuous"),
     ),
-    Column("tau_safe", "number", "unsat if P_safe is at least this (query probabilistic)", _at("tau_safe")),
-    Column("tau_unsafe", "number", "sat if P_safe is below this (query probabilistic)", _at("tau_unsafe")),
-    Column("p_safe_lower", "number", "guaranteed lower bound on P_safe", _at("p_safe", "lower")),
-    Column("p_safe_upper", "number", "guaranteed upper bound on P_safe", _at("p_safe", "upper")),
-    Column("decision_lower", "numbers", "guaranteed lower bounds on D over T, by output", _at("decision", "lower")),
-    Column("decision_upper", "numbers", "guaranteed upper bounds on D over T, by output", _at("decision", "upper")),
-    Column("row_lower", "numbers", "the same on each of the property's rows", _at("decision", "rows", "lower")),
-    Column("row_upper", "numbers", "the same on each of the property's rows", _at("decision", "rows", "upper")),
-    Column("method", "text", "what gave the bounds", _at("method")),
-    Column(
+    _Column("tau_safe", "number", "unsat if P_safe is at least this (query probabilistic)", _at("tau_safe")),
+    _Column("tau_unsafe", "number", "sat if P_safe is below this (query probabilistic)", _at("tau_unsafe")),
+    _Column("p_safe_lower", "number", "guaranteed lower bound on P_safe", _at("p_safe", "lower")),
+    _Column("p_safe_upper", "number", "guaranteed upper bound on P_safe", _at("p_safe", "upper")),
+    _Column("decision_lower", "numbers", "guaranteed lower bounds on D over T, by output", _at("decision", "lower")),
+    _Column("decision_upper", "numbers", "guaranteed upper bounds on D over T, by output", _at("decision", "upper")),
+    _Column("row_lower", "numbers", "the same on each of the property's rows", _at("decision", "rows", "lower")),
+    _Column("row_upper", "numbers", "the same on each of the property's rows", _at("decision", "rows", "upper")),
+    _Column("method", "text", "what gave the bounds", _at("method")),
+    _Column(
         "cause",
         "text",
         "likely cause where nothing was decided: weak network, weak bound or between",
         _at("diagnosis", "cause"),
     ),
-    Column("timeout", "number", "time limit in seconds", _at("timeout")),
-    Column("time", "number", "seconds that solving took, by its own clock", _at("time_s")),
-    Column(
+    _Column("timeout", "number", "time limit in seconds", _at("timeout")),
+    _Column("time", "number", "seconds that solving took, by its own clock", _at("time_s")),
+    _Column(
         "start", "number", "seconds before that: libraries that were not loaded yet, reading the files", _at("start_s")
     ),
-    Column("prepare_time", "number", "seconds for a process that was ready to work", _at("run", "prepare_time")),
-    Column("run_time", "number", "seconds as seen from outside, reading the files included", _at("run", "run_time")),
-    Column("seed", "number", "seed of attacks and sampled boxes", _at("seed")),
-    Column("checked", "text", "what check-witness said of a sat, if it was asked to", _at("run", "checked")),
-    Column("reason", "text", "why there is no verdict", reason_of),
+    _Column("prepare_time", "number", "seconds for a process that was ready to work", _at("run", "prepare_time")),
+    _Column("run_time", "number", "seconds as seen from outside, reading the files included", _at("run", "run_time")),
+    _Column("seed", "number", "seed of attacks and sampled boxes", _at("seed")),
+    _Column("checked", "text", "what check-witness said of a sat, if it was asked to", _at("run", "checked")),
+    _Column("reason", "text", "why there is no verdict", reason_of),
 )
 """In the order of the table. The file's path comes first, as the column `results_file`."""
 
@@ -129,7 +129,7 @@ def _result_row(record: Record) -> list[str]:
     return [*names, f"{run['prepare_time']:.6f}", record["verdict"], f"{run['run_time']:.6f}"]
 
 
-def _typed(column: Column, record: Record) -> Any:
+def _typed(column: _Column, record: Record) -> Any:
     """The value in the column's type; the record's "Infinity" is a number again."""
     value = column.value(record)
     match column.kind:

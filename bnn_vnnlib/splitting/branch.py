@@ -59,7 +59,7 @@ class Decided:
 
 
 @dataclass(frozen=True, eq=False)
-class PairForms:
+class _PairForms:
     """Linear functions below the rows: slope (P, R, n), and their own minima over the boxes, least (P, R)."""
 
     slope: Tensor
@@ -67,11 +67,11 @@ class PairForms:
 
 
 @dataclass(frozen=True, eq=False)
-class PairBounds:
+class _PairBounds:
     """lower (P, R): lower bounds of the rows, at least the minima of the linear functions, or more."""
 
     lower: Tensor
-    form: PairForms | None
+    form: _PairForms | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Pairs:
 
     def lower(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, *, forms: bool = False
-    ) -> PairBounds:
+    ) -> _PairBounds:
         """Lower bounds (P, R) of the rows over boxes (P, n).
 
         outputs (P or 1, R, m), inputs (P or 1, R, n) or None; linear functions only if asked for, and where there are
@@ -121,7 +121,7 @@ class Pairs:
                 least = scatter(least, minimum, index, len(lower))
         if low is None:
             raise ValueError("no pairs")
-        return PairBounds(low, None if slope is None or least is None else PairForms(slope, least))
+        return _PairBounds(low, None if slope is None or least is None else _PairForms(slope, least))
 
     def defined(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P,): the network is surely defined on the boxes (P, n); see `OutputBounds.defined`."""

@@ -23,7 +23,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Assembled:
+class _Assembled:
     """The array part of a `Property`, and remarks."""
 
     boxes: Boxes
@@ -33,7 +33,7 @@ class Assembled:
     notes: tuple[str, ...]
 
 
-def assemble(disjunction: Disjunction, scope: Scope) -> Assembled:
+def assemble(disjunction: Disjunction, scope: Scope) -> _Assembled:
     """Build boxes, constraints and rows; drop cases without inputs and repeated cases; share equal boxes.
 
     Raises
@@ -63,7 +63,7 @@ def assemble(disjunction: Disjunction, scope: Scope) -> Assembled:
     first = first_and_number(case_rows.numbered(alive_box))[0]
     case_box = alive_box[first]
     rows = _half_spaces(case_rows.take(first).distinct(), table, scope, boxes, case_box, m)
-    return Assembled(boxes, constraints, case_box, rows, _notes_on_empty(len(case_key), alive))
+    return _Assembled(boxes, constraints, case_box, rows, _notes_on_empty(len(case_key), alive))
 
 
 def _check_cells(scope: Scope, count: int, width: int, what: str, of: str) -> None:

@@ -141,14 +141,14 @@ def powers(network: Network) -> list[int]:
     return [2**i for i in range(max(3, layers.bit_length() + 2))]
 
 
-def sources_enter_once(network: Network, deviations: WeightBoxes) -> bool:
+def _sources_enter_once(network: Network, deviations: WeightBoxes) -> bool:
     """No random source is read by two nodes."""
     params = [getattr(node, name) for node in network.nodes for name in ("weight", "bias") if hasattr(node, name)]
     names = [param.source for param in params if param.source in deviations.spreads]
     return len(set(names)) == len(names)
 
 
-def own_noise_is_independent(network: Network, position: int) -> bool:
+def _own_noise_is_independent(network: Network, position: int) -> bool:
     """The node is a dense layer of its own weights: no two elements share one. (Else they may.)"""
     node = network.nodes[position]
     if isinstance(node, Shift):
@@ -172,7 +172,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """`variation` is None where only bound 1 applies; `smooth` holds the lines of bound 4."""
-        once = sources_enter_once(self.network, self.deviations)
+        once = _sources_enter_once(self.network, self.deviations)
         self.variation = Variation(self.means, self.deviations, self.correlation) if once else None
         self.smooth: dict[int, Smooth] = {}
         self._middles: dict[int, Interval] = {}
@@ -287,7 +287,7 @@ class Run:
 
     def _moments(self, position: int, node: Node, variation: Variation) -> None:
         if isinstance(node, Activation):
-            independent = own_noise_is_independent(self.network, node.inputs[0])
+            independent = _own_noise_is_independent(self.network, node.inputs[0])
             found = moments_of(node, self._laws[position], variation.known[position], independent)
             if found is not None:
                 variation.moments[position] = found

@@ -34,7 +34,7 @@ BOXES = {"samples": 400, "one layer": 200, "tails": 16}
 
 
 @dataclass(frozen=True, eq=False)
-class MedianRows:
+class _MedianRows:
     """A method of the portfolio: lower bounds on rows over the medians.
 
     Parameters
@@ -78,7 +78,7 @@ class MedianRows:
 class _Look:
     """Rows of some items, to be minimised."""
 
-    method: MedianRows
+    method: _MedianRows
     outputs: Tensor
     inputs: Tensor | None
 
@@ -105,8 +105,8 @@ class _Look:
         return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
 
 
-def _rows(task: Task, source: MedianSource, most: int = 1) -> MedianRows:
-    return MedianRows(source, task.typical, task.bounds.engine.deadline, most)
+def _rows(task: Task, source: MedianSource, most: int = 1) -> _MedianRows:
+    return _MedianRows(source, task.typical, task.bounds.engine.deadline, most)
 
 
 def _only_means(task: Task) -> str | None:

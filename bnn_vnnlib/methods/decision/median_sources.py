@@ -134,7 +134,7 @@ class TailMedians:
     """
 
     tails: TailBounds
-    typical: Typical
+    typical: _Typical
 
     name: ClassVar[str] = "tails"
 
@@ -183,7 +183,7 @@ class TailMedians:
         return self.tails.item_failures(problem) < 0.5
 
 
-class Typical(Protocol):
+class _Typical(Protocol):
     """Estimates, (P, m) each."""
 
     def median(self, x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def portfolio(task: Task) -> Portfolio:
 
 
 @dataclass(frozen=True, eq=False)
-class Components:
+class _Components:
     """The weighted sum over the components, each bounded for itself."""
 
     task: Task
@@ -89,7 +89,7 @@ def _components_serve(task: Task) -> str | None:
 
 
 def _components(task: Task) -> Steps:
-    return Steps(any_graph=(Components(task),))
+    return Steps(any_graph=(_Components(task),))
 
 
 def _weights_serve(task: Task) -> str | None:

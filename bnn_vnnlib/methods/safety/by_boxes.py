@@ -53,7 +53,7 @@ def mass_at(margin: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class MarginSearch:
+class _MarginSearch:
     """Finds the largest certified margin of each instance; each probe is itself a proof, so any order is sound.
 
     Attributes
@@ -171,8 +171,8 @@ class CentredBoxes:
         return weight_sets.centred(self.bounds.engine.network, self.posterior, self.problem.lower.device)
 
     @property
-    def _search(self) -> MarginSearch:
-        return MarginSearch(self.problem, self.count, self.margin, self.deadline)
+    def _search(self) -> _MarginSearch:
+        return _MarginSearch(self.problem, self.count, self.margin, self.deadline)
 
     def unsafe(self, points: Tensor, hopeful: Tensor, among: Tensor) -> SafetyBounds:
         """Upper bounds for the instances `among` (I,), from points (N, n) of T where `hopeful` (N,) says so."""

@@ -29,7 +29,7 @@ _EXACT = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
-class Marginals:
+class _Marginals:
     """Weights w_j = mean_j + slope_j z_source(j), all of them in one vector.
 
     Attributes
@@ -50,7 +50,7 @@ class Marginals:
         return (self.source >= 0) & (counts[self.source] > 1)
 
 
-def marginals(draws: Draws) -> Marginals:
+def marginals(draws: Draws) -> _Marginals:
     """Mean and standard deviation of every entry, provided that each is an affine function of one noise variable.
 
     Method: with w(z) the entries as a function of all noise variables, mean = w(0) and slope = w(1, ..., 1) - w(0). If
@@ -71,7 +71,7 @@ def marginals(draws: Draws) -> Marginals:
         change = flat(draws(((np.arange(size) >> bit) & 1).astype(np.float64))) - mean
         source |= (np.abs(change - slope) < np.abs(change)).astype(np.int64) << bit
     source[slope == 0] = -1
-    found = Marginals(mean, slope, source)
+    found = _Marginals(mean, slope, source)
     _check(draws, found)
     return found
 
@@ -81,7 +81,7 @@ def flat(values: list[NDArray]) -> Floats:
     return np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
 
 
-def _check(draws: Draws, found: Marginals) -> None:
+def _check(draws: Draws, found: _Marginals) -> None:
     generator = np.random.default_rng(_SEED)
     for scale in np.geomspace(0.3, 8, _TRIALS):
         z = scale * generator.standard_normal(draws.size)
@@ -92,7 +92,7 @@ def _check(draws: Draws, found: Marginals) -> None:
             raise _explained(draws, found, generator, int(wrong.sum()))
 
 
-def _explained(draws: Draws, found: Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
+def _explained(draws: Draws, found: _Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
     """Affine in several variables, or not affine at all."""
     a, b = (generator.standard_normal(draws.size) for _ in range(2))
     w_a, w_b, both = (flat(draws(z)) for z in (a, b, a + b))

@@ -147,29 +147,29 @@ COLLAPSES = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded:
+class _Bounded:
     """Of boxes (B, n): lower bounds (B,), and ranges of the slopes (B, n) each."""
 
     value: Tensor
     slope_low: Tensor
     slope_high: Tensor
 
-    def where(self, mask: Tensor, other: Bounded) -> Bounded:
+    def where(self, mask: Tensor, other: _Bounded) -> _Bounded:
         """Replace the entries of the mask, in order, by those of the other; bounds only improve."""
         value, low, high = self.value.clone(), self.slope_low.clone(), self.slope_high.clone()
         value[mask] = torch.maximum(value[mask], other.value)
         low[mask], high[mask] = other.slope_low, other.slope_high
-        return Bounded(value, low, high)
+        return _Bounded(value, low, high)
 
 
-class Relaxation(Protocol):
+class _Relaxation(Protocol):
     """What is minimised; bounds of a box must not depend on the other boxes."""
 
     def value(self, rows: Rows, x: Tensor) -> Tensor:
         """Values at points, not rounded."""
         ...
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
+    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Rigorous bounds over boxes."""
         ...
 
@@ -179,7 +179,7 @@ class Relaxation(Protocol):
         ...
 
 
-def least_over(relaxation: Relaxation, rows: Rows, lower: Tensor, upper: Tensor, deadline: Deadline) -> Tensor:
+def _least_over(relaxation: _Relaxation, rows: Rows, lower: Tensor, upper: Tensor, deadline: Deadline) -> Tensor:
     """Lower bounds (M,) on the rows, each over its box (M, n), which is bounded once whatever the time."""
 
     def bound(row: Tensor, lower: Tensor, upper: Tensor) -> Look:
@@ -328,7 +328,7 @@ class ReluRows:
         expected = relu_mean(m, self.hidden.deviation(x**2))
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
+    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         center = (lower + upper) / 2
         m, radius = self.hidden.range(lower, upper)
@@ -339,7 +339,7 @@ class ReluRows:
         above, added = self._above(negative, m, s, (low, high), (least, most), lower, upper)
         slope, constant = slope + above + rows.linear, constant + added + rows.constant
         value = torch.minimum(slope * lower, slope * upper).sum(-1) + constant - rows.payment
-        return Bounded(value, *self._slopes(rows, (low, high), (least, most), lower, upper))
+        return _Bounded(value, *self._slopes(rows, (low, high), (least, most), lower, upper))
 
     def _below(self, v: Tensor, m: Tensor, s: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
         t = ratio(m, s)
@@ -406,7 +406,7 @@ NARROW = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class _Fit:
     """Of T_0 on a box, (B, K) each: value, slope and curvature of P, T_2 at the center, and what errors add up to.
 
     missed : of the value, for the sign of the row's v; bent : of the slope T_1 against b + a d; drift : |q - q_c|;
@@ -446,7 +446,7 @@ class TanhRows:
         expected = self.expected.mean(m, self.hidden.deviation(x**2))
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> Bounded:
+    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         hidden, v, n = self.hidden, rows.v.abs(), self.hidden.inputs
         center, size = (lower + upper) / 2, torch.maximum(lower.abs(), upper.abs())
@@ -469,9 +469,9 @@ class TanhRows:
 
         off = (v * fit.bent) @ hidden.mean.abs() + ((v * fit.dev) @ hidden.variance) * size
         bend = (bend + off) * (1 + 1e-12) + rows.slope_payment
-        return Bounded(torch.maximum(value, trivial) - rows.payment, slope - bend, slope + bend)
+        return _Bounded(torch.maximum(value, trivial) - rows.payment, slope - bend, slope + bend)
 
-    def _fit(self, rows: Rows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> Fit:
+    def _fit(self, rows: Rows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> _Fit:
         hidden, room = self.hidden, rows.room
         m, reach = center @ hidden.mean.mT + hidden.bias, r @ hidden.mean.abs().mT + room
         s = hidden.deviation(center**2)
@@ -493,7 +493,7 @@ class TanhRows:
         missed = missed + 1e-14 * (1 + slope.abs() * reach + curve.abs() * reach**2)
         bent = tilt.abs().amax(0) + C3 / 8 * piece**2 + e1 + C3 / 2 * drift
         dev = _second(t2[2], m, reach, drift, most + room) + e2
-        return Fit(t0[2], slope, curve, t2[2], missed, bent * (1 + 1e-12), drift, dev)
+        return _Fit(t0[2], slope, curve, t2[2], missed, bent * (1 + 1e-12), drift, dev)
 
 
 def _parabola_through(t0: Tensor, t1: Tensor, t2: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
@@ -562,11 +562,11 @@ class OneLayer:
             hidden = _halved(hidden)
         added = None if inputs is None else each(inputs)
         rows = rows_over(hidden, top, kind, alpha, each(outputs), added, size)
-        found = least_over(_relaxation(kind, hidden, size), rows, low, high, self.deadline)
+        found = _least_over(_relaxation(kind, hidden, size), rows, low, high, self.deadline)
         return found.reshape(count, height)
 
 
-def _relaxation(kind: str, hidden: DenseLayer, size: Tensor) -> Relaxation:
+def _relaxation(kind: str, hidden: DenseLayer, size: Tensor) -> _Relaxation:
     if kind in ("relu", "leaky_relu"):
         return ReluRows(hidden)
     return TanhRows(hidden, expectations_for(hidden.deviation(size**2).nan_to_num(0.0, 0.0, 0.0)))

@@ -58,7 +58,7 @@ def nearest(low: Tensor, high: Tensor) -> Tensor:
     return torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
 
 
-def quotients(low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+def _quotients(low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """Range of m / s for m in [low, high] and s in [least, most], least > 0."""
     return torch.minimum(low / least, low / most), torch.maximum(high / least, high / most)
 
@@ -79,7 +79,7 @@ def interpolation_errors(
     bottom = torch.sqrt((torch.minimum(*deviations) ** 2 - crosses * variance * largest**2).clamp(min=0.0))
     s_low = ((bottom - room) * (1 - 1e-9)).clamp(min=LEAST)
     s_high = torch.maximum(*deviations) + room
-    t_low, t_high = quotients(low, high, s_low, s_high)
+    t_low, t_high = _quotients(low, high, s_low, s_high)
     peak, mass = density(nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
     sig = torch.sqrt(variance) * WIDER
     rho = torch.minimum(sig, variance * largest / s_low * WIDER)
@@ -109,7 +109,7 @@ def interpolation_errors(
 def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
     """E[V; a > 0] at a point, from below and above."""
     least, most = (s - room).clamp(min=LEAST), s + room
-    t_low, t_high = quotients(m - room, m + room, least, most)
+    t_low, t_high = _quotients(m - room, m + room, least, most)
     low, high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
     first = torch.minimum(low * mu, high * mu), torch.maximum(low * mu, high * mu)
     far = torch.maximum(t_low.abs(), t_high.abs())
@@ -136,7 +136,7 @@ def curvature(
     s_low = ((s_low - room) * (1 - 1e-9)).clamp(min=LEAST)
     s_high = torch.sqrt(size**2 @ variance.mT + noise) * WIDER + room
     low, high = m - radius, m + radius
-    t_low, t_high = quotients(low, high, s_low, s_high)
+    t_low, t_high = _quotients(low, high, s_low, s_high)
     p_low, p_high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
     peak = (density(nearest(t_low, t_high)) + ABSOLUTE) / s_low
 
@@ -158,7 +158,7 @@ def curvature(
     return (found * WIDER**4).nan_to_num(torch.inf, torch.inf)
 
 
-def star_points(lower: Tensor, upper: Tensor) -> Tensor:
+def _star_points(lower: Tensor, upper: Tensor) -> Tensor:
     """(A, 1 + 2 n, n): the center, then the upper and the lower end of each axis through it."""
     center = (lower + upper) / 2
     n = center.shape[-1]
@@ -373,7 +373,7 @@ class TwoLayers:
     def _star(self, low: Tensor, high: Tensor, rows: _Rows, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(A, R) bounds, (A, R, n) costs of the axes, (A, R, P) values seen."""
         first, second, _ = self.chain.layers
-        x = star_points(low, high)
+        x = _star_points(low, high)
         count, number, n = x.shape
         points = self.points(x.flatten(0, 1))
         of_point = owner.repeat_interleave(number)

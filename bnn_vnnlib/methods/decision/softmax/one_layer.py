@@ -151,7 +151,7 @@ class OneLayerSoftmax:
         pairs = Pairs(self.margins(neurons), context[:, : m * m].reshape(-1, m, m), neurons.radius)
         return classes(pairs, context[:, m * m :]).rows(outputs)
 
-    def comparisons(self, lower: Tensor, upper: Tensor, first: Tensor, second: Tensor) -> Comparison:
+    def comparisons(self, lower: Tensor, upper: Tensor, first: Tensor, second: Tensor) -> _Comparison:
         """D_first > D_second over boxes (P, n): classes (P, R)."""
         neurons = hidden(self.layers.first, lower, upper)
         pairs = self.pairs(neurons)
@@ -161,7 +161,7 @@ class OneLayerSoftmax:
         value = pairs.margin.value.flatten(1).gather(1, index)
         slope = pairs.margin.slope.flatten(1, 2)
         slope = slope.gather(1, index[..., None].expand(-1, -1, slope.shape[-1]))
-        return Comparison(Lines(value, slope), (below + above) * UP, neurons)
+        return _Comparison(Lines(value, slope), (below + above) * UP, neurons)
 
     def mean_correction(self, neurons: Hidden) -> Tensor:
         """(P, m, m): by how much E(f_i - f_j) may fall short of the same margin of the mean network."""
@@ -171,7 +171,7 @@ class OneLayerSoftmax:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class _Comparison:
     """margin : Lines (P, R) below the mean margins; needed (P, R) : what they must exceed."""
 
     margin: Lines

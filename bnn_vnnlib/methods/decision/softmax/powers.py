@@ -37,7 +37,7 @@ GRAIN = 2.0**20
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class _Questions:
     """Rows u whose exponential moments are needed: below (P, C, L, m - 1, m) for the classes wanted (P, C), above
     (P, L', m, m), and entropy (P, L', m) : lower bounds on H(p).
     """
@@ -79,7 +79,7 @@ class Questions:
         return Classes(lines, above, low, torch.minimum(most, rest), radius)
 
 
-def questions(mean: Tensor, wanted: Tensor) -> Questions:
+def questions(mean: Tensor, wanted: Tensor) -> _Questions:
     """For expected logits of about `mean` (P, m); any mean is sound."""
     boxes, m = mean.shape
     unit = torch.eye(m, dtype=mean.dtype, device=mean.device)
@@ -95,7 +95,7 @@ def questions(mean: Tensor, wanted: Tensor) -> Questions:
     share = torch.stack([tangent, *(torch.full_like(p, power) for power in ABOVE)], 1)[..., None]
     mixed_in = (1 - share) * unit + share * q
     above = share * (unit - q)
-    return Questions(wanted, below, above.reshape(boxes, -1, m, m), _entropy(mixed_in))
+    return _Questions(wanted, below, above.reshape(boxes, -1, m, m), _entropy(mixed_in))
 
 
 def _entropy(p: Tensor) -> Tensor:

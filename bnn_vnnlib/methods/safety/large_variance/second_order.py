@@ -224,7 +224,7 @@ def _half_square(weights: Tensor, low: Tensor, s: Tensor, sign: float) -> Tensor
     return scale * (cdf(-middle * root) - cdf((start - middle) * root)).clamp(min=0.0) + cdf(start) + 1e-12
 
 
-def over_rates(rows: Tensor, above: Callable[[Tensor], Tensor]) -> Tensor:
+def _over_rates(rows: Tensor, above: Callable[[Tensor], Tensor]) -> Tensor:
     """(L, P, R) from a function of rows (P, R, m), for rows (L, P, R, m)."""
     rates, points, height = rows.shape[:3]
     flat = rows.transpose(0, 1).reshape(points, rates * height, -1)
@@ -279,7 +279,7 @@ def least_variance(
         rho = rate[:, None, None] / spread
         for logs in (at.log_squares, at.log_coupled):
             deadline.check()
-            top = over_rates(rho[..., None] * variance, logs)
+            top = _over_rates(rho[..., None] * variance, logs)
             value = ((math.log(spent) - top) / rho * (1 + 1e-12)).nan_to_num(0.0, 0.0, 0.0)
             best = torch.maximum(best, value.amax(0))
     return (best + noise) * (1 - gamma(2 * variance.shape[-1] + 16) - 1e-9)

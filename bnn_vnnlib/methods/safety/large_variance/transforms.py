@@ -52,7 +52,7 @@ def _nodes(layer: Neurons) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class _Side:
     """D > 0 or D < 0.
 
     nodes, weights : (A, H, ..) in D; half : (A, H) half width of its piece; mass : (A, H) probability
@@ -79,7 +79,7 @@ class Terms:
     weights: Weights
     lines: Lines
     k: Floats
-    sides: tuple[Side, Side]
+    sides: tuple[_Side, _Side]
     more: Sides
 
 
@@ -112,13 +112,13 @@ def _outer(layer: Neurons, start: Floats, sign: int) -> tuple[Floats, Floats, Fl
 
 def _side(
     weights: Weights, sign: int, pieces: tuple[Floats, Floats, Floats], rest: Floats, lines: Lines, count: int
-) -> Side:
+) -> _Side:
     mean, dev = weights.mean, weights.dev
     inner, outer = (sign * np.maximum(sign * mean - part * dev, 0.0) for part in (CUT, -CUT))
     low, high = np.minimum(inner, outer), np.maximum(inner, outer)
     nodes, weight = _rule(low, high, count, mean, dev)
     tilt = lines.tilt + sign * lines.tilt_error
-    return Side(nodes, weight, (high - low) / 2, special.ndtr(sign * mean / dev), *pieces, rest, tilt)
+    return _Side(nodes, weight, (high - low) / 2, special.ndtr(sign * mean / dev), *pieces, rest, tilt)
 
 
 def _pieces(layer: Neurons) -> tuple[tuple[Floats, Floats, Floats], Floats]:
@@ -254,7 +254,7 @@ def _rule_error(half: Floats, dev: Floats, r: float, count: int) -> Floats:
     return rule + (y / dev) ** 2 / 2 - (2 * count - 1) * np.log(r)
 
 
-def _in_weights(terms: Terms, side: Side, wave: Floats) -> Floats:
+def _in_weights(terms: Terms, side: _Side, wave: Floats) -> Floats:
     layer, dev, w = terms.layer, terms.weights.dev, wave[:, None]
     widest = np.abs(terms.weights.mean) + CUT * dev
     logs = []
@@ -266,7 +266,7 @@ def _in_weights(terms: Terms, side: Side, wave: Floats) -> Floats:
     return 2 * np.exp(np.minimum(np.min(logs, 0), 1.0))
 
 
-def _in_inputs(terms: Terms, side: Side, wave: Floats) -> Floats:
+def _in_inputs(terms: Terms, side: _Side, wave: Floats) -> Floats:
     """The rules in zeta, averaged over the nodes in D."""
     layer, w = terms.layer, wave[:, None, None]
     outer, inner = _nodes(layer)

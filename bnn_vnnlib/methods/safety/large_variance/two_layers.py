@@ -31,7 +31,7 @@ from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True)
-class Budget:
+class _Budget:
     """structure, ranges : spent on single neurons, and on the means and deviations in front of the second layer given
     the first layer's outputs; shares : spent on the row, one of these.
     """
@@ -41,7 +41,7 @@ class Budget:
     shares: tuple[float, ...]
 
 
-BUDGETS = (Budget(3e-3, 1e-3, (1e-3, 1e-2, 4e-2)), Budget(3e-4, 1e-4, (1e-4, 1e-3)))
+BUDGETS = (_Budget(3e-3, 1e-3, (1e-3, 1e-2, 4e-2)), _Budget(3e-4, 1e-4, (1e-4, 1e-3)))
 """The second one where the first one is nearly all that a row fails with."""
 
 FLOOR = 4.0
@@ -73,7 +73,7 @@ def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Fl
     found = np.ones(len(question.box))
     weights, blur, good = last_weights(chain.layers[-1], question.outputs, question.bound)
 
-    def tried(budget: Budget, chosen: np.ndarray) -> None:
+    def tried(budget: _Budget, chosen: np.ndarray) -> None:
         for some in np.split(chosen, range(each, len(chosen), each)):
             if len(some):
                 deadline.check()
@@ -97,7 +97,7 @@ def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Fl
 
 
 def _bounded(
-    chain: DenseChain, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline, budget: Budget
+    chain: DenseChain, question: RowsAtBoxes, weights: Weights, some: np.ndarray, deadline: Deadline, budget: _Budget
 ) -> Floats:
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
     point, guess = _worst(chain, lower, upper, weights)

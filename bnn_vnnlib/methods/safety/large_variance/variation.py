@@ -214,7 +214,7 @@ CELLS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class _Costs:
     """slope (Q, H): a. mass, plus, minus (Q, H, C): masses of cells of zeta, p and q on them; elsewhere both are 0."""
 
     slope: Floats
@@ -222,15 +222,15 @@ class Costs:
     plus: Floats
     minus: Floats
 
-    def padded(self, count: int) -> Costs:
+    def padded(self, count: int) -> _Costs:
         """With cells of mass 0."""
         wide = [(0, 0), (0, 0), (0, count - self.mass.shape[2])]
-        return Costs(self.slope, *(np.pad(part, wide) for part in (self.mass, self.plus, self.minus)))
+        return _Costs(self.slope, *(np.pad(part, wide) for part in (self.mass, self.plus, self.minus)))
 
 
 def cheapest(
-    constant: list[Costs], weights: Weights, fall: Floats, rise: Floats, ranges: Rectangle | None = None
-) -> Costs:
+    constant: list[_Costs], weights: Weights, fall: Floats, rise: Floats, ranges: Rectangle | None = None
+) -> _Costs:
     """Of the candidates the one that costs least on average, neuron by neuron: any is sound."""
     tried = list(constant)
     if ranges is not None:
@@ -248,10 +248,10 @@ def cheapest(
         np.take_along_axis(np.stack([getattr(one, name) for one in tried]), best[None, ..., None], 0)[0]
         for name in ("mass", "plus", "minus")
     )
-    return Costs(slope, *parts)
+    return _Costs(slope, *parts)
 
 
-def _random(fall: Floats, rise: Floats, high: Floats, least: Floats, most: Floats, slope: float) -> Costs:
+def _random(fall: Floats, rise: Floats, high: Floats, least: Floats, most: Floats, slope: float) -> _Costs:
     """For a = 0 and zeta at most `high` on average; for a = 1 with everything mirrored."""
     part = np.linspace(0.0, 1.0, CELLS + 1)
     zero = np.zeros((*fall.shape, 1))
@@ -261,7 +261,7 @@ def _random(fall: Floats, rise: Floats, high: Floats, least: Floats, most: Float
     mass = np.maximum(above - np.concatenate([above[..., 1:], zero], -1), 0.0) + 1e-12
     plus = np.minimum(fall[..., None], np.maximum(ends[..., 1:], 0.0)) * UP
     minus = np.maximum(rise[..., None] + np.minimum(ends[..., 1:], 0.0), 0.0) * UP
-    return Costs(np.full(fall.shape, slope), mass, plus, minus)
+    return _Costs(np.full(fall.shape, slope), mass, plus, minus)
 
 
 RATES = (0.7, 0.9, 1.0, 1.2)
@@ -367,7 +367,7 @@ def loss(layer: FirstLayer, at: Second, weights: Weights, share: float, ranges: 
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # ranges may be infinite
-def _constant(at: Second) -> list[Costs]:
+def _constant(at: Second) -> list[_Costs]:
     """Four candidates for a, with p and q for all zeta of the range."""
     below, above = np.minimum(at.fall, np.maximum(at.high, 0.0)), np.minimum(at.rise, np.maximum(-at.low, 0.0))
     over_, start = np.minimum(at.rise, np.maximum(at.high + at.rise, 0.0)), np.maximum(at.low, 0.0)
@@ -376,5 +376,5 @@ def _constant(at: Second) -> list[Costs]:
         a = np.clip(np.nan_to_num(tried), 0.0, 1.0)
         plus = np.maximum((1 - a) * below, a * above) * UP
         minus = np.maximum((1 - a) * over_, np.maximum(a * at.fall - start, 0.0)) * UP
-        found.append(Costs(a, np.ones((*a.shape, 1)), plus[..., None], minus[..., None]))
+        found.append(_Costs(a, np.ones((*a.shape, 1)), plus[..., None], minus[..., None]))
     return found
