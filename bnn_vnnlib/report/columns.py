@@ -56,7 +56,7 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
 def _coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
     """Texts by number, because few of many are distinct.
 
-    >>> coded(["a", None, "b", "a"])
+    >>> _coded(["a", None, "b", "a"])
     {'values': ['a', 'b'], 'codes': [0, -1, 1, 0]}
     """
     numbers: dict[str, int] = {}
