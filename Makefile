@@ -24,7 +24,7 @@ help:
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder, KIND=.npz; docs/testing.md"
 	@echo "make fuzz-operators   DRAWS (300) random uses of every ONNX operator, against onnxruntime; docs/testing.md"
 	@echo "make lint   ruff, mypy and the order of the packages (import-linter)"
-	@echo "make reference  docs/reference from the code"
+	@echo "make reference  docs/reference and the picture of the packages, from the code"
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
 	@echo "make panel   how useful answers are on ordinary networks; DATA=folder adds MNIST and concrete; benchmarks/panel"
 	@echo "make wheel  build the wheel into dist/"
@@ -59,6 +59,7 @@ lint: $(STAMP)
 
 reference: $(STAMP)
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/architecture.py
 
 study-%: data-named $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[studies]'

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,33 @@ def test_the_table_of_guarantees_is_complete():
     keys = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+(?:\[[ir]\])?)`", section)
     assert len(keys) > 10
     assert [key for key in keys if key not in RECORD] == []
+
+
+def test_the_picture_of_the_packages_is_what_the_imports_say():
+    drawn = runpy.run_path(str(ROOT / "scripts" / "architecture.py"))
+    assert drawn["PICTURE"].read_text(encoding="utf-8") == drawn["picture"](drawn["imports"]())
+
+
+def test_modules_that_the_architecture_names_exist():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "bnn_vnnlib"
+    paths = re.findall(r"`([a-z_/]+(?:\.py|/))`", text)
+    assert len(paths) > 30
+    assert [path for path in paths if not any((start / path).exists() for start in (ROOT, package))] == []
+    parts = {path.stem for path in package.iterdir()}
+    dotted = re.findall(r"`([a-z_]+(?:\.\w+)+)`", text)
+    named = [name for name in dotted if name.split(".")[0] in parts and not name.endswith(".py")]
+    assert len(named) > 20
+    assert [name for name in named if not is_there(f"bnn_vnnlib.{name}")] == []
+
+
+def is_there(name: str) -> bool:
+    """Whether a module, or something in one, has this name."""
+    try:
+        pydoc.resolve(name)
+    except (ImportError, pydoc.ErrorDuringImport):
+        return False
+    return True
 
 
 def test_the_examples_for_authors_run(monkeypatch, capsys):
