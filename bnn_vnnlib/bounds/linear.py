@@ -1,8 +1,10 @@
-"""Planes around products and lines around maxima over boxes; the proofs that `linear` rests on.
-
-Linear bounds, walked backwards from rows over a node to the input: one rule a node type.
+"""Linear bounds, walked backwards from rows over a node to the input: one rule a node type.
 
 Guarantee: sound over real arithmetic on the stored numbers, rounding included; not complete.
+
+1. Planes around products and lines around maxima over boxes, with the proofs that the rules rest on.
+
+2. The rules.
 Method: a row A over the output of a weighted map with |W - Wc| <= Wr is bounded below by
     min over W of A W z = (A Wc) z - (|A| Wr) |z|,
 which is concave in every z_j, so that its best linear lower bound on [l, u] is the chord of |z_j|:
@@ -61,6 +63,8 @@ from bnn_vnnlib.network.nodes import (
 )
 from bnn_vnnlib.rounding import SMALL, TINY, UNIT
 
+# 1. Products and maxima
+
 
 @dataclass(frozen=True, eq=False)
 class _Plane:
@@ -118,6 +122,8 @@ def max_lines(x: Interval) -> _MaxLines:
     offset = offset + 4 * UNIT * (low.abs() + best.abs() + others.abs()) + TINY
     return _MaxLines(under, over, torch.where(fixed, 1.0, slope), torch.where(fixed, zero, offset))
 
+
+# 2. The rules
 
 WIDE = 128
 """Inputs beyond which a walk is rough, and the first layer is bounded by intervals (see `engine`)."""

@@ -1,6 +1,7 @@
-"""Posteriors in NumPy archives (.npz).
+"""A posterior from outside, in a NumPy archive (.npz) or in memory, and how it is written into an ONNX file.
 
-Writing a posterior into an ONNX file (format 1 of docs/onnx.md).
+1. `posterior_from_npz`: reading the archive.
+2. `attach`: writing into the ONNX file (format 1 of docs/onnx.md).
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ from bnn_vnnlib.readers import kinds, read_npz
 from bnn_vnnlib.system.environment import plain_state
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"
+
+
+# 1. Posteriors in NumPy archives
+
 _SUFFIXES = ("variance", DEVIATION, "samples", "factor", "diagonal", "left", "right", "spectrum", BIAS)
 _COMPONENT = re.compile(r"component(0|[1-9][0-9]{0,8})/(.+)")
 
@@ -172,6 +177,8 @@ def _floats(key: str, array: NDArray[Any]) -> Floats:
         raise PosteriorError(f"{key!r} is of type {array.dtype}, expected numbers")
     return array.astype(np.float64)
 
+
+# 2. Writing into an ONNX file
 
 _FIRST_IR_WITH_PLAIN_INITIALIZERS = 4  # before, every initializer had to be a graph input
 

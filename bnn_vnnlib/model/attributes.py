@@ -1,6 +1,7 @@
-"""Reading a NodeProto: its label in messages, its attributes with defaults and types.
+"""What is stored in an ONNX graph: the attributes of a node, and the tensors of a file.
 
-The tensors that a file holds: initializers and the values of Constant nodes.
+1. A NodeProto: its label in messages, its attributes with defaults and types.
+2. The tensors that a file holds: initializers and the values of Constant nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
 from bnn_vnnlib.errors import ModelError, UnsupportedError
+
+# 1. Nodes
 
 T = TypeVar("T", int, float, str)
 
@@ -72,6 +75,8 @@ def ints_attribute(node: NodeProto, name: str, default: tuple[int, ...]) -> tupl
         raise inconsistent(node, f"attribute {name} must have {len(default)} entries, not {len(value)}")
     return tuple(value)
 
+
+# 2. Tensors
 
 FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _LARGEST = 2**28  # entries; a sparse tensor of a few bytes may claim any shape

@@ -1,6 +1,7 @@
-"""What an edge of the ONNX graph can be while it is read: computed, constant, or behind the final Softmax.
+"""The network under construction, and what an edge of the ONNX graph can be while it is read.
 
-The network under construction: nodes are appended, constants keep track of their source tensor.
+1. `Value`: an edge is computed, constant, or behind the final Softmax.
+2. `Builder`: nodes are appended, constants keep track of their source tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.nodes import Node, Param
+
+# 1. Edges
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Constant:
 
 Value = Variable | Constant
 
+
+# 2. The network under construction
 
 LARGEST = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
 MOST = 2**28  # entries of all tensors that are computed

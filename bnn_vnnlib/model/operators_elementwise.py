@@ -1,8 +1,8 @@
-"""Elementwise arithmetic.
+"""Elementwise operators: arithmetic, functions, comparisons and Where.
 
-Elementwise functions of one computed tensor.
-
-Comparisons of computed tensors, and Where: a choice that is known, or one that makes a continuous function.
+1. Arithmetic.
+2. Functions of one computed tensor.
+3. Comparisons of computed tensors, and Where: a choice that is known, or one that makes a continuous function.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from bnn_vnnlib.model.operators_reduce import maximum, minimum
 from bnn_vnnlib.model.operators_shape import Inputs, variable
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.nodes import Kind
+
+# 1. Arithmetic
 
 
 def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, Value]:
@@ -140,6 +142,8 @@ def scaler(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     y = graph.shift(name, x, graph.derived(f"{node.output[0]}.offset", Ball(-offset), x.element))
     return graph.scale(name, y, graph.derived(f"{node.output[0]}.scale", Ball(scale), x.element))
 
+
+# 2. Functions of one computed tensor
 
 Converter = Callable[[Builder, NodeProto, Inputs], Value]
 
@@ -262,6 +266,8 @@ def mish(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     x, name = variable(graph, node, inputs), label(node)
     return graph.product(name, x, graph.activation(name, graph.activation(name, x, "softplus"), "tanh"))
 
+
+# 3. Comparisons and Where
 
 Limits = tuple[float, float]
 

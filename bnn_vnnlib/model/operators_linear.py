@@ -1,7 +1,4 @@
-"""Matrix products and normalisations.
-
-Einsum of two operands where it is a matrix product, up to transpositions.
-"""
+"""Matrix products, normalisations, and Einsum of two operands where it is a matrix product, up to transpositions."""
 
 from __future__ import annotations
 
@@ -249,6 +246,8 @@ def rms_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     y = graph.reshape(name, _normalised(graph, node, flat), x.shape)
     return graph.scale(name, y, constant_operand(node, inputs, 1, "the scale"))
 
+
+# Einsum --------------------------------------------------------------------------------------------------
 
 _TERM = r"([A-Za-z]*(?:\.\.\.)?[A-Za-z]*)"
 _EQUATION = re.compile(rf"{_TERM},{_TERM}(?:->{_TERM})?")

@@ -1,9 +1,10 @@
-"""The posterior's manifest in an ONNX file (format 1): model metadata under one key, tensors beside the weights.
+"""The posterior inside an ONNX file, found by its manifest or by the names of unused tensors.
 
-The SHA-256 of the mean and of the variance say whether a tool changed one without the other: a stale variance is
-silently wrong, which is worse than none. A hash is over the little-endian, row-major bytes in the tensor's own type.
+1. The manifest (format 1): model metadata under one key, tensors beside the weights. The SHA-256 of the mean and of the
+variance say whether a tool changed one without the other: a stale variance is silently wrong, which is worse than none.
+A hash is over the little-endian, row-major bytes in the tensor's own type.
 
-The posterior inside an ONNX file: found by its manifest, or by the names of unused tensors.
+2. `stored_posterior`: the posterior that the manifest describes, or the names of unused tensors where there is none.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from bnn_vnnlib.network.families import (
 from bnn_vnnlib.network.network import Component, Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.readers import parse_json
 from bnn_vnnlib.signature import Likelihood
+
+# 1. The manifest
 
 KEY = "bnn.posterior"
 FORMAT = 1
@@ -163,6 +166,10 @@ def _damaged(what: str) -> PosteriorError:
 
 
 VARIANCE, SAMPLES = "_variance", "_samples"
+
+
+# 2. The posterior
+
 _PART = re.compile(r"(.+)_component\d+_mean")
 _WHATS = tuple(dict.fromkeys(what for whats in STORED.values() for what in whats))
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)

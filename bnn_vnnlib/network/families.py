@@ -1,8 +1,8 @@
-"""The families of posteriors as data: which tensors each consists of, and what every user of one has to ask.
+"""The families of posteriors: their tensors, draws from them, and ways to make and check one.
 
-Networks drawn from a posterior.
-
-Posteriors: validation against a model's weights, and ways to make one.
+1. Families as data: which tensors each consists of, and what every user of one has to ask.
+2. `sample`: networks drawn from a posterior.
+3. `from_...` and `check_posterior`: ways to make a posterior, and validation against a model's weights.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     Drawn = dict[str, torch.Tensor]
 
+
+# 1. Families as data
 
 STORED: Mapping[str, tuple[str, ...]] = {
     "gaussian_diag": ("variance",),
@@ -241,6 +243,9 @@ def _spread(values: Floats, weights: Floats) -> Floats:
     return spread
 
 
+# 2. Networks drawn from a posterior
+
+
 @plain_state()
 def sample(
     network: Network, posterior: Posterior, count: int, generator: torch.Generator | None = None
@@ -315,6 +320,8 @@ def _tensor(array: Floats) -> torch.Tensor:
 
     return torch.tensor(array, dtype=torch.float64)
 
+
+# 3. Making and checking a posterior
 
 PROBABILITIES = "posterior_probabilities"
 RESERVED_FAMILIES = ("dropout",)

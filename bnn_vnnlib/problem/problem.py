@@ -1,10 +1,11 @@
-"""Instances as arrays: what the bounds of this package work on.
+"""Instances as arrays: what the bounds of this package work on, and points of T.
 
-An instance is one question (a VNN-LIB property, or one box of `verify_batch`). It consists of items: one input box
-with its constraints, and the cases over that box. A case is a conjunction of rows. One VNN-LIB property is one
-instance with an item per distinct input set; a batch of N boxes is N instances with one item each.
+1. `Problem`. An instance is one question (a VNN-LIB property, or one box of `verify_batch`). It consists of items: one
+input box with its constraints, and the cases over that box. A case is a conjunction of rows. One VNN-LIB property is
+one instance with an item per distinct input set; a batch of N boxes is N instances with one item each.
 
-Points of T, exactly: in rational arithmetic, and where the real point lies between two floats.
+2. `feasible`, `point_box`. Points of T, exactly: in rational arithmetic, and where the real point lies between two
+floats.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from bnn_vnnlib.errors import OptionError, SoundnessError
 from bnn_vnnlib.question.property import Property, row_false, row_true
+
+# 1. Instances
 
 OutputCases = Sequence[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]
 """A DNF over the outputs: cases (A, b, strict), each the conjunction of A y <= b (or <)."""
@@ -298,6 +301,9 @@ def _independent(lower: Tensor, upper: Tensor, rows: Rows, exists: Tensor) -> Pr
     count = len(lower)
     instance = torch.arange(count, device=lower.device)
     return Problem(lower, upper, lower, upper, rows, exists, None, instance, count)
+
+
+# 2. Points of T
 
 
 def feasible(problem: Problem, x: Tensor) -> Tensor:

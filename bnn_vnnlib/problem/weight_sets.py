@@ -1,14 +1,15 @@
-"""Posterior mass of weight boxes and of their unions, and expectations by layers of boxes.
+"""From a posterior to sets of weights that the engine can bound a network over, and the posterior mass of such sets.
 
-Two families of boxes are used. *Centred* boxes have the posterior mean as center and a margin in standard deviations:
-they are nested, so a union is its largest member. *Scattered* boxes have sampled centers (the method of Wicker et
-al.): they may overlap, and unions are taken exactly by inclusion-exclusion over intersections (an intersection of
-boxes is a box) while they are few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
+1. Posterior mass of weight boxes and of their unions, and expectations by layers of boxes (`layered_lower`). Two
+families of boxes are used. *Centred* boxes have the posterior mean as center and a margin in standard deviations: they
+are nested, so a union is its largest member. *Scattered* boxes have sampled centers (the method of Wicker et al.): they
+may overlap, and unions are taken exactly by inclusion-exclusion over intersections (an intersection of boxes is a box)
+while they are few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
 
 Rounding: tails come from erfc with a stated relative error (`rounding.SPECIAL`), and every returned mass is a lower
 or an upper bound as its name says.
 
-From a posterior to sets of weights that the engine can bound a network over.
+2. The weight boxes themselves, and weight samples.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
 
 Floats = NDArray[np.float64]
+
+
+# 1. Posterior mass
 
 EXACT_UNION = 10
 """Up to this many scattered boxes, all 2**K intersections are computed."""
@@ -218,6 +222,8 @@ def layered_lower(value: Tensor, mass: Mass, floor: Tensor | float) -> Tensor:
     total = (steps * mass(prefix)).sum(-1)
     return floor + total - 8 * count * UNIT * (total.abs() + floor.abs() + value.abs().amax(-1))
 
+
+# 2. Boxes and samples of weights
 
 _Device = torch.device | str
 

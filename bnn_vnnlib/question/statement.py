@@ -1,7 +1,8 @@
-"""Properties that nothing can violate, whatever the network: usually a mistake, and a proof of nothing.
+"""What a property asks, in words, and whether it asks anything: nothing can violate a vacuous property.
 
-A case is contradictory if its rows a.y + g.x <= b (or <) and the constraints on its inputs have no solution with x in
-the box and y anywhere. By Farkas' lemma it is enough to find multipliers l >= 0 with sum l a = 0 and
+1. Vacuous properties. They hold whatever the network: usually a mistake, and a proof of nothing. A case is
+contradictory if its rows a.y + g.x <= b (or <) and the constraints on its inputs have no solution with x in the box and
+y anywhere. By Farkas' lemma it is enough to find multipliers l >= 0 with sum l a = 0 and
 
     sum l b < min over the box of (sum l g).x,   or = if a row with l > 0 is strict:
 
@@ -9,9 +10,8 @@ every solution would give (sum l g).x <= sum l b (<, with such a row), which no 
 proposes multipliers; they are rounded to simple fractions and checked exactly, with the outward bounds. So the mark is
 proved where it is given; a contradiction that needs other multipliers is missed.
 
-What a property asks, in words: whoever reads them sees a comparison that is the wrong way round, or a missing bound.
-
-Short, however large the property is: a few rows, cases and inputs, and how many more there are.
+2. The statement in words. Whoever reads it sees a comparison that is the wrong way round, or a missing bound. It is
+short, however large the property is: a few rows, cases and inputs, and how many more there are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from bnn_vnnlib.question.options import Question
 from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.signature import Variable
+
+# 1. Vacuous properties
 
 MOST = 1000
 """Cases that are looked at, at most: with so many contradictory ones in a row nothing is said."""
@@ -187,6 +189,9 @@ def _part(property: Property, rows: HalfSpaces, owner: int) -> tuple[Floats, Flo
 
 ROWS, CASES, TERMS, INPUTS = 4, 3, 6, 6
 """How many are written out: rows of a case, cases, terms of a row, inputs of a box."""
+
+
+# 2. The statement in words
 
 Names = tuple[Callable[[int], str], Callable[[int], str]]
 """What an input and an output are called in the file, by flat index."""

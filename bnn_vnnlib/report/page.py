@@ -1,9 +1,8 @@
-"""Tables as CSV, Markdown and LaTeX. Cells are text of strangers in all three.
+"""Everything of a report -> one HTML page that needs no network; its tables also as CSV, Markdown and LaTeX.
 
-Everything of a report -> one HTML page that needs no network.
-
-The page carries a content security policy: scripts run only if they have the hash of those that are put in here, and
-nothing at all may be loaded. Should text of strangers ever get past the escaping, the browser still runs none of it.
+Cells are text of strangers in all of these. The page carries a content security policy: scripts run only if they have
+the hash of those that are put in here, and nothing at all may be loaded. Should text of strangers ever get past the
+escaping, the browser still runs none of it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from typing import Any
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
+
+# 1. Tables
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$#&])")
 _LATEX = str.maketrans({
@@ -103,6 +104,8 @@ def _line(cells: Sequence[str]) -> str:
 def _latex_line(cells: Sequence[str]) -> str:
     return " & ".join(map(latex, cells)) + r" \\"
 
+
+# 2. The page
 
 _UNSEEN = re.compile(r"\\u[0-9a-f]{4}|\\.|[^\x20-\x7e]")
 _ASSETS = files("bnn_vnnlib.report") / "assets"

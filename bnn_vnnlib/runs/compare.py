@@ -1,8 +1,8 @@
-"""What several verifiers said of the same questions: who agrees, who contradicts whom, who is right.
+"""Several verifiers over the same instances, ours and others', each in a run of its own that resumes.
 
-Plain networks of a BNN for tools that know no posterior: the mean, draws, the merged network.
-
-Several verifiers over the same instances: ours and others', each in a run of its own that resumes.
+1. Agreement: what they said of the same questions, who agrees, who contradicts whom, and who is right.
+2. Variants: plain networks of a BNN for tools that know no posterior (the mean, draws, the merged network).
+3. Comparison: the runs, and the tables that come of them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from bnn_vnnlib.runs.store import Again, Entry, Store
 from bnn_vnnlib.runs.task import Task, run_task
 from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
 from bnn_vnnlib.system.durable import clear, locked
+
+# 1. Agreement
 
 _DECIDED = (Verdict.SAT, Verdict.UNSAT)
 
@@ -123,6 +125,8 @@ def solved(lines: Sequence[Line], tool: str) -> tuple[Counter[Verdict], float]:
     return Counter(answer.verdict for answer in answers), sum(answer.seconds for answer in answers)
 
 
+# 2. Variants
+
 Kind = Literal["mean", "sampled", "merged"]
 
 
@@ -181,6 +185,8 @@ def _write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int
         found.append(_Variant("merged", "merged", write_readable(proto, folder / "merged.onnx"), exact))
     return found
 
+
+# 3. Comparison
 
 OURS = "bnn-vnnlib"
 

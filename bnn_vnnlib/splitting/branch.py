@@ -1,10 +1,10 @@
-"""Pairs of a weight setting and an item, each with an input box of its own: what branch and bound works on.
+"""Branch and bound over the inputs: what one pass of linear bounds leaves open is split until it is decided.
 
-The engine bounds K weight settings x M items. A frontier is ragged: some settings have thousands of open boxes and most
-have none. Pairs are sorted by setting and padded to such grids, in few groups of settings with about as many boxes.
+1. `Pairs`: a weight setting and an item each, with an input box of its own. The engine bounds K weight settings x M
+items. A frontier is ragged: some settings have thousands of open boxes and most have none. Pairs are sorted by setting
+and padded to such grids, in few groups of settings with about as many boxes.
 
-Branch and bound over the inputs: what one pass of linear bounds leaves open is split until it is decided.
-
+2. `Branching`.
 Guarantee: sound, rounding included. Complete in the limit for properties that are not violated by less than rounding:
 a pair stays open only when time is up, when it takes too many boxes, or when one of them cannot be split any more.
 Method: each box is bounded by linear functions below the rows. A case is refuted on the box when one of its rows is
@@ -32,6 +32,8 @@ from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Constraints, Problem, feasible, point_box
 from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.splitting.frontier import Boxes, Frontier
+
+# 1. Pairs
 
 _ROUNDED_ZERO = 1e-9
 """Points that miss a violation by no more than this in plain floating point are worth a rigorous check."""
@@ -253,6 +255,8 @@ def scatter(out: Tensor | None, values: Tensor, index: Tensor, count: int) -> Te
     out[index.flatten()] = values.flatten(0, 1)
     return out
 
+
+# 2. Branch and bound
 
 _BATCH = 2**10
 """Boxes bounded at a time."""

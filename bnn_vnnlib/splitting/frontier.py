@@ -1,15 +1,15 @@
-"""What waits in a branch and bound: boxes of inputs, or parts of a box on which some neurons have a known sign.
+"""What waits in a branch and bound, and minima of rows over boxes by it.
 
-Every item belongs to one of N owners: a question that is to be decided for itself. A step bounds some items; those that
-it cannot close give way to items that cover them. So what waits and what was left open always cover all that is not
-closed, and a proof for the closed ones together with what is known of the others is a proof for the whole.
-
+1. `Frontier`: boxes of inputs, or parts of a box on which some neurons have a known sign. Every item belongs to one of
+N owners: a question that is to be decided for itself. A step bounds some items; those that it cannot close give way to
+items that cover them. So what waits and what was left open always cover all that is not closed, and a proof for the
+closed ones together with what is known of the others is a proof for the whole.
 Guarantee: time may end anywhere. A step that it cuts off (OutOfTime) leaves its items waiting, as if they had never
 been taken. An owner's end does not depend on other owners: in any order its tree is the same, and it is given up where
 that tree becomes larger than `most`.
 
-Minima of rows over boxes of inputs: every box is halved until its bounds are as good as the values that are met.
-
+2. `minimise`: minima of rows over boxes of inputs. Every box is halved until its bounds are as good as the values that
+are met.
 Guarantee: sound, since boxes cover each other's parts; what time or the number of boxes cuts off counts with the bounds
 that are known of it. Complete in the limit as far as the bounds are.
 Method: breadth first, all items at once. A row is done on a box whose bound comes within the tolerance of the least
@@ -34,6 +34,9 @@ from bnn_vnnlib.system.clock import Deadline, OutOfTime
 _STEEPEST, _FLATTEST = 1e300, 1e-3
 """What an infinite slope counts as, and what a slope counts as at least, relative to the steepest one of its box: no
 bound is so good that an input which it ignores could stay wide for ever."""
+
+
+# 1. What waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +169,8 @@ class Frontier(Generic[_T]):
         """(N,)."""
         return torch.bincount(items.owner, minlength=len(self._spent))
 
+
+# 2. Minima of rows
 
 _ROUNDS = 200
 """Halvings that lead to one box, at most: bounds that do not converge end here, and not at the size of a float."""

@@ -1,6 +1,4 @@
-"""Columns and shares that are read off bounds on the decision.
-
-How uncertain a network is around inputs, by proof (`bnn-vnnlib uncertainty`).
+"""How uncertain a network is around inputs, by proof (`bnn-vnnlib uncertainty`).
 
 Classification, over the ball B(r) of an input, D_i(x) the expected probability of class i:
     uncertain      no class above tau: D_i(x) <= tau for all i and all x of B(r)
@@ -10,6 +8,9 @@ Classification, over the ball B(r) of an input, D_i(x) the expected probability 
                    posterior do not agree on any class
 Regression: bounds on the expected outputs (for a heteroscedastic likelihood also on the expected log-variances, which
 is the aleatoric reading) and P_w(the output stays within delta at every x of B(r)), the epistemic one.
+
+1. Readings: columns and shares that are read off bounds on the decision.
+2. The job: the questions of each input, their bounds, and the table.
 Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks, appendix A.
 """
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from bnn_vnnlib.batch import BatchResult
     from bnn_vnnlib.network.network import Model
 
+
+# 1. Readings
 
 Flags = NDArray[np.bool_]
 
@@ -154,6 +157,8 @@ def _reading(radius: float, some: Arrays) -> RadiusReading:
         not_epistemic=share("epistemic", NO),
     )
 
+
+# 2. The job
 
 Floats = NDArray[np.float64]
 

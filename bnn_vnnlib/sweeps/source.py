@@ -1,7 +1,4 @@
-"""Hashes of arrays and models, by which a job knows that it is the same one.
-
-Where the network of a job comes from.
-"""
+"""Where the network of a job comes from, and the hashes of arrays and models by which a job knows it again."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The time limit of a run, and what becomes of work that it cuts off.
+"""The time limit of a run: what becomes of work that it cuts off, and the end of a run that overstays it.
 
-Whatever was proved in time counts. Who bounds many items does it part by part (`Deadline.reached`), and the items that
-time does not suffice for get the value that says nothing: -inf for a lower bound, 1 for a probability of failing, 0 for
-a mass, False for a proof. No bound raises OutOfTime: it only ends the part, or the search, in which it is raised.
+1. `Deadline`. Whatever was proved in time counts. Who bounds many items does it part by part (`Deadline.reached`), and
+the items that time does not suffice for get the value that says nothing: -inf for a lower bound, 1 for a probability of
+failing, 0 for a mass, False for a proof. No bound raises OutOfTime: it only ends the part, or the search, in which it
+is raised.
 
-Ending a run that overstays its time limit.
-
-The engine watches the clock itself and returns its best bounds in time. This is for the rest: a huge file that is
-still being read, one library call that takes too long.
+2. `Backstop`. The engine watches the clock itself and returns its best bounds in time. The backstop ends the run where
+it cannot: a huge file that is still being read, one library call that takes too long.
 """
 
 from __future__ import annotations

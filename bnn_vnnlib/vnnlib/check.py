@@ -1,6 +1,7 @@
-"""The constraints of a property, each distinct one once, as arrays.
+"""What a property may refer to: its declarations, checked, and its constraints as arrays.
 
-Declarations: names, shapes and element types; what each variable of an assertion stands for.
+1. `Table`: the constraints of a property, each distinct one once.
+2. `Scope`: the names, shapes and element types that are declared; what each variable of an assertion stands for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.literals import read_literal
 from bnn_vnnlib.vnnlib.source import Error, Source
 from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
+
+# 1. Constraints
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -100,6 +103,8 @@ class Table:
         value = read_literal(self.literals[self.sides[i]])
         return value if self.values[self.columns.starts[i]] > 0 else -value
 
+
+# 2. Declarations
 
 _MAX_ELEMENTS = 10_000_000
 _SPELLED = 100_000

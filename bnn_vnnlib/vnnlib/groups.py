@@ -1,6 +1,7 @@
-"""A property against the signature of a model: by order, counts, shapes and element types.
+"""A property against the signature of a model, by order, counts, shapes and element types; `Groups`, lists as arrays.
 
-Many short lists of whole numbers, kept as two arrays.
+1. `match` holds the tensors that a property declares against those of a model, and names what differs.
+2. `Groups` keeps many short lists of whole numbers as two arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import PropertyError
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature, Variable
+
+# 1. A property against a model
 
 _FLOATS = ("float32", "float64")
 
@@ -107,6 +110,9 @@ def _names(variables: tuple[Variable, ...]) -> str:
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+# 2. Many short lists as two arrays
 
 
 def first_and_number(keys: Ints) -> tuple[Ints, Ints]:

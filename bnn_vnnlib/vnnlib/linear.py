@@ -1,6 +1,8 @@
-"""Many decimal numbers at once: the float64 numbers next to each, exactly as `literals.bracket_literal` gives them.
+"""Comparisons to linear constraints with coefficients that float64 holds exactly.
 
-One comparison to linear constraints with coefficients that float64 holds exactly.
+1. `bracket_literals`: the float64 numbers next to each of many decimal numbers, all at once, exactly as
+   `literals.bracket_literal` gives them.
+2. `Comparisons`: one comparison to linear constraints.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from bnn_vnnlib.vnnlib.tree import Apply, Compare
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+# 1. Many decimal numbers at once
+
 _LONGEST = 24  # characters
 _DIGITS = 18  # from the first that is not 0; 10^18 < 2^63
 _DECIMALS = 22  # 10^22 is exact in float64, 10^23 is not
@@ -96,6 +102,8 @@ def _product_error(a: Floats, b: Floats, product: Floats) -> Floats:
     a_low, b_low = a - a_high, b - b_high
     return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
 
+
+# 2. Comparisons
 
 MAX_DEPTH = 200
 _MAX_BITS = 40_000

@@ -1,14 +1,15 @@
-"""What the neurons of a random ReLU network typically do: guesses that steer the bounds and that no bound rests on.
+"""Linear upper bounds of log E exp(u . f(x)) for rows u over the outputs of a ReLU network of any depth.
 
-Linear upper bounds of log E exp(u . f(x)) for rows u over the outputs of a network of any depth.
+1. `typical`: what the neurons of a random network typically do. Guesses that steer the bounds and that no bound rests
+on.
 
-Everything here is about one fixed x at a time, of which a box is served at once: D(x) is an expectation, so that no
-event has to hold for all x together.
+2. `Exponents`. Everything here is about one fixed x at a time, of which a box is served at once: D(x) is an
+expectation, so that no event has to hold for all x together.
 
 Backwards. Let h be the outputs of a hidden layer. Given them, the next pre-activations are independent, of means
 m = mu h + b and variances v = sig^2 h^2 + sig_b^2. So
     E[exp sum_k (alpha_k z_k + beta_k z_k^2) | h] = prod_k E exp(alpha_k z_k + beta_k z_k^2),    z_k the next outputs,
-each factor at most exp of a plane in (m_k, v_k) where (m_k, s_k) lies in its rectangle (`exponentials`), and that is
+each factor at most exp of a plane in (m_k, v_k) where (m_k, s_k) lies in its rectangle (`gaussian.relu`), and that is
 the same kind of row over h. The last layer starts it exactly: E exp(u . f | h) has alpha = u W, beta = u^2 sig^2 / 2.
 At the first layer h = x: m is linear, v is quadratic, and x_j^2 lies below its chord or above its tangent.
 A negative beta is removed first: beta z^2 <= beta (2 c z - c^2) for every c.
@@ -37,6 +38,8 @@ from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import Rectangle, relu_planes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+
+# 1. What neurons typically do
 
 FADED = 0.02**2
 """Share of the variance in front of an activation that is left behind it, at least: dead neurons may wake."""
@@ -77,6 +80,8 @@ def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
         found.append(Typical(m, torch.sqrt(spread), v, torch.sqrt(shaken), h, noise))
     return found
 
+
+# 2. Exponential moments
 
 FLOOR = 1e-6
 """Relative deviation that a side is expected to have at least."""

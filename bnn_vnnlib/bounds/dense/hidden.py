@@ -1,8 +1,8 @@
-"""Linear lower bounds of functions over boxes, written from the centres of the boxes.
+"""A hidden ReLU layer over boxes: linear bounds of c . G(x), G_k(x) = E relu(a_k(x)), a_k(x) ~ N(m_k(x), s_k(x)^2).
 
-A hidden ReLU layer over boxes: linear bounds of c . G(x), G_k(x) = E relu(a_k(x)), a_k(x) ~ N(m_k(x), s_k(x)^2).
+1. `Lines`: linear lower bounds of functions over boxes, written from the centres of the boxes.
 
-g(m, s) = E relu(N(m, s^2)) is convex and nondecreasing in (m, s), m is linear in x, s^2 = q is quadratic.
+2. `Hidden`. g(m, s) = E relu(N(m, s^2)) is convex and nondecreasing in (m, s), m is linear in x, s^2 = q is quadratic.
 Below, for any tau:  g >= Phi(tau) m + phi(tau) s,  and  s(x) s_c >= q_c + p . (x - x_c)  with p_j = v_j x_cj, v the
 variances (Cauchy and Schwarz), so s >= (q_c + p . (x - x_c)) / sigma for every sigma >= s_c.
 Above:  g <= beta m + gamma s + kappa on the rectangle of (m, s), kappa from its four corners, gamma >= 0;
@@ -22,6 +22,8 @@ from bnn_vnnlib.gaussian.normal import LEAST, ROUND, cdf, density
 from bnn_vnnlib.gaussian.relu import excess_above_mean, relu_mean
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+
+# 1. Linear functions over boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,9 @@ def mixed(weights: Tensor, lines: Lines, radius: Tensor) -> Lines:
     error = 2 * gamma(2 * weights.shape[-1] + 8) * (used @ size[..., None])[..., 0] + TINY
     unusable = (used > 0) & ~torch.isfinite(lines.value)[..., None, :]
     return Lines(torch.where(unusable.any(-1), -torch.inf, total - error), used @ slope)
+
+
+# 2. The layer
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""What is free in a tail bound, tuned by gradient on the final probability: budget, shares, slopes.
+"""The entrance to tail bounds: failure probabilities of rows over the boxes of many items.
 
-Any choice is sound, so that nothing here is rounded with care; the bound is evaluated again with the plan that comes
-out. Every item is tuned by itself: the steps of Adam are elementwise, and an item keeps its own best plan.
-
-The one entrance to tail bounds: failure probabilities of rows over the boxes of many items.
+1. `Tuning`: what is free in a tail bound (budget, shares, slopes), tuned by gradient on the final probability. Any
+choice is sound, so that nothing here is rounded with care; the bound is evaluated again with the plan that comes out.
+Every item is tuned by itself: the steps of Adam are elementwise, and an item keeps its own best plan.
+2. `TailEngine`: the one entrance.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Tuning
 
 LARGEST, SMALLEST = 0.3, 1e-14
 """Budgets of an item."""
@@ -134,6 +136,9 @@ def _smooth(probability: Tensor) -> Tensor:
 def _rounded(probability: Tensor) -> Tensor:
     """The share may be off by a few units of roundoff, which the sum of what is spent makes up for."""
     return probability.new_tensor(deviations_of(probability.cpu().numpy() * (1 - 1e-12)))[None]
+
+
+# 2. The entrance
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Sums over the weights of one map, over all places where a weight is used.
+"""What the noise of the weights adds up to during one walk.
 
-What the noise of the weights adds up to during one walk.
+1. `Uses`: sums over the weights of one map, over all places where a weight is used.
+2. `Noise`: the sums of all nodes, collected on the way back.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
+
+# 1. One map
 
 Weighted = Linear | Conv | Scale
 
@@ -174,6 +177,8 @@ def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
     used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, m, -1, -1, -1, -1, -1), patches)
     return used.flatten(3)
 
+
+# 2. One walk
 
 _Squares = dict[str, Tensor]
 

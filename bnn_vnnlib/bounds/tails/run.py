@@ -1,6 +1,7 @@
-"""What is claimed of a network on the event G, and with which probability each claim may fail.
+"""One chunk of items: ranges forwards, each claimed by a walk back, then the rows of the property.
 
-One chunk of items: ranges forwards, each claimed by a walk back, then the rows of the property.
+1. `Plan`: what is claimed of a network on the event G, and with which probability each claim may fail.
+2. `Run`: the claims in their order, and the rows.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from bnn_vnnlib.network.nodes import (
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Claims
 
 EVENTS = 5
 """Events of an element whose range is claimed: below, above, variation over the box, and its mean given the earlier
@@ -156,6 +159,9 @@ def _own_noise_is_independent(network: Network, position: int) -> bool:
             return False
         node = network.nodes[node.inputs[0]]
     return isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis] and node.weight.copies == 1
+
+
+# 2. The run
 
 
 @dataclass(eq=False)

@@ -1,22 +1,19 @@
-"""Gaussian noise that entries of weights share: delta . h of correlated weights, measured in independent latents z.
+"""Correlated weights in the tails: Gaussian noise that entries of weights share, and what it adds to the bounds.
 
-A group is a set of independent standard normal latents z and a linear map from z to some weights. For a row A at a map
-the noise is delta_j = sum_r z_r B_rj, with B linear in A, and as a function of z
+1. Groups. A group is a set of independent standard normal latents z and a linear map from z to some weights. For a row
+A at a map the noise is delta . h with delta_j = sum_r z_r B_rj, B linear in A, and as a function of z
     delta . h = z . (B h),  a gradient of length |B h|,  h = hc + rho e, |e_j| <= 1.
 So its Lipschitz constant over a range of h is at most |B hc| + reach(rho), reach(rho) = sup over e of |B (rho e)|. With
 s_j = |B_.j| = sd of delta_j and C the correlation matrix of delta, C_jk = B_.j . B_.k / (s_j s_k),
     reach(rho) <= sum_j rho_j s_j  and  reach(rho)^2 = d' C d <= lam |d|^2,  d_j = e_j rho_j s_j,
 lam >= the largest eigenvalue of C, for which |C^2| in the norms of Frobenius and of the maximal row sum is taken, and
 the root of it. A map with tied weights is no exception: B is what the adjoint map gives for the r-th factor.
-
 Rounding: an entry of B is a sum of products whose errors, over all r, have a length of at most gamma (|A| dev)_j, dev
 the marginal standard deviations (triangle inequality), which is added wherever B is used.
 
-Correlated weights in the tails: what the groups of a posterior add to the bounds of `tail`.
-
-The noise of the weights is W - mu = Delta + sum over groups of a linear map of its latents z (see `groups`), Delta with
-independent entries and the groups independent of Delta and of each other. Nothing else changes: a row is at least
-m0 + sum over layers of (all noise) . h(x) on G.
+2. What the groups of a posterior add to the bounds of `tail`. The noise of the weights is W - mu = Delta + sum over
+groups of a linear map of its latents z, Delta with independent entries and the groups independent of Delta and of each
+other. Nothing else changes: a row is at least m0 + sum over layers of (all noise) . h(x) on G.
 
 Bound 1 uses no independence: F is concave in Delta and all z together, its gradient in a group is sum over maps of
 B (hc + rho e), so that the group adds (|sum B hc| + sum reach(rho))^2 to L^2, and s_j^2 = Var delta_j has a part of
@@ -55,6 +52,9 @@ from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.memory import at_once
 
 Weighted = Linear | Conv | Scale
+
+
+# 1. Groups
 
 SMALL = 1e-140
 """Added to every deviation, so that one can divide."""
@@ -264,6 +264,9 @@ def largest(gram: Tensor, terms: int, unit: bool = True) -> Tensor:
     found = torch.minimum(square.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(square))
     # entries are at most `scale` (Cauchy, Schwarz) with errors gamma scale, those of the square n gamma scale^2
     return torch.sqrt(found + 8 * n**2 * gamma(2 * n + terms + 16) * scale**2) * (1 + 8 * UNIT)
+
+
+# 2. What groups add to the bounds
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,8 @@
-"""Second moments of a random network: what a decision bound in regression pays for the weights outside its boxes.
+"""The decision by boxes of weights or by weight samples, each bounded for itself: any graph, any transform.
 
+Guarantee: sound with probability 1, rounding included; not complete.
+
+1. Second moments of a random network: what a decision bound in regression pays for the weights outside its boxes.
 || z || = sup over x in T of sqrt(E_w z(x)^2), elementwise and per item. Going forwards with |z_j| in this norm,
     || sum_j W_ij z_j || <= sum_j sqrt(mu_ij^2 + s_ij^2) || z_j ||                                  (Minkowski)
     || sum_j W_ij z_j || <= sum_j |mu_ij| || z_j || + sqrt(sum_j s_ij^2 || z_j ||^2)
@@ -8,12 +11,10 @@ random tensor to enter at one node only; with tied weights there is no bound (in
 entry to be used once in that node: a weight that was tiled or gathered first is not independent of its own copy.
 Then |E[f 1_off]| <= || f || sqrt(P(off)) by Cauchy-Schwarz.
 
-The decision by boxes of weights or by weight samples, each bounded for itself: any graph, any transform.
-
-Guarantee: sound with probability 1, rounding included; not complete.
+2. `ByWeights`.
 Boxes: on box k the row is at least v_k, everywhere at least `floor` (s bounded), so layers of boxes give a lower bound
-on its expectation (`mass.layered_lower`). In regression there is no floor; what lies outside the boxes is paid by
-|E[row 1_off]| <= ||row|| sqrt(P(off)) with the second moments of `moments`.
+on its expectation (`weight_sets.layered_lower`). In regression there is no floor; what lies outside the boxes is paid
+by |E[row 1_off]| <= ||row|| sqrt(P(off)) with the second moments of 1.
 Samples: the weighted sum of each sample's bound.
 Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (decision robustness).
 """
@@ -56,6 +57,8 @@ from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, layered_lower, params_of
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Second moments
 
 
 def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor) -> Tensor:
@@ -156,6 +159,9 @@ _RULES: dict[type[Node], Callable[..., Tensor]] = {
     Max: _max,
     Product: _unknown,
 }
+
+
+# 2. The method
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,11 @@
-"""Is every weight a Gaussian of its own? Found by evaluation.
+"""Two shapes of random weights: a Gaussian of its own for every entry, and local reparameterisation.
 
-Local reparameterisation: the noise of the weights, moved onto the pre-activations.
+1. `marginals`. Is every weight a Gaussian of its own? Found by evaluation.
 
-A layer computes y = M x + b + sqrt(S x^2 + c) * noise instead of drawing W. For every x, y has the distribution that
-independent weights of mean M and variance S (and a bias of variance c) give it. Evaluation cannot see that, so this is
-the one place where a pattern of operators is matched; every part of it is checked, and what differs is no match.
+2. `local_noises`. Local reparameterisation: the noise of the weights, moved onto the pre-activations. A layer computes
+y = M x + b + sqrt(S x^2 + c) * noise instead of drawing W. For every x, y has the distribution that independent weights
+of mean M and variance S (and a bias of variance c) give it. Evaluation cannot see that, so this is the one place where
+a pattern of operators is matched; every part of it is checked, and what differs is no match.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from bnn_vnnlib.model.recovery.graph import NORMAL, Flow
 from bnn_vnnlib.network.network import Floats
 
 _SEED, _TRIALS = 0x5EED, 4
+
+
+# 1. Is every weight a Gaussian of its own?
+
 _EXACT = 1e-10
 """Relative to |mean| + sd: what counts as rounding of float64; a thousandth of the float32 in which files are kept."""
 
@@ -119,6 +124,8 @@ _NOT_GAUSSIAN = (
     "Gaussian posterior. Draw samples and attach those"
 )
 
+
+# 2. Local reparameterisation
 
 STABILISER = 1e-6
 """A constant under the root up to this size is there against sqrt(0), and no variance."""

@@ -1,23 +1,23 @@
-"""Lower bounds on quadratics over boxes: min of g.d + d' H d / 2 over |d_j| <= r_j, two ways.
+"""Regression with one hidden layer: closed forms, minimised over x by branch and bound.
 
+Guarantee: sound, rounding included; the gap goes to 0 with the number of boxes, see 2.
+
+1. Lower bounds on quadratics over boxes: min of g.d + d' H d / 2 over |d_j| <= r_j, two ways.
 By coordinates: each on its own, with the entries off the diagonal at their worst.
 Convexified: with d = r e and A = diag(r) H diag(r), for shift >= -(least eigenvalue of A)
     d' H d / 2 >= e' (A + shift I) e / 2 - shift n / 2      on |e_j| <= 1,
 and the convex quadratic is above its tangent plane at any point z, which a few steps of descent choose. The eigenvalue
 comes from LAPACK, whose error is a small multiple of n UNIT |A|; 1e-9 |A| is added.
 
-Minima of rows over boxes of inputs, from a relaxation that also bounds their slopes.
-
+2. Minima of rows over boxes of inputs, from a relaxation that also bounds their slopes.
 Guarantee: the result is a lower bound, as good as the relaxation's; complete only in the limit.
-Method: `splitting.minimise`, and where a slope has one sign on a box, its minimum lies on a face, which takes the
-place of the box.
+Method: `splitting.frontier.minimise`, and where a slope has one sign on a box, its minimum lies on a face, which takes
+the place of the box.
 
-Rows c.D(x) + g.x over a network with one hidden layer, as numbers in front of its neurons.
-
+3. Rows c.D(x) + g.x as numbers in front of the neurons (`Rows`).
     row(x) = constant + linear.x + sum_k v_k h(a_k(x)),   a_k = V_k.x + b_k ~ N(m_k(x), s_k(x)^2),
 with v = c E[W] because the last layer is independent of the hidden one, and h = E relu or E tanh:
     leaky(a) = alpha a + (1 - alpha) relu(a),   sigmoid(a) = 1/2 + tanh(a/2)/2.
-
 Rounding, a priori and once for every row. First the row is replaced by the one with the stored numbers as exact
 parameters: v, mu_k, b_k, linear, constant as computed, the variances as stored. As h is 1-Lipschitz and |h(a)| <= |a|,
 that costs |v* - v| |a| + |v| |m* - m| and so on. Then all that is computed on a box are sums of products whose absolute
@@ -25,43 +25,33 @@ values add up to at most a small multiple of |v_k| A_k with A_k = |mu_k|.X + |b_
 every value pays C sum |v_k| A_k, C = 16 gamma(n) + 32 ABSOLUTE with n all the lengths of sums together. Inequalities
 are used in forms that hold for any float coefficients.
 
-Bounds on rows of a one-hidden-layer net with relu or leaky relu over boxes.
-
-Below, for v_k >= 0 and any tau, any y:       g(m, s) >= Phi(tau) m + phi(tau) s          (see `special`)
+4. Bounds on rows with relu or leaky relu over boxes (`ReluRows`).
+Below, for v_k >= 0 and any tau, any y:       g(m, s) >= Phi(tau) m + phi(tau) s          (see `gaussian.relu`)
     s(x) = |diag(sig) x, sig_b| >= (sum_j sig_j^2 y_j x_j + sig_b^2) / s(y)              (Cauchy-Schwarz).
 With y the center and tau = t(y) it is the tangent there.
 Above, for v_k < 0, on the rectangle [m] x [s] of the box and any beta in [0, 1], gamma in [0, .4]:
     g <= beta m + gamma s + kappa, kappa = the maximum of g - beta m - gamma s at the four corners (it is convex),
     s(x) <= s_0/2 + q(x) / (2 s_0) for any s_0 > 0,      x_j^2 <= (l + u) x_j - l u on [l, u].
 The signed sum is linear in x; its minimum over the box is taken coordinate by coordinate.
-
 Slopes: d_j = linear_j + sum v_k [Phi(t) mu_kj + phi(t)/s sig_kj^2 x_j], wherever s > 0.
-
-Rounding (see `rows` for the payment): kappa is evaluated at corners off by at most `room`, where g - beta m - gamma s
+Rounding (see 3. for the payment): kappa is evaluated at corners off by at most `room`, where g - beta m - gamma s
 moves by at most (1 + .4) room; s_0 >= s_max / 4 keeps gamma q / s_0 below 2 s_max. Slopes take m and s widened by
 `room` before t is formed.
 
-Bounds on rows of a one-hidden-layer net with tanh (or sigmoid, by 1/2 + tanh(z/2)/2) over boxes.
-
+5. Bounds on rows with tanh (or sigmoid, by 1/2 + tanh(z/2)/2) over boxes (`TanhRows`).
 T_n(m, q) = E tanh^(n)(N(m, q)), q = s^2, with dT_n/dq = T_{n+2}/2 (heat equation). At the center c of the box, with
 d = m - m_c, |d| <= R for a neuron,
     E tanh(a(x)) = T_0(m, q_c) + T_2(c) (q(x) - q_c) / 2 + r,    |r| <= dev dq / 2,
 dev bounding how far T_2 gets from T_2(c) on the box: the smaller of C_3 R + C_4 dq/2 and what the range of tanh'' over
 [m], widened by C_4 q/2, leaves. C_n bounds |tanh^(n)|: .7699, 2, 4.0859 for n = 2, 3, 4.
-
 T_0(., q_c) is replaced by a parabola P = T_0 + b d + a d^2/2 and the largest error on the side that counts. Between
 five points -R, -R/2, ..., R the Hermite cubic of the values and slopes is within C_4 (R/2)^4 / 384 of T_0, and P minus
 a cubic lies in the range of its Bernstein coefficients, after one halving. Slopes likewise: T_1 is within C_3 (R/2)^2/8
 of its chords. So
     row >= const + g.delta + delta' H delta / 2 - payments,   H = sum v_k a_k mu_k mu_k' + diag(sum v_k T_2 sig_k^2),
-a quadratic in delta = x - c that keeps the neurons' signs against each other. Its minimum: see `parabola`.
-
-Rounding: see `rows`; errors of T_n and of m, s are added to each fit, those of sums are paid relative to the sums of
+a quadratic in delta = x - c that keeps the neurons' signs against each other. Its minimum: see 1.
+Rounding: see 3.; errors of T_n and of m, s are added to each fit, those of sums are paid relative to the sums of
 absolute values.
-
-Regression with one hidden layer: closed forms, minimised over x by branch and bound.
-
-Guarantee: sound, rounding included; the gap goes to 0 with the number of boxes, see `branching`.
 """
 
 from __future__ import annotations
@@ -82,6 +72,8 @@ from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Quadratics over boxes
 
 DESCENTS = 12
 """Steps of descent."""
@@ -135,6 +127,8 @@ def _entrywise(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
     inside = (curve > 0) & (slope.abs() < curve * r)
     return torch.where(inside, -(slope**2) / (2 * torch.where(inside, curve, torch.ones_like(curve))), ends)
 
+
+# 2. Minima of rows
 
 ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
@@ -205,6 +199,8 @@ def _least_over(relaxation: _Relaxation, rows: Rows, lower: Tensor, upper: Tenso
     known = lower.new_full((len(lower), 1), -torch.inf)
     return minimise(bound, value, lower, upper, known, effort, deadline)[:, 0]
 
+
+# 3. Rows
 
 LOST = 1e-140
 """More than what underflow takes from a standard deviation."""
@@ -299,6 +295,8 @@ def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
     error = gamma(2 * x.shape[1] + 16) * size + x.abs() @ layer.slack.mT + layer.bias_slack
     return error * (1 + 1e-9) + LOST
 
+
+# 4. Relu
 
 STEEPEST = 0.4
 """More than phi(0)."""
@@ -397,6 +395,9 @@ def _middle(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 C2, C3, C4 = 0.7699, 2.0, 4.0859
+
+
+# 5. Tanh and sigmoid
 
 INFLECTION = 0.5773502691896258
 """tanh'' is extreme where |tanh| is 1/sqrt 3, up to 1e-15."""
@@ -527,6 +528,8 @@ def _second(t2: Tensor, m: Tensor, reach: Tensor, drift: Tensor, most: Tensor) -
     largest, smallest = (largest + wide).clamp(max=C2), (smallest - wide).clamp(min=-C2)
     return torch.minimum(near, torch.maximum(largest - t2, t2 - smallest).clamp(min=0))
 
+
+# The method
 
 CURVED_INPUTS = 64
 """Up to this many inputs there are Hessians."""

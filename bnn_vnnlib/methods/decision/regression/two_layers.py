@@ -1,5 +1,10 @@
-"""How fast E relu(zeta_i(x)), zeta of the second layer, may change along a segment x_j in [l, u] of one input.
+"""Regression with two hidden relu layers: values at points by characteristic functions, what lies between by curvature.
 
+The output is sum_i v_i E relu(zeta_i) + const, zeta_i of the second layer, v the mean weights of the last layer, which
+is independent. Boxes with at most one free input are bounded by segments (1., 3.), those with up to FREE by stars of
+points (2., 3.); nothing (-inf) is said about others.
+
+1. How fast E relu(zeta_i(x)) may change along a segment x_j in [l, u] of one input (`interpolation_errors`).
 zeta = sum_k W_k relu(a_k) + b, a_k = m_k(x) + s_k(x) N along the segment has the derivative V_k ~ N(mu_k, sig_k^2).
     |d/dx E relu(zeta)|  <= L = sqrt(E zeta'^2),
     |d2/dx2 E relu(zeta)| <= B = E zeta'^2 / (sqrt(2 pi) sig_b) + sum_k E|W_k| (phi(t)/s) E[V_k^2 | a_k = 0]:
@@ -9,27 +14,21 @@ over b alone E relu(y + b) has a second derivative of at most 1 / (sqrt(2 pi) si
     E[V^2; a > 0] = (mu^2 + sig^2) Phi(t) + 2 mu rho phi(t) - rho^2 t phi(t), and |t| phi(t) < .242;
     V given a = 0 has the mean mu - rho t and the variance sig^2 - rho^2.
 The linear interpolant of a function on a segment of length h is off by at most min(B h^2 / 8, L h / 2).
-
 Rounding: m, s are widened by their errors, and B, L by a factor that exceeds what sums of this length can lose.
 
-Two hidden relu layers over boxes with several free inputs: values at a star of points, and curvature.
-
+2. Boxes with several free inputs: values at a star of points, and curvature (`curvature`, `star_bound`).
 With B(u) >= |d' Hess E relu(zeta_i) d| for all x of the box and |d_j| <= u_j, c the center, r the radii and D+-j the
 values at the ends of axis j,
     D(x) >= D(c) - sum_j ( |D+j - D-j| / 2 + B(r_j e_j) / 2 ) - B(r) / 2:
 Taylor's remainder is at most B(r) / 2, and (D+j - D-j) / 2 is g_j r_j up to B(r_j e_j) / 2.
-B as in `bending`, with the slope V_k.d of each first-layer neuron: its mean is at most a = sum |mu_kj| u_j, its
+B as in 1., with the slope V_k.d of each first-layer neuron: its mean is at most a = sum |mu_kj| u_j, its
 variance at most v = sum sig_kj^2 u_j^2, so that
     E[(V.d)^2; a_k > 0] <= min(a^2 + v, sqrt((a^4 + 6 a^2 v + 3 v^2) Phi(t)))                 (Cauchy and Schwarz),
     E[V_j; a_k > 0] = Phi(t) mu_j + phi(t) sig_j^2 x_j / s,
 and V.d given a_k = 0 has a mean of at most a + |t| sum sig_j^2 |x_j| u_j / s and a variance of at most v.
 
-Regression with two hidden relu layers: values at points by characteristic functions, segments by bending.
-
-Boxes with up to FREE free inputs are bounded by `stars`; nothing (-inf) is said about others.
-The output is sum_i v_i E relu(zeta_i) + const with v the mean weights of the last layer, which is independent. Between
-two points of a segment the row stays above the smaller end minus sum |v_i| times the interpolation errors of `bending`.
-Segments are halved where that matters, in rounds, all items at once.
+3. The method (`TwoLayers`). Between two points of a segment the row stays above the smaller end minus sum |v_i| times
+the interpolation errors of 1. Segments are halved where that matters, in rounds, all items at once.
 """
 
 from __future__ import annotations
@@ -48,6 +47,8 @@ from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Segments: how fast E relu(zeta_i(x)) may change
 
 WIDER = 1 + 1e-9
 """Covers sums of a million nonnegative products."""
@@ -123,6 +124,9 @@ def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: 
     return first[0] + second[0] - paid, first[1] + second[1] + paid
 
 
+# 2. Stars of points
+
+
 def curvature(
     first: DenseLayer, second: DenseLayer, lower: Tensor, upper: Tensor, reach: Tensor, room: Tensor
 ) -> Tensor:
@@ -182,6 +186,8 @@ def star_bound(below: Tensor, above: Tensor, along: Tensor, whole: Tensor) -> tu
     value = below[..., 0] - (cost.sum(-1) + whole / 2) * WIDER
     return value.nan_to_num(-torch.inf, torch.inf, -torch.inf), cost
 
+
+# 3. The method
 
 ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""

@@ -1,18 +1,17 @@
 """The expected softmax behind one hidden ReLU layer of independent Gaussian weights, in closed form.
 
-Guarantee: sound with probability 1, rounding included. Where all rows compare two classes, D_i > D_j on a box if
+Guarantee: sound with probability 1, rounding included.
+
+1. `OneLayerSoftmax`. Where all rows compare two classes, D_i > D_j on a box if
     min E(f_i - f_j) > v_i + v'_j,   v_i the largest log excess of the rows f_l - f_i, v'_j that of f_j - softmax . f,
 because D_i >= exp(-v_i) softmax_i(E f) and D_j <= exp(v'_j) softmax_j(E f).
 
-The expected softmax behind one hidden ReLU layer by tilting: for points and small boxes, where deviations are large.
-
-Guarantee: sound with probability 1, rounding included.
+2. `Tilted`: for points and small boxes, where deviations are large.
 Let S = sum_l exp(f_l - f_i), so that softmax_i = 1 / S, and Y = exp(g . f) for any row g. Cauchy and Schwarz give
     (E Y)^2 = (E[S^(-1/2) S^(1/2) Y])^2 <= E[1 / S] E[S Y^2],   hence
     D_i >= (E exp(g . f))^2 / sum_l E exp((2 g + e_l - e_i) . f).
 It is an equality where Y is proportional to 1 / S, so g is taken along the gradient of log softmax_i at scaled means.
 Upper bounds are what the lower bounds of the other classes leave.
-
 The moments. Given the hidden outputs z, a row u . f is Gaussian, and its log E exp is sum_k f_k(z_k) + constant with
 f_k(z) = alpha z + beta z^2, alpha = u W, beta = u^2 sig^2 / 2, and independent z_k = relu(N(m_k, s_k^2)).
 Over a box, and with rounding, (m, s) is known up to |m' - m| <= d, |s' - s| <= e s. Then a' = m' + s' N is at most
@@ -20,12 +19,10 @@ D = d + e |m| away from r (m + s N), r = s' / s, and z' from r z, since relu is 
 With 2 r z D <= D (r^2 z^2 + 1) and e < 1 that leaves
     f(z') <= (alpha + e |alpha|) z + beta (1 + e)^2 (1 + D) z^2 + |alpha| D + beta (D + D^2),
     f(z') >= (alpha - e |alpha|) z + beta max(0, (1 - e)^2 - D) z^2 - |alpha| D - beta D.
-The moments of these at (m, s) have closed forms (`exponentials`). A neuron without noise is a number in a range.
+The moments of these at (m, s) have closed forms (`gaussian.relu`). A neuron without noise is a number in a range.
 
-Classes that keep their order, by margins instead of expected probabilities.
-
-Guarantee: sound with probability 1, rounding included.
-Method: D_i > D_j wherever E(f_i - f_j) > v_i + v'_j (`one_layer`), and E(f_i - f_j) falls short of the margin of the
+3. `MeanNetwork`: classes that keep their order, by margins instead of expected probabilities.
+Method: D_i > D_j wherever E(f_i - f_j) > v_i + v'_j (1.), and E(f_i - f_j) falls short of the margin of the
 mean network by at most sum_k (dW_k)^- sup (G_k - relu(m_k)). So the deterministic verifier, asked whether the mean
 network keeps that much distance, proves the order; its failure proves nothing.
 """
@@ -55,6 +52,8 @@ from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Look, minimise
 from bnn_vnnlib.system.memory import at_once
+
+# 1. Closed forms over boxes
 
 SMALL = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
@@ -184,6 +183,8 @@ class _Comparison:
         least = self.margin.minimum(self.neurons.radius)
         return least - self.needed - 2 * UNIT * (least.abs() + self.needed)
 
+
+# 2. Tilting
 
 SCALES = (1.0, 0.6, 0.3)
 """Means are scaled by these before the gradient is taken: the softmax of a noisy network is flatter than its mean's."""
@@ -330,6 +331,9 @@ class _Moments:
         paid = (alpha.abs() * reach + beta * constant) * (1 + 16 * UNIT) + LEAST
         value = moment + sign * (paid + 4 * UNIT * (moment.abs() + paid))
         return torch.where(e < NARROW, value, sign * torch.inf).nan_to_num(sign * torch.inf, torch.inf, -torch.inf)
+
+
+# 3. Comparison by the mean network
 
 
 @dataclass(frozen=True, eq=False)
