@@ -35,11 +35,11 @@ class Adapted:
         return write_readable(self.proto, path)
 
     def checked(self, agreement: Agreement) -> Adapted:
-        """The same, compared with the library."""
+        """With the result of a comparison with the library."""
         return replace(self, agreement=agreement)
 
     def noted(self, *notes: str) -> Adapted:
-        """The same with more remarks."""
+        """With more remarks."""
         return replace(self, notes=(*self.notes, *notes))
 
 

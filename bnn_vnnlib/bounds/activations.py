@@ -97,7 +97,7 @@ class Sigmoidal:
     infimum: float
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Monotone."""
+        """Of a nondecreasing function: its values at the ends, rounded outward, within its range."""
         at_lower, at_upper = self.function(lower), self.function(upper)
         return (
             (at_lower - ELEMENTARY * at_lower.abs() - TINY).clamp(min=self.infimum),

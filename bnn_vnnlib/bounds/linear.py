@@ -213,7 +213,7 @@ def _activation(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
 
 
 def _add(walk: Walk, node: Sum, position: int, a: Tensor) -> None:
-    """The same coefficients to every branch."""
+    """Every branch gets the coefficients of the sum, with its sign."""
     for source, sign in zip(node.inputs, node.signs, strict=True):
         walk.give(source, a if sign > 0 else -a)
 

@@ -45,7 +45,7 @@ class _Kinks:
 
     @property
     def count(self) -> int:
-        """H."""
+        """H, the number of neurons that can be split."""
         return sum(size for _, _, size in self.places)
 
 

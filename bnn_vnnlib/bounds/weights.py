@@ -42,7 +42,7 @@ class ParamBox:
 
     @cached_property
     def sure_variance(self) -> Tensor:
-        """The same from below."""
+        """Of a spread that stands for standard deviations: its square, rounded down."""
         return squared_down(self.center.new_zeros(1) if self.spread is None else self.spread)
 
     @cached_property
@@ -84,15 +84,15 @@ class WeightBoxes:
 
     @property
     def count(self) -> int:
-        """K."""
+        """K, the number of boxes."""
         return max([len(self.scale), *(len(center) for center in self.centers.values())])
 
     def scaled(self, scale: Tensor) -> WeightBoxes:
-        """The same boxes with another scale; shares the gathered parameters."""
+        """These boxes with another scale; shares the gathered parameters."""
         return WeightBoxes(self.centers, self.spreads, scale, self._cache)
 
     def to(self, dtype: torch.dtype) -> WeightBoxes:
-        """The same boxes, rounded to another floating type: for searches only."""
+        """These boxes, rounded to another floating type: for searches only."""
         centers, spreads = ({k: v.to(dtype) for k, v in part.items()} for part in (self.centers, self.spreads))
         return WeightBoxes(centers, spreads, self.scale.to(dtype))
 
@@ -118,7 +118,7 @@ class WeightBoxes:
         return self._cache[param]
 
     def addend(self, param: Param, rank: int) -> _Addend:
-        """The same of a parameter that is added to a node of that rank."""
+        """Gather a parameter that is added to a node of that rank, see `param`."""
         if (param, rank) not in self._addends:
             box = self.param(param)
             center, radius = aligned(box.center, rank), self._radius(box, rank)

@@ -61,7 +61,7 @@ def results_text(result: Result, prop: Property) -> str:
 
 
 def standard_output(result: Result, prop: Property) -> str:
-    """The same for standard output, where VNN-LIB 2.x spells a timeout `timed-out`."""
+    """What stands on standard output: `results_text`, except that VNN-LIB 2.x spells a timeout `timed-out`."""
     return "\n".join([spoken(result.verdict, prop), *_witness_lines(result, prop)]) + "\n"
 
 

@@ -8,7 +8,7 @@ Both:
 
 P_safe (`safety`):
 4. `safety.safety`: the task, and bounds of many instances as data; `safety.portfolio`: the methods in their order.
-5. `by_boxes`, `margins`: boxes of weights. `by_samples`: weight samples, one by one. `tails`: Gaussian weights without
+5. `by_boxes`: boxes of weights. `by_samples`: weight samples, one by one. `tails`: Gaussian weights without
    boxes. `large_variance`: shallow networks with wide posteriors, by the laws of their outputs.
 6. `refine`: what is open is refined by stages that take turns; `refine_*` are the stages.
 

@@ -51,7 +51,7 @@ class Compared(Variable):
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """The same for every input.
+    """A tensor that no input changes.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Constant:
         return replace(self, values=copied(self.values), param=moved)
 
     def reshaped(self, *shape: int) -> Constant:
-        """The same entries in another shape."""
+        """Its entries in another shape."""
         return self.moved(lambda array: array.reshape(shape))
 
     def transposed(self) -> Constant:

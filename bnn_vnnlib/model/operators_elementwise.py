@@ -353,7 +353,7 @@ def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Va
 
 
 def _same(a: Value, b: Value) -> bool:
-    """The same computed tensor, or equal numbers without a posterior."""
+    """Both are one computed tensor, or equal numbers without a posterior."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return a.known and b.known and bool((a.values == b.values).all())
     return isinstance(a, Variable) and isinstance(b, Variable) and a.position == b.position

@@ -227,7 +227,7 @@ def _normalised(graph: Builder, node: NodeProto, centred: Variable) -> Variable:
 
 
 def instance_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """The same over all axes behind the channels, with scale and bias per channel."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes behind the channels; both per channel."""
     x, name = variable(graph, node, inputs), label(node)
     if len(x.shape) < 3:
         raise inconsistent(node, f"input of shape {x.shape}: expected (batch, channels, ..)")

@@ -92,7 +92,7 @@ class HiddenNodes:
         Raises
         ------
         PropertyError : the model's tensor has another type or shape than is declared (shapes may differ as those of
-            inputs may, see `vnnlib.match`), or a value that no file can hold
+            inputs may, see `vnnlib.groups.match`), or a value that no file can hold
         """
         point = np.asarray(x, np.float64)
         found = self._session.run([one.node for one in self._hidden], _feeds(self._signature, point))

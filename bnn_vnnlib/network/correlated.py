@@ -2,7 +2,7 @@
 
 Every Gaussian here is w = mean + (a linear map of independent standard normal numbers), the mean being
 `Network.tensors[name]` (in a mixture: the component's own). Tensors that are not listed are deterministic. A class
-checks itself when it is made; whether it fits a network is the business of `posterior.check_posterior`.
+checks itself when it is made; whether it fits a network is the business of `families.check_posterior`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GaussianLowRank:
 
     @property
     def rank(self) -> int:
-        """k."""
+        """k, the number of latent variables."""
         return len(next(iter(self.factors.values())))
 
 
@@ -57,7 +57,7 @@ class GaussianFull:
     """w = mean + sum_r z_r factors[.][r], z (k,) common to all tensors: any covariance F' F.
 
     AutoMultivariateNormal, Laplace with a full Hessian (of the network or of its last layer). With F' lower triangular
-    in the order of the layers, bounds are tighter; `posterior.from_covariance` gives that.
+    in the order of the layers, bounds are tighter; `families.from_covariance` gives that.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class GaussianFull:
 
     @property
     def rank(self) -> int:
-        """k."""
+        """k, the number of latent variables."""
         return len(next(iter(self.factors.values())))
 
 

@@ -86,7 +86,7 @@ def _stack(param: Param, network: Network, posterior: WeightSamples) -> Floats:
 
 
 def _flat(param: Param, shape: Sequence[int], network: Network, posterior: WeightSamples) -> Floats:
-    """The same, broadcast to a node's shape and made a vector (S, size)."""
+    """A parameter in every sample, broadcast to a node's shape and made a vector (S, size)."""
     stack = _stack(param, network, posterior)
     stack = stack.reshape(len(stack), *(1,) * (len(shape) - stack.ndim + 1), *stack.shape[1:])
     return np.broadcast_to(stack, (len(stack), *shape)).reshape(len(stack), -1)

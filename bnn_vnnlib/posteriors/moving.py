@@ -43,7 +43,7 @@ class Moves:
         return {name: joined[places] for name, places in self.found.items()}
 
     def rows(self, old: Mapping[str, Floats]) -> dict[str, Floats]:
-        """The same for arrays (S, *shape)."""
+        """`tensors` of each of S samples: arrays (S, *shape)."""
         count = len(next(iter(old.values())))
         each = [self.tensors({name: values[i] for name, values in old.items()}) for i in range(count)]
         return {name: np.array([tensors[name] for tensors in each]) for name in self.found}

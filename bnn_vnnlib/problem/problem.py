@@ -121,7 +121,7 @@ class Problem:
         )  # fmt: skip
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """The same numbers, rounded to another floating type: for searches only."""
+        """This problem, rounded to another floating type: for searches only."""
 
         def cast(part: Any) -> dict[str, Any]:
             tensors = {name: value for name, value in vars(part).items() if isinstance(value, Tensor)}

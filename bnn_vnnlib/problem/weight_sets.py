@@ -99,7 +99,7 @@ class ScatteredUnion:
     pair_upper: Tensor
 
     def to(self, device: torch.device | str) -> ScatteredUnion:
-        """The same on another device."""
+        """This union on another device."""
 
         def moved(table: Tensor | None) -> Tensor | None:
             return None if table is None else table.to(device)

@@ -137,7 +137,7 @@ class Property:
         return len(self.case_box)
 
     def shrunk(self, width: float) -> Property:
-        """The same violations over boxes around the same centres, whose sides are `width` times as long, in [0, 1].
+        """These violations over boxes around the same centres, whose sides are `width` times as long, in [0, 1].
 
         The new ends are floats, so the boxes mean what they say: they lie in the old ones, and where an interval holds
         no float64 it stays as it is. Constraints stay.

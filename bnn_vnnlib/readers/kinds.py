@@ -98,7 +98,7 @@ def refuse_other(start: bytes, wanted: str, path: Path, refusal: type[InputError
 
 
 def expect(path: str | Path, wanted: str, refusal: type[InputError] = InputError) -> None:
-    """The same for a file on disk; one that is not there or cannot be read is left to its reader."""
+    """Raise where a file on disk is known to be something else; one that cannot be read is left to its reader."""
     path = Path(path)
     start = start_of(path)
     if start is not None:

@@ -1,4 +1,4 @@
-"""The same instance in several runs: who belongs together, and what cannot both be right."""
+"""Runs side by side: which entries are about one instance, and which of their verdicts cannot both be right."""
 
 from __future__ import annotations
 

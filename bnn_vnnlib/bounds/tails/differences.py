@@ -50,7 +50,7 @@ class Differences:
         return self._finish(walk, noise, position)
 
     def dense(self, position: int) -> Normal | None:
-        """The same for all rows e_i over a dense layer, without an identity; None for any other node."""
+        """What `rows` gives for all rows e_i over a dense layer, without an identity; None for any other node."""
         nodes = self.network.nodes
         node = nodes[position]
         place = node.inputs[0] if isinstance(node, Shift) else position

@@ -53,7 +53,7 @@ class Tuning:
     moves: dict[int, Tensor]
 
     def to(self, dtype: torch.dtype) -> Tuning:
-        """The same parameters in another floating type."""
+        """These parameters in another floating type."""
         slopes, moves = ({p: c.to(dtype) for p, c in part.items()} for part in (self.slopes, self.moves))
         return Tuning(self.network, self.places, self.level.to(dtype), self.shares.to(dtype), slopes, moves)
 
@@ -201,7 +201,7 @@ class TailEngine:
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
         inputs: Tensor | None, bound: Tensor, budgets: Tensor, total: Callable[[Tensor, slice], Tensor], steps: int,
     ) -> Tensor:  # fmt: skip
-        """(N,) upper bounds on the total failure of each item, its budget included, after `steps` of `tuning`.
+        """(N,) upper bounds on the total failure of each item, its budget included, after `steps` of tuning (`Tuning`).
 
         Items that time does not suffice for get 1.
 

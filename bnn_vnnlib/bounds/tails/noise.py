@@ -63,7 +63,7 @@ class Uses:
 
     @property
     def deviation(self) -> Tensor:
-        """sigma."""
+        """sigma, the standard deviations of the weights."""
         if self.box.spread is None:
             raise TypeError("a map without noise has no uses")
         return self.box.spread
@@ -371,7 +371,7 @@ class Noise:
         LINEAR[type(node)](walk, node, position, a)
 
     def units(self, position: int, node: Node, place: int, weighted: Linear, h: Interval) -> None:
-        """The same for the rows I and -I over a dense layer at `place`: its own weights and biases, row by row."""
+        """Collect the noise of the rows I and -I over a dense layer at `place`: its own, row by row."""
         if isinstance(node, Shift):
             self._unit_biases(position, node)
         box, (source,) = self.deviations.param(weighted.weight), weighted.inputs
@@ -413,7 +413,7 @@ class Noise:
             self.near = self._fold(self.near, rows(plain, self.variation.known[node.inputs[0]]), terms)
 
     def convolved_bias(self, node: Shift, position: int, order: Tensor) -> None:
-        """The same for what is added to it."""
+        """Collect the noise of the biases that are added to a convolution, for `convolved`."""
         box = self.deviations.param(node.bias)
         if box.spread is not None:
             flat = filled(aligned(box.variance, len(node.shape)), node).flatten(2)[..., order]
@@ -431,7 +431,7 @@ class Noise:
             self.shared.shift(node, rows, len(node.shape))
 
     def rows_of(self, weighted: Linear, place: int, near: Tensor) -> None:
-        """The same for the rows I over a dense layer between -near and near."""
+        """Collect the noise of the rows I over a dense layer whose input is between -near and near."""
         box, terms = self.deviations.param(weighted.weight), weighted.weight.shape[-1]
         root: Tensor | None = None
         if box.spread is not None:

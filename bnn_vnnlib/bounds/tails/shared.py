@@ -109,7 +109,7 @@ class Dense:
 
     @property
     def latents(self) -> int:
-        """k."""
+        """k, the number of latents."""
         return len(next(iter(self.roots.values())))
 
     def to(self, dtype: torch.dtype) -> Dense:
@@ -321,7 +321,7 @@ class Correlation:
         return group.use(node, rows, shape, centers)
 
     def unit_centers(self, index: int, node: Linear, center: Tensor) -> Use:
-        """The same with B h for one h (K, M, *input)."""
+        """The rows I over a dense layer, with B h for one h (K, M, *input)."""
         return self._unit(index, node, [center])
 
 

@@ -81,8 +81,8 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
     """Read the posterior out of a graph that draws its weights.
 
     Where drawn values meet the input, they are evaluated as functions of the noise: each entry must be mean + sd * z
-    with a z of its own (`elementwise.marginals`). They become weights of the mean network. Local reparameterisation is
-    undone first (`local`). Both in float64; means are then kept in the file's own type.
+    with a z of its own (`local.marginals`). They become weights of the mean network. Local reparameterisation is
+    undone first (`local.local_noises`). Both in float64; means are then kept in the file's own type.
 
     Parameters
     ----------

@@ -2,10 +2,11 @@
 
 Let c be the centre of a box, x in it, and Delta = f(x) - f(c). For every v and d
     P(f(x) < v) <= P(f(c) < v + d) + P(Delta < -d),   P(Delta < -d) <= p  for d = -E Delta + sqrt(Var Delta (1/p - 1)),
-by Cantelli's inequality. So v = t - d exceeds no median of f(x) if P(f(c) < t) < 1/2 - p: `distribution` supplies t.
-The best of several p is taken; so is E f(x) - sd f(x) (Cantelli at p = 1/2), sd f(x) <= sd f(c) + sd Delta.
+by Cantelli's inequality. So v = t - d exceeds no median of f(x) if P(f(c) < t) < 1/2 - p: `gaussian.quantiles` supplies
+t. The best of several p is taken; so is E f(x) - sd f(x) (Cantelli at p = 1/2), sd f(x) <= sd f(c) + sd Delta.
 
-E Delta: `relu` bounds E f over the box and at c. Var Delta <= sum_k mu_k^2 Var delta_k + sig_k^2 E delta_k^2, where
+E Delta: `one_layer.ReluRows` bounds E f over the box and at c.
+Var Delta <= sum_k mu_k^2 Var delta_k + sig_k^2 E delta_k^2, where
 delta_k = relu(a_k(x)) - relu(a_k(c)) is independent of W_k, |delta| <= |V u|, u = x - c, V u ~ N(m, s^2) with
 |m| <= |mu_V| . r, s^2 <= sig_V^2 . r^2; the output's bias cancels. With q the probability that one of both is on,
     E delta^2 <= (m^2 + s^2) min(1, sqrt(3 q))                 (Cauchy-Schwarz; E N^4 <= 3 (m^2 + s^2)^2),

@@ -1,7 +1,7 @@
 """Regression of any depth with relu: intervals for E z^k by moments, no events and no union bounds.
 
 Given z = z^{k-1}, zeta_i is N(m_i(z), q_i(z)) with m_i = mu_i.z + b_i, q_i = sum sig_ij^2 z_j^2 + sig_b^2, s = sqrt q;
-g as in `special`. M_L <= E m <= M_U from the intervals of E z.
+g as in `gaussian.relu`. M_L <= E m <= M_U from the intervals of E z.
 
 Layer 1: z = relu(N(m, s^2)); g, E z^2 and E z^4 grow with m and s, so the ends of [m] x [s] serve.
 Lower: E z_i = E g(m, s) >= g(E m, E s) >= g(M_L, E s)              (Jensen: g is convex; g grows)

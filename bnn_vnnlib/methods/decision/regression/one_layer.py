@@ -311,7 +311,7 @@ def squares(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class ReluRows:
-    """A `branching.Relaxation`."""
+    """The relaxation of a layer of relu or leaky relu, see 4. above."""
 
     hidden: DenseLayer
 
@@ -426,7 +426,7 @@ class _Fit:
 
 @dataclass(frozen=True, eq=False)
 class TanhRows:
-    """A `branching.Relaxation`."""
+    """The relaxation of a layer of tanh, see 5. above."""
 
     hidden: DenseLayer
     expected: Expectations

@@ -193,7 +193,7 @@ ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""
 
 ROUNDS = 12
-"""Halvings."""
+"""Rounds in which segments are halved, at most."""
 
 POINTS = 257
 """Points of one item, at most about."""

@@ -42,7 +42,7 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """Classes."""
+        """Number of classes."""
         return self.logits + self.sigmoid
 
     @property
@@ -59,7 +59,7 @@ class Samples:
         return (self.share[:, None, None] * y).sum(0)
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing."""
+        """Nothing: what is known of a box does not serve the boxes inside."""
         return lower.new_zeros(len(lower), 0)
 
     def rows(

@@ -37,7 +37,7 @@ class ExponentialMoments:
 
     @property
     def count(self) -> int:
-        """Classes."""
+        """Number of classes."""
         return self.chain.layers[-1].outputs
 
     @cached_property
@@ -60,7 +60,7 @@ class ExponentialMoments:
         return torch.softmax(last.m / torch.sqrt(1 + math.pi / 8 * variance), -1)
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing."""
+        """Nothing: what is known of a box does not serve the boxes inside."""
         return lower.new_zeros(len(lower), 0)
 
     def rows(
@@ -104,7 +104,7 @@ class WithMoments:
 
     @property
     def count(self) -> int:
-        """Classes."""
+        """Number of classes."""
         return self.source.count
 
     @property

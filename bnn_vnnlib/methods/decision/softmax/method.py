@@ -42,7 +42,7 @@ class Source(Protocol):
 
     @property
     def count(self) -> int:
-        """Classes."""
+        """Number of classes."""
         ...
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:

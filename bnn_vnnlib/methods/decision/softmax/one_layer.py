@@ -212,7 +212,7 @@ class Tilted:
 
     @property
     def count(self) -> int:
-        """Classes."""
+        """Number of classes."""
         return self.layers.last.outputs
 
     @property
@@ -225,7 +225,7 @@ class Tilted:
         """There is no closed form."""
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing."""
+        """Nothing: what is known of a box does not serve the boxes inside."""
         return lower.new_zeros(len(lower), 0)
 
     def rows(

@@ -26,7 +26,7 @@ BUDGETS = (1e-2, 1e-5)
 """What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
 
 SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
-"""The same where its inputs are split, and how far: a box costs more than one of a shallow network."""
+"""Budgets of a deep network whose inputs are split, and how far they are: a box costs more than in a shallow one."""
 
 
 def _no_softmax(task: Task) -> str | None:

@@ -30,7 +30,7 @@ BELOW = (1.0, 0.75, 0.5, 0.375)
 """lam of the lower bounds, besides 1 - softmax_i those of the upper bounds."""
 
 ABOVE = (1.0, 0.5)
-"""The same of the upper bounds, besides 1 - softmax_i(E f)."""
+"""lam of the upper bounds, besides 1 - softmax_i(E f)."""
 
 GRAIN = 2.0**20
 """Probabilities p are multiples of 1 / GRAIN^2, so that they add up to 1 and e_i - p is exact."""
