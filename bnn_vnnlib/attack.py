@@ -23,7 +23,7 @@ Params = dict[str, Tensor]
 Aim = Literal["each", "mean", "median", "common"]
 """What is attacked of K sets of weights: each for itself, their mean or median output, or all at one common point."""
 
-LARGEST, SMALLEST = 0.5, 1e-4
+FIRST_STEP, LAST_STEP = 0.5, 1e-4
 """First and last step, as shares of the box; geometric in between."""
 
 
@@ -105,7 +105,7 @@ def _run(
         x[:, 0] = start.clamp(low, high)
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
     done = torch.zeros(count, len(problem), dtype=torch.bool, device=low.device)
-    shrink = (SMALLEST / LARGEST) ** (1 / max(attack.steps, 1))
+    shrink = (LAST_STEP / FIRST_STEP) ** (1 / max(attack.steps, 1))
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
         value, target = _objective(network, problem, params, x, transform, aim)
@@ -117,7 +117,7 @@ def _run(
         if i == attack.steps or bool(done.all()) or attack.deadline.passed:
             break
         (gradient,) = torch.autograd.grad(target.sum(), x)
-        x = (x.detach() - LARGEST * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
+        x = (x.detach() - FIRST_STEP * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
         x = _project(x, low, high, problem.constraints)
     restart = best_value.argmin(1, keepdim=True)
     chosen = best.gather(1, restart[..., None].expand(-1, -1, -1, best.shape[-1]))[:, 0]

@@ -42,7 +42,7 @@ _UNDECIDED = {
     Verdict.TIMEOUT: "the time limit ended the run; the bounds so far are valid",
 }
 _BETWEEN = "proved: {unsafe:g} <= P_safe < {safe:g}, between the thresholds: neither verdict applies"
-_MOST_ROWS = 10
+_MAX_ROWS = 10
 
 
 def digits(value: float, *, down: bool, places: int = 6) -> str:
@@ -163,7 +163,7 @@ def _variable(variable: Variable) -> Text:
 
 def _add_decision(facts: Table, decision: DecisionBounds) -> None:
     shown = list(zip(decision.lower.tolist(), decision.upper.tolist(), strict=True))
-    for index, (lower, upper) in enumerate(shown[:_MOST_ROWS]):
+    for index, (lower, upper) in enumerate(shown[:_MAX_ROWS]):
         facts.add_row(f"decision[{index}]", interval(Bounds(lower, upper)))
-    if len(shown) > _MOST_ROWS:
-        facts.add_row("", f"... and {len(shown) - _MOST_ROWS} more outputs (all of them in the JSON record)")
+    if len(shown) > _MAX_ROWS:
+        facts.add_row("", f"... and {len(shown) - _MAX_ROWS} more outputs (all of them in the JSON record)")

@@ -55,7 +55,7 @@ def test_nothing_depends_on_the_order_or_the_size_of_the_batch(net, query, famil
 
 def test_the_attack_is_the_same_for_every_neighbourhood(monkeypatch):
     """Deep and wide enough that random starts matter: once, every item drew its own."""
-    monkeypatch.setattr("bnn_vnnlib.methods.deterministic.MOST_BOXES", 4)
+    monkeypatch.setattr("bnn_vnnlib.methods.deterministic.MAX_BOXES", 4)
     net = random_model(1, [6, 24, 24, 3], spread=0.3)
     low = np.random.default_rng(0).uniform(-1, 1, (60, 6))
     labels = outputs(net, low + 0.25).argmax(-1)

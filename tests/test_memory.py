@@ -13,7 +13,7 @@ import torch
 
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.system.memory import NEAR, STEPS, at_once, memory_of
+from bnn_vnnlib.system.memory import MEMORY_PARTS, NEAR, at_once, memory_of
 from support.builders import random_model, random_samples
 
 CPU = torch.device("cpu")
@@ -24,10 +24,10 @@ def test_a_step_gets_its_part():
     assert at_once(1) == NEAR
     assert (at_once(NEAR), at_once(2 * NEAR), at_once(0)) == (1, 1, NEAR)
     with memory_of(SMALL, CPU):
-        assert at_once(1) == 2**26 // 8 // STEPS
+        assert at_once(1) == 2**26 // 8 // MEMORY_PARTS
         with memory_of(SMALL / 2, CPU):
-            assert at_once(1) == 2**25 // 8 // STEPS
-        assert at_once(4) == 2**26 // 8 // STEPS // 4
+            assert at_once(1) == 2**25 // 8 // MEMORY_PARTS
+        assert at_once(4) == 2**26 // 8 // MEMORY_PARTS // 4
     with memory_of(64.0, CPU):  # beyond the caches a CPU gains nothing
         assert at_once(1) == NEAR
     with memory_of(1e-12, CPU):
@@ -52,9 +52,9 @@ def test_a_device_says_what_it_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     with memory_of(None, torch.device("cuda", 0)):
-        assert at_once(1) == 64 * 2**30 // 8 // STEPS
+        assert at_once(1) == 64 * 2**30 // 8 // MEMORY_PARTS
     with memory_of(1.0, torch.device("cuda", 0)):
-        assert at_once(1) == 2**30 // 8 // STEPS
+        assert at_once(1) == 2**30 // 8 // MEMORY_PARTS
 
 
 NETS = {

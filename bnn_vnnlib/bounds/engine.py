@@ -124,7 +124,7 @@ class Engine:
         """
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
-        if first and (box.lower.shape[-1] > linear.WIDE or not weights.spreads):
+        if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
             return known
         items, n = box.lower.shape[1:]
         form = backward.dense_units(self.network, weights, ranges, position, items, n)
@@ -191,7 +191,7 @@ class Engine:
         nodes = self.network.nodes
         need = rows * self._widest
         if self.method == "linear":
-            wide = self.network.signature.input_size > linear.WIDE
+            wide = self.network.signature.input_size > linear.MANY_INPUTS
             sources = [node.inputs[0] for node in nodes if isinstance(node, Activation)]
             sources = [s for s in sources if not (wide and self._maps_below(s) <= 1)]
             below = (2 * math.prod(nodes[s].shape) * max(self._sizes[: max(1, s - 1)]) for s in sources)

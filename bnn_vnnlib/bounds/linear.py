@@ -125,7 +125,7 @@ def max_lines(x: Interval) -> _MaxLines:
 
 # 2. The rules
 
-WIDE = 128
+MANY_INPUTS = 128
 """Inputs beyond which a walk is rough, and the first layer is bounded by intervals (see `engine`)."""
 
 
@@ -140,7 +140,7 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
 
     size = a.abs()
     noises = []
-    if walk.rough and isinstance(walk.network.nodes[source], Input) and math.prod(shape) > WIDE:
+    if walk.rough and isinstance(walk.network.nodes[source], Input) and math.prod(shape) > MANY_INPUTS:
         _take_largest(walk, node, box, size)
     else:
         scale = walk.weights.scale

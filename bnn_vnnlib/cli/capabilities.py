@@ -15,7 +15,7 @@ _ONE = "(declare-network f (declare-input X {0} [1]) (declare-output Y {0} [1]))
 _BOX = "(assert (and (>= X[0] 0.0) (<= X[0] 1.0)))"
 _TWO = "(declare-network g {0} (declare-input U float32 [1]) (declare-output V float32 [1]))"
 _HIDDEN = _ONE.format("float32").replace("(declare-output", '(declare-hidden H float32 [1] "h") (declare-output')
-_MANY = (
+_SEVERAL_TENSORS = (
     "(declare-network f (declare-input X float32 [1]) (declare-input Z float32 [1]) "
     "(declare-output Y float32 [1]) (declare-output W float32 [1]))"
 )
@@ -27,7 +27,7 @@ _PROBES = {
     "NH": f"{_FLOAT}{_BOX}{_ROW}",
     "H": f"{_HIDDEN}{_BOX}(assert (>= H[0] 0.5))",
     "SIO": f"{_FLOAT}{_BOX}{_ROW}",
-    "MIO": f"{_MANY}{_BOX}(assert (and (>= Z[0] 0.0) (<= Z[0] 1.0))){_ROW}(assert (>= W[0] 0.5))",
+    "MIO": f"{_SEVERAL_TENSORS}{_BOX}(assert (and (>= Z[0] 0.0) (<= Z[0] 1.0))){_ROW}(assert (>= W[0] 0.5))",
     "SNET": f"{_FLOAT}{_BOX}{_ROW}",
     "MENET": f"{_FLOAT}{_TWO.format('(equal-to f)')}{_BOX}(assert (and (>= U[0] 0.0) (<= U[0] 1.0))){_ROW}",
     "MINET": f"{_FLOAT}{_TWO.format('(isomorphic-to f)')}{_BOX}(assert (and (>= U[0] 0.0) (<= U[0] 1.0))){_ROW}",
@@ -35,7 +35,7 @@ _PROBES = {
     "SNC": f"{_FLOAT}{_BOX}{_ROW}",
     "MNC": f"{_FLOAT}{_BOX}(assert (>= Y[0] X[0]))",
     "BND": f"{_FLOAT}{_BOX}{_ROW}",
-    "OUTC": f"{_MANY}{_BOX}(assert (and (>= Z[0] 0.0) (<= Z[0] 1.0)))(assert (>= Y[0] W[0]))",
+    "OUTC": f"{_SEVERAL_TENSORS}{_BOX}(assert (and (>= Z[0] 0.0) (<= Z[0] 1.0)))(assert (>= Y[0] W[0]))",
     "LIN": f"{_FLOAT}{_BOX}(assert (>= (+ (* 2.0 X[0]) Y[0]) 0.5))",
     "POLY": f"{_FLOAT}{_BOX}(assert (>= (* Y[0] Y[0]) 0.5))",
 }

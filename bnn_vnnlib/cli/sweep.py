@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.sweeps import Pair
     from bnn_vnnlib.sweeps.summary import Summary
 
-MOST = 20
+MAX_LINES = 20
 """Lines of the summary on the terminal; the file has all."""
 
 
@@ -78,7 +78,7 @@ def _pair(model: Path, table: Path, strict: bool) -> Pair:
 def _summary(console: Console, lines: Summary) -> None:
     from rich.table import Table
 
-    shown_ = lines if len(lines) <= MOST else [line for line in lines if line.network == "all"][-MOST:]
+    shown_ = lines if len(lines) <= MAX_LINES else [line for line in lines if line.network == "all"][-MAX_LINES:]
     table = Table("network", "group", "rows", "safe %", "unsafe %", "open %", "lower", "upper")
     for line in shown_:
         names = printable(line.network), printable(line.group)

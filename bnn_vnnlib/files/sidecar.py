@@ -21,7 +21,7 @@ from bnn_vnnlib.readers import parse_json, read_text
 from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Verdict, Witness
 
 FORMAT = 1
-_LARGEST = 2**28  # bytes of a record
+_MAX_BYTES = 2**28  # bytes of a record
 
 RECORD = {
     "format": "version of this format",
@@ -143,7 +143,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     InputError : unreadable, too large, not JSON (see `parse_json`), not an object; ends with the remedy
     """
     try:
-        values = parse_json(read_text(path, _LARGEST, "JSON"))
+        values = parse_json(read_text(path, _MAX_BYTES, "JSON"))
     except ValueError as error:
         reason = error.message if isinstance(error, InputError) else error
         raise InputError(f"cannot be read as JSON ({reason}); {remedy}", path=path) from None

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 _SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
 _PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")
-_LARGEST, _MOST_DIMS, _MOST_VALUES = 2**28, 32, 2**31  # bytes of a results file; of one of its variables
+_MAX_BYTES, _MAX_DIMS, _MAX_VALUES = 2**28, 32, 2**31  # bytes of a results file; of one of its variables
 _HEADLESS = re.compile(r"\s*(\(\s*\(\s*[XY]_\d|[A-Za-z]\w*\s+\w+\s*\[[\d\s,]*\])")
 _HEADER = re.compile(r"([A-Za-z]\w*)\s+(\w+)\s*\[([\d\s,]*)\]")
 
@@ -129,7 +129,7 @@ def read_result(path: str | Path) -> ResultsFile:
     """
     path = located(Path(path))
     kinds.expect(path, kinds.RESULTS)
-    text = read_text(path, _LARGEST, "a results file")
+    text = read_text(path, _MAX_BYTES, "a results file")
     if _HEADLESS.match(text):
         text = f"{Verdict.SAT}\n{text}"
     head = re.match(r"\s*([^\s(]*)", text)
@@ -217,7 +217,7 @@ def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
         dims = header[3].replace(",", " ").split()
         shape = tuple(int(part) for part in dims if len(part) < 10)
         size = math.prod(shape)
-        if len(shape) < len(dims) or len(dims) > _MOST_DIMS or math.prod(part for part in shape if part) > _MOST_VALUES:
+        if len(shape) < len(dims) or len(dims) > _MAX_DIMS or math.prod(part for part in shape if part) > _MAX_VALUES:
             raise InputError(f"{header[1]} has a shape that no witness has", path=path)
         values = [_number(line, path) for line in lines[place + 1 : place + 1 + size]]
         if len(values) < size:

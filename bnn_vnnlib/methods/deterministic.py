@@ -17,10 +17,10 @@ from bnn_vnnlib.problem.refute import before_softmax, refuted_cases, settled
 from bnn_vnnlib.splitting.branch import Branching, Decided
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
 
-MOST_BOXES, MOST_PARTS = 2**14, 2**10
+MAX_BOXES, MAX_PARTS = 2**14, 2**10
 """Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""
 
-FEW = 20
+MAX_SPLIT_INPUTS = 20
 """Inputs are split where no more than this vary, else neurons."""
 
 
@@ -44,7 +44,7 @@ def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points:
     endless = bounds.engine.deadline.at is not None
     neurons = _by_neurons(bounds, problem)
     for method, chosen, most in (
-        (Branching, open_ & ~neurons, MOST_BOXES), (NeuronBranching, open_ & neurons, MOST_PARTS),
+        (Branching, open_ & ~neurons, MAX_BOXES), (NeuronBranching, open_ & neurons, MAX_PARTS),
     ):  # fmt: skip
         if bool(chosen.any()):
             found = found.met(method(bounds, weights, problem, chosen, None if endless else most).run())
@@ -54,4 +54,4 @@ def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points:
 def _by_neurons(bounds: OutputBounds, problem: Problem) -> Tensor:
     """(N,): neurons are split instead of inputs, where many inputs vary and there are neurons to split."""
     free = (problem.lower < problem.upper).sum(-1)
-    return (free > FEW) & (bounds.transform == "identity") & (kinks_of(bounds.engine.network).count > 0)
+    return (free > MAX_SPLIT_INPUTS) & (bounds.transform == "identity") & (kinks_of(bounds.engine.network).count > 0)

@@ -79,7 +79,7 @@ def ints_attribute(node: NodeProto, name: str, default: tuple[int, ...]) -> tupl
 # 2. Tensors
 
 FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
-_LARGEST = 2**28  # entries; a sparse tensor of a few bytes may claim any shape
+_MAX_SPARSE_ENTRIES = 2**28  # entries; a sparse tensor of a few bytes may claim any shape
 _LISTS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
@@ -94,7 +94,7 @@ def array_of(tensor: TensorProto) -> NDArray[Any]:
 def dense_of(sparse: SparseTensorProto) -> NDArray[Any]:
     """A sparse tensor written out."""
     values, indices, dims = array_of(sparse.values), array_of(sparse.indices), tuple(sparse.dims)
-    if not 0 <= math.prod(dims) <= _LARGEST:
+    if not 0 <= math.prod(dims) <= _MAX_SPARSE_ENTRIES:
         raise ModelError(f"a sparse tensor of shape {dims}", node=sparse.values.name)
     flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dims)
     dense = np.zeros(math.prod(dims), values.dtype)

@@ -118,8 +118,8 @@ Value = Variable | Constant
 
 # 2. The network under construction
 
-LARGEST = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
-MOST = 2**28  # entries of all tensors that are computed
+MAX_ENTRIES = 2**27  # entries of one tensor: beyond, a file is damaged or hostile
+_MAX_TOTAL = 2**28  # entries of all tensors that are computed
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ONE = np.float64(1)
 
@@ -171,8 +171,8 @@ class Builder:
 
     def _count(self, name: str, entries: int) -> None:
         self._computed += entries
-        if self._computed > MOST:
-            raise ModelError(f"all tensors up to this one have more than {MOST:,} entries, the limit", node=name)
+        if self._computed > _MAX_TOTAL:
+            raise ModelError(f"all tensors up to this one have more than {_MAX_TOTAL:,} entries, the limit", node=name)
 
     def _source(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
         values = np.array(ball.mid, np.float64)  # a copy: broadcast views must not leave
@@ -235,7 +235,7 @@ class Builder:
 
     def append(self, node: Node, element: np.dtype[Any]) -> Variable:
         """Add a node; its inputs must be there."""
-        if 0 in node.shape or math.prod(node.shape) > LARGEST:
+        if 0 in node.shape or math.prod(node.shape) > MAX_ENTRIES:
             raise ModelError(f"computes a tensor of shape {node.shape}", node=node.name)
         self._count(node.name, math.prod(node.shape))
         self.nodes.append(node)
@@ -358,7 +358,7 @@ def composed_softmax(graph: Builder, name: str, x: Variable, axis: int, *, logar
     making it negative.)
     """
     size = x.shape[axis]
-    if size**3 > LARGEST:
+    if size**3 > MAX_ENTRIES:
         raise UnsupportedError(f"a Softmax over {size} entries inside the graph is too large", node=name)
     i, j = np.nonzero(~np.eye(size, dtype=bool))
     pairs = np.zeros((len(i), size))

@@ -17,8 +17,8 @@ from bnn_vnnlib.errors import ModelError, OptionError
 from bnn_vnnlib.model.inlining import subgraphs
 from bnn_vnnlib.readers import is_gzip, kinds, located, read_bytes
 
-_LARGEST = 2**31 - 1  # protobuf cannot hold more
-_MOST_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
+_MAX_BYTES = 2**31 - 1  # protobuf cannot hold more
+_MAX_PARTS = 1_000_000  # messages and texts in one file: some megabytes of empty nodes fill any memory
 
 
 def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
@@ -35,14 +35,14 @@ def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
     ModelError : no such file; not an ONNX model (says what it seems to be); external data missing or outside
     """
     path = located(path, ModelError, "an ONNX model")
-    data = read_bytes(path, _LARGEST, ModelError)
+    data = read_bytes(path, _MAX_BYTES, ModelError)
     if path.suffix == ".gz" and not is_gzip(path):
         raise ModelError("not an ONNX model: the name ends in .gz but the file is not gzip", path=path)
     proto = _parse(data, path)
     total = 0
     for tensor in _external_tensors(proto):
         total += _byte_size(tensor, path)
-        if total > _LARGEST:
+        if total > _MAX_BYTES:
             raise ModelError("the external data are larger than 2 GiB in all, which is not supported", path=path)
         _inline(tensor, path)
     return proto, path
@@ -55,7 +55,7 @@ def data_files(path: Path) -> list[Path]:
     ------
     ModelError : as `read_proto`
     """
-    proto = _parse(read_bytes(path, _LARGEST, ModelError), path)
+    proto = _parse(read_bytes(path, _MAX_BYTES, ModelError), path)
     found = set()
     for tensor in _external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -103,20 +103,20 @@ def keep_inputs(target: str | Path, *sources: str | Path | None) -> None:
 
 def serialised(proto: ModelProto) -> bytes:
     """The model as one block of bytes."""
-    if proto.ByteSize() > _LARGEST:
+    if proto.ByteSize() > _MAX_BYTES:
         raise ModelError("the model is larger than 2 GiB, which ONNX cannot hold in one file")
     return bytes(proto.SerializeToString())
 
 
 def _parse(data: bytes, path: Path) -> ModelProto:
-    kinds.refuse_other(data[: kinds.LOOKED], kinds.MODEL, path, ModelError)
+    kinds.refuse_other(data[: kinds.START_BYTES], kinds.MODEL, path, ModelError)
     try:
         proto = onnx.load_model_from_string(data)
         parts = _check_texts(proto)
     except (DecodeError, UnicodeDecodeError) as error:
         raise ModelError("not an ONNX model, or a truncated one: its bytes do not parse", path=path) from error
-    if parts > _MOST_PARTS:
-        raise ModelError(f"the file has more than {_MOST_PARTS:,} parts; no real model has", path=path)
+    if parts > _MAX_PARTS:
+        raise ModelError(f"the file has more than {_MAX_PARTS:,} parts; no real model has", path=path)
     if proto.ir_version == 0 or not proto.graph.output:
         raise ModelError("not an ONNX model: no IR version or no graph with outputs in it", path=path)
     return proto
@@ -130,7 +130,7 @@ def _check_texts(message: Message, counted: int = 0) -> int:
         if field.message_type is not None:
             for part in parts:
                 counted = _check_texts(part, counted)
-                if counted > _MOST_PARTS:
+                if counted > _MAX_PARTS:
                     return counted
         elif field.type == field.TYPE_STRING:
             counted += len(parts)

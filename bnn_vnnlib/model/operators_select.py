@@ -13,7 +13,7 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import LARGEST, Builder, Constant, Value, Variable
+from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
 from bnn_vnnlib.model.folding import evaluate_node
 from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, tile_repeats, variable
 
@@ -43,7 +43,7 @@ def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     size = x.shape[axis]
     if np.delete(lines.shape, axis).tolist() != np.delete(index.shape, axis).tolist():
         raise inconsistent(node, f"an index of shape {index.shape} is larger than the data {x.shape}")
-    if index.size > LARGEST or (index.size and not (-size <= index.min() and index.max() < size)):
+    if index.size > MAX_ENTRIES or (index.size and not (-size <= index.min() and index.max() < size)):
         raise inconsistent(node, f"its index must lie in {-size} .. {size - 1}")
     return graph.select(label(node), x, np.take_along_axis(lines, index.astype(np.int64) % size, axis))
 
@@ -59,7 +59,7 @@ def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None
         size = index.size * (math.prod(x.shape) // x.shape[axis])
     elif node.op_type == "GatherND" and index.ndim:
         size = index.size // max(index.shape[-1], 1) * math.prod(x.shape[attribute(node, "batch_dims", 0) :])
-    if size > LARGEST:
+    if size > MAX_ENTRIES:
         raise unsupported(node, f"picks {size} entries")
 
 
@@ -73,7 +73,7 @@ def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """numpy broadcasting to the common shape."""
     x = variable(graph, node, inputs)
     wanted = integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape")
-    if math.prod(wanted) * math.prod(x.shape) > LARGEST:
+    if math.prod(wanted) * math.prod(x.shape) > MAX_ENTRIES:
         raise inconsistent(node, f"would make a tensor of shape {wanted}")
     return graph.broadcast(label(node), x, np.broadcast_shapes(x.shape, wanted))
 
@@ -82,7 +82,7 @@ def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """numpy.tile."""
     x = variable(graph, node, inputs)
     repeats = tile_repeats(node, inputs, len(x.shape))
-    if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > LARGEST:
+    if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > MAX_ENTRIES:
         raise inconsistent(node, f"repeats {repeats} times")
     return graph.select(label(node), x, np.tile(positions_of(x), repeats))
 
@@ -126,7 +126,7 @@ def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     for axis, before, after in zip(axes, amounts[: len(axes)], amounts[len(axes) :], strict=True):
         widths[axis] = before, after
     grown = [(max(before, 0), max(after, 0)) for before, after in widths]
-    if math.prod(size + a + b for size, (a, b) in zip(x.shape, grown, strict=True)) > LARGEST:
+    if math.prod(size + a + b for size, (a, b) in zip(x.shape, grown, strict=True)) > MAX_ENTRIES:
         raise inconsistent(node, f"pads {widths}")
     index = positions_of(x)
     if mode == "reflect" and any(max(pair) >= size for pair, size in zip(widths, x.shape, strict=True)):
@@ -207,7 +207,7 @@ def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     else:
         factors[axes] = _floats(node, scales, "the scales")
         lengths = list(_scaled(node, x.shape, factors))
-    if min(lengths) < 1 or math.prod(lengths) > LARGEST:
+    if min(lengths) < 1 or math.prod(lengths) > MAX_ENTRIES:
         raise inconsistent(node, f"resizes {x.shape} to {tuple(lengths)}")
     picks = [_nearest(graph, node, *sides) for sides in zip(x.shape, lengths, factors, strict=True)]
     return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
@@ -272,9 +272,9 @@ def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
 
 
 def _scaled(node: NodeProto, shape: tuple[int, ...], scales: Any) -> tuple[int, ...]:
-    if len(scales) != len(shape) or not all(0 < scale < LARGEST for scale in scales):
+    if len(scales) != len(shape) or not all(0 < scale < MAX_ENTRIES for scale in scales):
         raise inconsistent(node, f"scales {list(scales)} do not fit {shape}")
     sizes = tuple(math.floor(size * scale) for size, scale in zip(shape, scales, strict=True))
-    if min(sizes) < 1 or math.prod(sizes) > LARGEST:
+    if min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
         raise inconsistent(node, f"resizes {shape} to {sizes}")
     return sizes

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
-from bnn_vnnlib.model.builder import LARGEST, Builder, Constant, Value, Variable
+from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
 from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
 from bnn_vnnlib.model.operators_select import positions_of
 from bnn_vnnlib.model.operators_shape import Inputs, variable
@@ -71,7 +71,7 @@ def _window(node: NodeProto, x: Variable, kernel: Ints) -> _Window:
     else:
         pads = ints_attribute(node, "pads", (0,) * (2 * rank))  # zeros unless auto_pad is NOTSET
         begins, ends = pads[:rank], pads[rank:]
-    if min(*begins, *ends, 0) < 0 or max(*begins, *ends) > LARGEST:
+    if min(*begins, *ends, 0) < 0 or max(*begins, *ends) > MAX_ENTRIES:
         raise unsupported(node, f"pads {(*begins, *ends)}")
     room = [
         size + front + behind - reach for size, front, behind, reach in zip(sizes, begins, ends, extent, strict=True)
@@ -191,7 +191,7 @@ def conv_transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         # entry o of the result reads places o .. o + reach of the stuffed image behind `front` zeros
         reach = dilations[axis] * (kernel[axis] - 1)
         front, length = reach - begins[axis], counts[axis] + reach
-        if length * math.prod(index.shape) // index.shape[axis + 2] > LARGEST:
+        if length * math.prod(index.shape) // index.shape[axis + 2] > MAX_ENTRIES:
             raise inconsistent(node, f"computes a tensor of {counts} entries along its axes")
         place = np.arange(length) - front
         inside = (place % strides[axis] == 0) & (place >= 0) & (place < sizes[axis] * strides[axis])
@@ -249,7 +249,7 @@ def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints
 def _gathered(graph: Builder, node: NodeProto, x: Variable, window: _Window) -> NDArray[np.int64]:
     """(batch, channels, *counts, entries): what each window sees, -1 outside the image."""
     spots = _spots(window)
-    if math.prod(window.counts) * math.prod(window.kernel) * math.prod(x.shape[:2]) > LARGEST:
+    if math.prod(window.counts) * math.prod(window.kernel) * math.prod(x.shape[:2]) > MAX_ENTRIES:
         raise inconsistent(node, f"pools {math.prod(window.counts)} windows of {window.kernel}")
     rank = len(spots)
     flat: NDArray[np.int64] = np.zeros((1,) * (2 * rank), np.int64)

@@ -33,7 +33,7 @@ ACTIVATIONS = {
     "tanh": "Tanh",
 }
 _WITH_ALPHA = ("leaky_relu", "elu")
-_LARGEST = 2**27
+_MAX_MATRIX_ENTRIES = 2**27
 """Entries of one matrix: half a gigabyte in float32."""
 _OPSET, _IR = 13, 7
 
@@ -61,7 +61,7 @@ class _Writer:
         self.nodes.append(helper.make_node(operator, inputs, [self.value], name=name, **attributes))
 
     def gemm(self, weight: Floats, bias: Floats) -> None:
-        if weight.size > _LARGEST:
+        if weight.size > _MAX_MATRIX_ENTRIES:
             raise OptionError(f"a block matrix of {weight.size:,} entries is too large; use --form copies")
         self.add("Gemm", weight.astype(self.element), bias.astype(self.element), transB=1)
 
@@ -109,7 +109,7 @@ def _write(writer: _Writer, layer: Layer, copies: int) -> int:
         writer.gemm(weight.reshape(-1, weight.shape[-1]), bias.reshape(-1))
         return layer.samples
     weight, bias = _spread(layer, copies)
-    if copies**2 * weight[0].size > _LARGEST:
+    if copies**2 * weight[0].size > _MAX_MATRIX_ENTRIES:
         raise OptionError(f"a block matrix of {copies**2 * weight[0].size:,} entries is too large; use --form copies")
     writer.gemm(block_diag(*weight), bias.reshape(-1))
     return copies

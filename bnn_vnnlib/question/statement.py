@@ -32,13 +32,13 @@ from bnn_vnnlib.signature import Variable
 
 # 1. Vacuous properties
 
-MOST = 1000
+MAX_CASES = 1000
 """Cases that are looked at, at most: with so many contradictory ones in a row nothing is said."""
 
-LOOKED = 100
+TRIED_CASES = 100
 """Cases among which one is looked for that is easily met."""
 
-LARGEST = 1_000_000
+MAX_COEFFICIENTS = 1_000_000
 """Coefficients of a case, at most, that are looked at."""
 
 DENOMINATORS = (1, 12, 1000, 10**6)
@@ -55,7 +55,7 @@ def vacuous(property: Property) -> str | None:
         return None
     without_inputs = 0
     for case in range(property.num_cases):
-        if case == MOST:
+        if case == MAX_CASES:
             return None
         if _system(property, case, rows=False).contradictory:
             without_inputs += 1
@@ -78,7 +78,7 @@ def vacuous_row(a: Floats, b: Floats, case: NDArray[np.int64]) -> int | None:
     numbers, owner = np.unique(case, return_inverse=True)
     open_ = np.flatnonzero(~np.any([_far_out(a[:, owner == k]) for k in range(len(numbers))], axis=0))
     none, strict = np.zeros((len(case), 0)), np.zeros(len(case), bool)
-    for row in open_[:MOST].tolist():
+    for row in open_[:MAX_CASES].tolist():
         parts = [owner == k for k in range(len(numbers))]
         systems = (_System(a[row, r], none[r], b[row, r], strict[r], none[0], none[0]) for r in parts)
         if all(system.contradictory for system in systems):
@@ -99,7 +99,7 @@ def _easily_met(property: Property) -> bool:
 
     With d = -(sum of the rows' unit vectors) and a_r.d < 0 for all rows, y = t d meets all of them for large t.
     """
-    cases = min(property.num_cases, LOOKED)
+    cases = min(property.num_cases, TRIED_CASES)
     owner = property.rows.owner[: np.searchsorted(property.rows.owner, cases)]
     outputs = property.rows.outputs[: len(owner)]
     length = np.sqrt((outputs**2).sum(axis=1))
@@ -126,7 +126,7 @@ class _System:
     @property
     def contradictory(self) -> bool:
         """Proved to have no solution."""
-        if len(self.bound) == 0 or len(self.bound) * (self.outputs.shape[1] + self.inputs.shape[1]) > LARGEST:
+        if len(self.bound) == 0 or len(self.bound) * (self.outputs.shape[1] + self.inputs.shape[1]) > MAX_COEFFICIENTS:
             return False
         multipliers = self._proposed()
         return multipliers is not None and any(self._proves(multipliers, most) for most in DENOMINATORS)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers.packed import RATIO, SMALL
 
-MOST = 2**35
-"""Bytes of all arrays: 32 GiB."""
+MAX_BYTES = 2**35
+"""Bytes of all arrays, at most: 32 GiB."""
 
 _MEMBERS = 100_000
 _ENCRYPTED = 0x1 | 0x40  # flags of a zip entry
@@ -46,8 +46,8 @@ def read_npz(path: Path, refusal: type[InputError] = InputError) -> dict[str, ND
     Raises
     ------
     InputError : unreadable or damaged; no archive; members that are encrypted, packed in another way than NumPy does,
-        twice there, one upon the other, unpacking to more than RATIO and MOST allow, no arrays, or arrays of objects,
-        records or dates. Names the member.
+        twice there, one upon the other, unpacking to more than RATIO and MAX_BYTES allow, no arrays, or arrays of
+        objects, records or dates. Names the member.
     """
     try:
         if not path.is_file():
@@ -98,7 +98,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     for entry, following in pairwise(in_order):
         if entry.header_offset + entry.compress_size >= following.header_offset:
             raise _Refused(f"members {entry.filename!r} and {following.filename!r} lie one upon the other")
-    limit, total = min(MOST, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
+    limit, total = min(MAX_BYTES, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
     if total > limit:
         message = f"unpacks to {total:,} bytes, more than {limit:,}, the limit for {size:,} packed ones"
         raise _Refused(f"{message}; if it is no bomb, save it with numpy.savez")

@@ -12,7 +12,7 @@ from pathlib import Path
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers.packed import located, read_start
 
-LOOKED = 4096
+START_BYTES = 4096
 """Bytes that are read, and unpacked from a gzip file."""
 
 MODEL, PROPERTY, ARCHIVE = "an ONNX model", "a VNN-LIB property", "a NumPy archive (.npz)"
@@ -108,7 +108,7 @@ def expect(path: str | Path, wanted: str, refusal: type[InputError] = InputError
 def start_of(path: Path) -> bytes | None:
     """The first bytes of a file, or of `path`.gz; unpacked, if it is gzip; None where they cannot be read."""
     try:
-        return read_start(located(path), LOOKED)
+        return read_start(located(path), START_BYTES)
     except InputError:
         return None
 

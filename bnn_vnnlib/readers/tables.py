@@ -11,8 +11,8 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers.packed import read_text
 
-MOST = 2**26
-"""Bytes of a table, unpacked."""
+MAX_BYTES = 2**26
+"""Bytes of a table, unpacked, at most."""
 
 _CELLS = 4_000_000  # a table of commas has as many cells as bytes, and a cell takes sixty
 
@@ -30,7 +30,7 @@ def read_rows(path: Path, *, skip_blanks: bool = False) -> list[tuple[int, list[
     ------
     InputError : missing, unreadable, too large, no text, no CSV (with the line)
     """
-    rows = csv.reader(io.StringIO(read_text(path, MOST, what="a table"), newline=""), skipinitialspace=skip_blanks)
+    rows = csv.reader(io.StringIO(read_text(path, MAX_BYTES, what="a table"), newline=""), skipinitialspace=skip_blanks)
     found, cells = [], 0
     try:
         for row in rows:

@@ -14,7 +14,7 @@ from bnn_vnnlib.report.row import Row
 
 _TEXTS = ("run", "category", "network", "verdict", "query", "rule", "method", "checked", "reason", "shows",
           "violation", "unsat_means", "vacuous")  # fmt: skip
-_MOST_INPUTS = 10
+_MAX_INPUTS = 10
 """Longer witnesses are in the records; the page shows them as pictures only."""
 
 
@@ -81,9 +81,9 @@ def _words(one: Guarantee) -> list[str]:
 
 def _more(row: Row) -> dict[str, Any]:
     more: dict[str, Any] = {}
-    if row.x is not None and len(row.x) <= _MOST_INPUTS:
+    if row.x is not None and len(row.x) <= _MAX_INPUTS:
         more["x"] = plain(row.x)
-    if row.y is not None and len(row.y) <= _MOST_INPUTS:
+    if row.y is not None and len(row.y) <= _MAX_INPUTS:
         more["y"] = plain(row.y)
     if row.notes and row.method is not None:
         more["notes"] = list(row.notes)

@@ -20,7 +20,7 @@ from bnn_vnnlib.report.row import Row
 
 Shape = tuple[int, int, int]
 Floats = NDArray[np.float64]
-_LARGEST = 2**18
+_MAX_VALUES = 2**18
 """Values of an image at most: a page of larger ones is slow to open."""
 _TRIED = 20
 """Instances that are looked at for each picture that is wanted, at most."""
@@ -69,9 +69,9 @@ def parse_shape(text: str) -> Shape:
     """
     parts = [int(part) for part in text.split("x")] if re.fullmatch(r"[0-9]{1,6}(x[0-9]{1,6}){1,2}", text) else []
     channels, *plane = parts if len(parts) == 3 else (1, *parts)
-    if len(plane) != 2 or channels not in (1, 3) or not 0 < prod(plane) * channels <= _LARGEST:
+    if len(plane) != 2 or channels not in (1, 3) or not 0 < prod(plane) * channels <= _MAX_VALUES:
         raise OptionError(f"--image {text}: expected HEIGHTxWIDTH or CHANNELSxHEIGHTxWIDTH with 1 or 3 channels, "
-                          f"such as 8x8 or 3x32x32, and at most {_LARGEST:,} values")  # fmt: skip
+                          f"such as 8x8 or 3x32x32, and at most {_MAX_VALUES:,} values")  # fmt: skip
     return channels, plane[0], plane[1]
 
 
@@ -179,7 +179,7 @@ def image_shape(dims: Sequence[int]) -> Shape | None:
     """
     plain = list(dims[1:]) if len(dims) == 4 and dims[0] in (0, 1) else list(dims)
     channels, *plane = plain if len(plain) == 3 else (1, *plain)
-    fits = len(plane) == 2 and min(plane) > 1 and channels in (1, 3) and channels * prod(plane) <= _LARGEST
+    fits = len(plane) == 2 and min(plane) > 1 and channels in (1, 3) and channels * prod(plane) <= _MAX_VALUES
     return (channels, plane[0], plane[1]) if fits else None
 
 

@@ -29,7 +29,7 @@ KILL_AFTER = 60.0
 PREPARE_LIMIT = 600.0
 """Seconds for the preparation of an instance, as in the competition."""
 
-_LARGEST = 2**31  # bytes of a file that is unpacked for a tool, or that a tool leaves
+_MAX_BYTES = 2**31  # bytes of a file that is unpacked for a tool, or that a tool leaves
 _WORDS = {"holds": "unsat", "violated": "sat", "timed-out": "timeout", "timedout": "timeout", "to": "timeout"}
 _LINE = re.compile(r"^\s*(sat|unsat|unknown|timeout|timed-out|error)\b", re.IGNORECASE | re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
@@ -175,7 +175,7 @@ def run_tool(task: ToolTask) -> Outcome:
         words = task.tool.words(task.tool.command, places)
         code, taken = _call(words, log, task.timeout + KILL_AFTER, task.threads)
         results, printed = Path(places["results"]), _tail(log)
-        text = read_bytes(results, _LARGEST).decode(errors="replace") if results.is_file() else printed
+        text = read_bytes(results, _MAX_BYTES).decode(errors="replace") if results.is_file() else printed
         word, witness = _said(text)
         if code is None and word is None:
             return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, printed)
@@ -192,7 +192,7 @@ def _places(task: ToolTask, folder: Path) -> dict[str, str]:
         unpacked[role] = str(path)
         if path.suffix == ".gz":
             target = folder / path.stem
-            target.write_bytes(read_bytes(path, _LARGEST))
+            target.write_bytes(read_bytes(path, _MAX_BYTES))
             unpacked[role] = str(target)
     return {
         **unpacked, "results": str(folder / "results.txt"), "category": task.category, "timeout": str(task.timeout),

@@ -30,8 +30,8 @@ from bnn_vnnlib.splitting.branch import Decided, Pairs, Witnesses, grids, scatte
 from bnn_vnnlib.splitting.frontier import Frontier, Items
 from bnn_vnnlib.system.memory import at_once
 
-_STEPS, _FIRST_STEPS = 10, 30
-"""Steps of the ascent for a part and for the root."""
+_PART_STEPS, _ROOT_STEPS = 10, 30
+"""Steps of the ascent that tunes the bounds of a part, and of the root."""
 
 _LP_SIZE, _PENALTY = 2**20, 1e4
 """Elements of a linear program where nothing is left to split, at most; the price of a sign that is not kept."""
@@ -118,8 +118,8 @@ class _Trees:
         """Every target by single rows and then by a long ascent, since most close without any split; then the rest."""
         frontier = self._frontier
         frontier.sweep(self._all, self._by_single_rows, self._batch)
-        frontier.sweep(frontier.taken(), lambda parts: self._step(parts, _FIRST_STEPS), self._batch)
-        frontier.run(lambda parts: self._step(parts, _STEPS), self._batch)
+        frontier.sweep(frontier.taken(), lambda parts: self._step(parts, _ROOT_STEPS), self._batch)
+        frontier.run(lambda parts: self._step(parts, _PART_STEPS), self._batch)
         return self._witnesses.decided(~frontier.open)
 
     def _unsplit(self, some: _Whole) -> _Parts:

@@ -162,7 +162,7 @@ def _reading(radius: float, some: Arrays) -> RadiusReading:
 
 Floats = NDArray[np.float64]
 
-CHUNK = 64
+MAX_CHUNK = 64
 """Inputs whose balls are bounded together, at most, where their number is not given."""
 
 TAU = 0.4
@@ -380,7 +380,7 @@ def uncertainty(
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
-    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))
     result = UncertaintyResult(columns, readings(columns), spent)

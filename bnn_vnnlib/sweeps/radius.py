@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-CHUNK = 256
+MAX_CHUNK = 256
 """Inputs whose radii are looked for together, at most, where their number is not given."""
 
 THRESHOLD = 0.7
@@ -197,7 +197,7 @@ def radii(
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
     where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
-    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, CHUNK)
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)

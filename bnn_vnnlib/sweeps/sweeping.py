@@ -35,9 +35,9 @@ kept of the boxes takes about half of the memory."""
 NUMBERS = 2**17
 """These numbers, as they are usual: larger chunks are no faster, and tell and keep less."""
 
-PIECES, FEW, LEAST = 4, 64, 32
-"""Chunks for each worker, if they do not become smaller than `LEAST` boxes. What one pass leaves open is refined
-together, so that fewer boxes than `FEW` are too few where memory has room for more."""
+PIECES, MIN_REFINED, MIN_CHUNK = 4, 64, 32
+"""Chunks for each worker, if they do not become smaller than `MIN_CHUNK` boxes. What one pass leaves open is refined
+together, so that fewer boxes than `MIN_REFINED` are too few where memory has room for more."""
 
 DEARER = 16
 """A box of `decision` takes so many times as long, so that its chunks are smaller."""
@@ -128,9 +128,9 @@ class SweepJob:
         self.query = self.setting.query
         each = widest * (DEARER if self.query is Query.DECISION else 1)
         room = int(NUMBERS_PER_GIB * (bounding.memory or USUAL_MEMORY))
-        most = max(1, min(room // each, max(NUMBERS // each, FEW)))
+        most = max(1, min(room // each, max(NUMBERS // each, MIN_REFINED)))
         rows = sum(len(block.rows) for block in blocks)
-        self._chunk = chunk or usual_chunk(rows, workers, most, LEAST, PIECES)
+        self._chunk = chunk or usual_chunk(rows, workers, most, MIN_CHUNK, PIECES)
         self._chunks = list(_cut(blocks, self._chunk))
 
     def _checked(self, blocks: Sequence[_Block]) -> tuple[Setting, dict[str, str], int]:

@@ -5,8 +5,9 @@ holds at its peak, all temporary arrays counted, and is told how many items fit:
 the answer by rounding alone (and by where a search of neuron signs ends, which takes as many parts a turn as fit), so
 it is no argument of a hundred functions but a property of the run, as the number of torch's threads is of the process.
 
-A step gets one part in `STEPS` of the memory, because steps are nested, the allocator keeps what is freed, and what an
-item holds is known up to a small factor. On a CPU it gets `NEAR` at most: chunks beyond the caches are no faster.
+A step gets one part in `MEMORY_PARTS` of the memory, because steps are nested, the allocator keeps what is freed, and
+what an item holds is known up to a small factor. On a CPU it gets `NEAR` at most: chunks beyond the caches are no
+faster.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 NEAR = 2**24
 """Numbers (float64) of a step on a CPU, at most: 128 MiB. Twice or half as many change times by a few per cent."""
 
-STEPS = 16
+MEMORY_PARTS = 16
 """Parts of the memory of a run, of which a step takes one."""
 
 _NUMBERS: ContextVar[int] = ContextVar("numbers of a step", default=NEAR)
@@ -41,7 +42,7 @@ def memory_of(gib: float | None, device: torch.device) -> Iterator[None]:
     real = device.type == "cuda" and torch.cuda.is_available()
     if gib is None and real:
         gib = torch.cuda.get_device_properties(device).total_memory / 2**31
-    numbers = NEAR if gib is None else max(1, int(gib * 2**30 / (8 * STEPS)))
+    numbers = NEAR if gib is None else max(1, int(gib * 2**30 / (8 * MEMORY_PARTS)))
     token = _NUMBERS.set(numbers if real else min(NEAR, numbers))
     try:
         yield

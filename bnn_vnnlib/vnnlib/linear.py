@@ -30,7 +30,7 @@ _LONGEST = 24  # characters
 _DIGITS = 18  # from the first that is not 0; 10^18 < 2^63
 _DECIMALS = 22  # 10^22 is exact in float64, 10^23 is not
 _TOGETHER = 20_000  # bounds the memory for single characters
-_FEW = 24  # so many are read faster one by one
+_MIN_TOGETHER = 24  # so many are read faster one by one
 _POWERS = np.array([float(10**s) for s in range(_DECIMALS + 1)])
 _SPLITTER = 2.0**27 + 1
 
@@ -51,7 +51,7 @@ def bracket_literals(texts: Sequence[str]) -> tuple[Floats, Floats]:
     ------
     ValueError, OverflowError : as `bracket_literal`
     """
-    if len(texts) <= _FEW:
+    if len(texts) <= _MIN_TOGETHER:
         pairs = np.array([*map(bracket_literal, texts)], np.float64).reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
     parts = [_brackets(texts[start : start + _TOGETHER]) for start in range(0, len(texts), _TOGETHER)]

@@ -43,7 +43,7 @@ def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
         return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), rows)
 
     carried = back(box.center, a)
-    if walk.rough and isinstance(walk.network.nodes[source], nodes.Input) and math.prod(shape) > linear.WIDE:
+    if walk.rough and isinstance(walk.network.nodes[source], nodes.Input) and math.prod(shape) > linear.MANY_INPUTS:
         noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[source].magnitude)
         if noise is not None:
             walk.constant = walk.constant - dot(a.abs(), noise)

@@ -83,7 +83,7 @@ def test_attacked_weights_and_inputs_never_contradict(name: str, boxes: int, ite
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_is_done_for_wide_inputs_is_attacked_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rough walks, and a first layer that is bounded by intervals: here for inputs of any width."""
-    monkeypatch.setattr(linear, "WIDE", 0)
+    monkeypatch.setattr(linear, "MANY_INPUTS", 0)
     attack(name, 2, 2, True)
 
 

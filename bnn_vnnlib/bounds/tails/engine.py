@@ -30,8 +30,8 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Tuning
 
-LARGEST, SMALLEST = 0.3, 1e-14
-"""Budgets of an item."""
+_MAX_BUDGET, _MIN_BUDGET = 0.3, 1e-14
+"""Ends of the range in which the budget of an item is tuned."""
 
 _RATES = (0.2, 0.2, 0.06)
 """Steps of the logarithm of the budget, of those of the shares, and of the choice of slopes."""
@@ -114,7 +114,7 @@ def tuned(
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient.nan_to_num(0.0, 0.0, 0.0)
         descent.step()
         with torch.no_grad():
-            tuning.level.clamp_(math.log(SMALLEST), math.log(LARGEST))
+            tuning.level.clamp_(math.log(_MIN_BUDGET), math.log(_MAX_BUDGET))
             for choice in tuning.choices:
                 choice.clamp_(0, 1)
     with torch.no_grad():
@@ -248,7 +248,7 @@ class TailEngine:
                 moves[position] = choice
                 choice = (z.upper >= -z.lower).to(choice.dtype).expand_as(choice).clone()
             slopes[position] = choice
-        level = budgets.clamp(SMALLEST, LARGEST).log()
+        level = budgets.clamp(_MIN_BUDGET, _MAX_BUDGET).log()
         shares = level.new_zeros(len(level), self.events)
         return Tuning(self.network, claimed(self.network), level, shares, slopes, moves)
 

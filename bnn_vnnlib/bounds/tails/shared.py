@@ -59,8 +59,8 @@ Weighted = Linear | Conv | Scale
 SMALL = 1e-140
 """Added to every deviation, so that one can divide."""
 
-_WIDE = 256
-"""Inputs (or latents) beyond which no matrix of correlations is formed."""
+_MAX_CORRELATED = 256
+"""Inputs (or latents), at most, of which a matrix of correlations is formed: it has the square of as many entries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +220,7 @@ class Kron:
         up, tiny = 1 + terms, max(torch.finfo(u.dtype).tiny, SMALL**2)
         deviation = torch.sqrt(weight @ (self.right**2).mT + tiny) * up
         flat = torch.sqrt(weight.amax(-1) * largest(self.right.mT @ self.right, size, False) + tiny) * up
-        lam = torch.full_like(flat, torch.inf) if size > _WIDE else self._lam(weight, deviation)
+        lam = torch.full_like(flat, torch.inf) if size > _MAX_CORRELATED else self._lam(weight, deviation)
         root, error = torch.sqrt(self.spectrum), terms * upper
         across = [(h.flatten(2) @ self.right)[:, :, None, None, :] for h in centers]
         found = tuple((u[..., :, None] * h * root).flatten(3) for h in across)

@@ -29,7 +29,7 @@ from bnn_vnnlib.system.clock import Deadline
 ACCURACY = 1e-3
 """Excess that is not worth a split, in standard deviations of the row's outputs."""
 
-BOXES = {"samples": 400, "one layer": 200, "tails": 16}
+MAX_BOXES = {"samples": 400, "one layer": 200, "tails": 16}
 """Parts of an item, at most."""
 
 
@@ -121,7 +121,7 @@ def _weights_serve(task: Task) -> str | None:
 def _weights(task: Task) -> Steps:
     """One look at each item; samples are split, too."""
     source = WeightMedians(task.bounds, *task.weights)
-    split = (_rows(task, source, BOXES["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
+    split = (_rows(task, source, MAX_BOXES["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
     return Steps(any_graph=(_rows(task, source),), thorough=split)
 
 
@@ -136,7 +136,7 @@ def _one_layer_serves(task: Task) -> str | None:
 
 def _one_layer(task: Task) -> Steps:
     source = OneLayerMedians(cast(DenseChain, task.chain), task.bounds.engine.deadline)
-    return Steps(thorough=(_rows(task, source, BOXES["one layer"]),))
+    return Steps(thorough=(_rows(task, source, MAX_BOXES["one layer"]),))
 
 
 def _tails_serve(task: Task) -> str | None:
@@ -149,7 +149,7 @@ def _tails_serve(task: Task) -> str | None:
 def _tails(task: Task) -> Steps:
     posterior, deadline = cast(GaussianDiagonal, task.posterior), task.bounds.engine.deadline
     tails = TailBounds(task.network, posterior, task.device, deadline)
-    rows = (_rows(task, TailMedians(tails, task.typical), BOXES["tails"]),)
+    rows = (_rows(task, TailMedians(tails, task.typical), MAX_BOXES["tails"]),)
     return Steps(thorough=rows) if _one_layer_serves(task) else Steps(last=rows)
 
 

@@ -36,8 +36,8 @@ DOUBLINGS, HALVINGS = 10, 9
 SAMPLED = 65
 """Networks behind the estimates that say where to split."""
 
-CHUNK = 512
-"""Points at a time."""
+POINTS_AT_ONCE = 512
+"""Points that are evaluated together, at most, each in all samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,11 @@ class Sampled:
 
     def median(self, x: Tensor) -> Tensor:
         """(P, m) at points (P, n)."""
-        return torch.cat([self._median(part) for part in x.split(CHUNK)])
+        return torch.cat([self._median(part) for part in x.split(POINTS_AT_ONCE)])
 
     def spread(self, x: Tensor) -> Tensor:
         """(P, m)."""
-        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(CHUNK)]
+        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(POINTS_AT_ONCE)]
         return torch.cat(parts)
 
     def _median(self, x: Tensor) -> Tensor:

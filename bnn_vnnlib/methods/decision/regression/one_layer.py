@@ -78,7 +78,7 @@ from bnn_vnnlib.system.memory import at_once
 DESCENTS = 12
 """Steps of descent."""
 
-SAFE = 1e-9
+EIGENVALUE_ERROR = 1e-9
 """What the least eigenvalue is moved down by, relative to the norm."""
 
 
@@ -103,7 +103,7 @@ def convexified(slope: Tensor, curve: Tensor, free: Tensor) -> Tensor:
     curve = torch.where(finite[:, None, None], curve, torch.zeros_like(curve))
     eigenvalues = torch.linalg.eigvalsh(curve)
     norm = torch.linalg.matrix_norm(curve)
-    shift = (-eigenvalues[:, 0]).clamp(min=0) + SAFE * norm
+    shift = (-eigenvalues[:, 0]).clamp(min=0) + EIGENVALUE_ERROR * norm
     convex = curve + torch.diag_embed(shift[:, None] * free)
 
     def gradient(z: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _entrywise(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
 ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
 
-BOXES = 2**13
+MAX_BOXES = 2**13
 """Boxes of one row, at most."""
 
 COLLAPSES = 3
@@ -195,14 +195,14 @@ def _least_over(relaxation: _Relaxation, rows: Rows, lower: Tensor, upper: Tenso
         return relaxation.value(rows.of(row), x)[:, None]
 
     batch = at_once(32 * relaxation.size)
-    effort = Effort(8 * rows.payment[:, None], BOXES, batch, ACCURACY, once=True)
+    effort = Effort(8 * rows.payment[:, None], MAX_BOXES, batch, ACCURACY, once=True)
     known = lower.new_full((len(lower), 1), -torch.inf)
     return minimise(bound, value, lower, upper, known, effort, deadline)[:, 0]
 
 
 # 3. Rows
 
-LOST = 1e-140
+UNDERFLOW = 1e-140
 """More than what underflow takes from a standard deviation."""
 
 
@@ -240,18 +240,18 @@ def rows_over(
     small, long = gamma(top.outputs + 4), gamma(2 * (hidden.outputs + hidden.inputs) + 32)
     absolute = outputs.abs()
     v, constant = outputs @ top.mean, outputs @ top.bias
-    wrong = small * (absolute @ top.mean.abs()) + absolute @ top.slack * (1 + small) + LOST
-    paid = small * (absolute @ top.bias.abs()) + absolute @ top.bias_slack * (1 + small) + LOST
+    wrong = small * (absolute @ top.mean.abs()) + absolute @ top.slack * (1 + small) + UNDERFLOW
+    paid = small * (absolute @ top.bias.abs()) + absolute @ top.bias_slack * (1 + small) + UNDERFLOW
     linear = torch.zeros_like(size) if inputs is None else inputs
     paid = paid + long * (linear.abs() * size).sum(-1)
 
     deviation = torch.sqrt(hidden.variance)
     largest = size @ hidden.mean.abs().mT + hidden.bias.abs() + hidden.deviation(size**2)
     blurred = size @ hidden.slack.mT + hidden.bias_slack
-    room = 16 * long * largest * (1 + 1e-6) + LOST
+    room = 16 * long * largest * (1 + 1e-6) + UNDERFLOW
     share = 16 * long + 32 * ABSOLUTE
     weight = v.abs() + wrong
-    paid = paid + (weight * (share * largest + blurred + LOST)).sum(-1)
+    paid = paid + (weight * (share * largest + blurred + UNDERFLOW)).sum(-1)
     match kind:
         case "relu" | "leaky_relu":
             paid = paid + (wrong * (largest + blurred)).sum(-1)
@@ -265,7 +265,7 @@ def rows_over(
             v = v / 2
             constant = constant + v.sum(-1)
     steep = weight @ hidden.mean.abs() + weight @ deviation + (weight @ hidden.variance) * size
-    slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + LOST
+    slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + UNDERFLOW
     paid = (paid + 8 * UNIT * constant.abs()) * (1 + 1e-6)
     return Rows(v, linear, constant, paid, slope, room)
 
@@ -293,7 +293,7 @@ def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """(P, K): how far the computed m and s may be from the true ones at points (P, n)."""
     size = x.abs() @ layer.mean.abs().mT + layer.bias.abs() + s
     error = gamma(2 * x.shape[1] + 16) * size + x.abs() @ layer.slack.mT + layer.bias_slack
-    return error * (1 + 1e-9) + LOST
+    return error * (1 + 1e-9) + UNDERFLOW
 
 
 # 4. Relu
@@ -402,7 +402,7 @@ C2, C3, C4 = 0.7699, 2.0, 4.0859
 INFLECTION = 0.5773502691896258
 """tanh'' is extreme where |tanh| is 1/sqrt 3, up to 1e-15."""
 
-NARROW = 1e-3
+TAYLOR_RADIUS = 1e-3
 """Below this radius the parabola is Taylor's."""
 
 
@@ -499,7 +499,7 @@ class TanhRows:
 
 def _parabola_through(t0: Tensor, t1: Tensor, t2: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and curvature with errors of alternating sign at the five points: best for a cubic plus a quartic."""
-    narrow = reach < NARROW
+    narrow = reach < TAYLOR_RADIUS
     safe = torch.where(narrow, torch.ones_like(reach), reach)
     odd = (t0[3] - t0[1] + t0[4] - t0[0]) / (3 * safe)
     even = (t0[4] + t0[0] - 2 * t0[2]) / safe**2

@@ -1,8 +1,8 @@
 """Regression with two hidden relu layers: values at points by characteristic functions, what lies between by curvature.
 
 The output is sum_i v_i E relu(zeta_i) + const, zeta_i of the second layer, v the mean weights of the last layer, which
-is independent. Boxes with at most one free input are bounded by segments (1., 3.), those with up to FREE by stars of
-points (2., 3.); nothing (-inf) is said about others.
+is independent. Boxes with at most one free input are bounded by segments (1., 3.), those with up to MAX_FREE by stars
+of points (2., 3.); nothing (-inf) is said about others.
 
 1. How fast E relu(zeta_i(x)) may change along a segment x_j in [l, u] of one input (`interpolation_errors`).
 zeta = sum_k W_k relu(a_k) + b, a_k = m_k(x) + s_k(x) N along the segment has the derivative V_k ~ N(mu_k, sig_k^2).
@@ -192,19 +192,19 @@ def star_bound(below: Tensor, above: Tensor, along: Tensor, whole: Tensor) -> tu
 ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""
 
-ROUNDS = 12
+MAX_ROUNDS = 12
 """Rounds in which segments are halved, at most."""
 
-POINTS = 257
+MAX_POINTS = 257
 """Points of one item, at most about."""
 
-FREE = 6
+MAX_FREE = 6
 """Free inputs of a box, at most: each costs two points."""
 
 STAR_ROUNDS = 3
 """Halvings of such a box."""
 
-THIN = 1e-6
+MIN_WIDTH = 1e-6
 """Widths below, relative to the size of x, are left alone: rounding of the center would matter."""
 
 
@@ -277,9 +277,9 @@ class TwoLayers:
         bounded = torch.isfinite(lower).all(-1) & torch.isfinite(upper).all(-1)
         rows = self._rows(lower, outputs, inputs)
         free = (upper > lower).sum(-1)
-        wide = (upper - lower > THIN * (1 + lower.abs() + upper.abs())) | (upper == lower)
+        wide = (upper - lower > MIN_WIDTH * (1 + lower.abs() + upper.abs())) | (upper == lower)
         step = at_once(64 * self.chain.layers[1].mean.numel())
-        for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= FREE) & wide.all(-1), self._stars)):
+        for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= MAX_FREE) & wide.all(-1), self._stars)):
             for part in torch.nonzero(some & bounded)[:, 0].split(step):
                 if self.deadline.passed:
                     break
@@ -315,13 +315,13 @@ class TwoLayers:
         ends = rows.at(points, owner, left), rows.at(points, owner, right)
         best, worst = torch.minimum(*ends), torch.maximum(*ends)
         finished, used = torch.full_like(best, torch.inf), torch.full_like(owner, 2)
-        for turn in range(ROUNDS + 1):
+        for turn in range(MAX_ROUNDS + 1):
             least = torch.minimum(rows.at(points, owner, left), rows.at(points, owner, right))
             value = least - self._gaps(points, owner, left, right, rows)
             enough = best - ACCURACY * (worst - best) - 1e-7 * (1 + best.abs())
-            keep = (value < enough[owner]).any(-1) & (used[owner] < POINTS)
+            keep = (value < enough[owner]).any(-1) & (used[owner] < MAX_POINTS)
             keep &= (points.x[left] < points.x[right]).any(-1)
-            if turn == ROUNDS or self.deadline.passed:
+            if turn == MAX_ROUNDS or self.deadline.passed:
                 keep = torch.zeros_like(keep)
             finished = _reduced(finished, owner[~keep], value[~keep], "amin")
             if not bool(keep.any()):

@@ -38,8 +38,8 @@ THRESHOLDS = (
 LEVELS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """For each level and class, t_j is the largest threshold with p_j below it."""
 
-ALL = 12
-"""With so many classes, at most, all of them are bounded; else the class that each row counts most."""
+ALL_UP_TO = 12
+"""Where there are no more classes, all of them are bounded; else the one that each row counts most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class SoftmaxTails:
         failure = self.engine.levels(self.means, self.deviations, (lower, upper), rows, t, budgets)
         failure = failure.flip(-1).cummin(-1).values.flip(-1)  # a bound at a larger threshold holds at all smaller ones
         low = _layer_cake(failure.unflatten(2, (-1, m - 1)), t, budgets)
-        if m > ALL:
+        if m > ALL_UP_TO:
             return low, torch.ones_like(low)
         above = failure.new_ones(len(budgets), len(lower), m, m)
         above[:, :, off] = _above(failure, t, budgets)
@@ -91,7 +91,7 @@ class SoftmaxTails:
 def _classes(outputs: Tensor) -> Tensor:
     """(N, C): classes to be bounded; a class may be listed for the sake of other items."""
     count = outputs.shape[-1]
-    if count <= ALL:
+    if count <= ALL_UP_TO:
         return torch.arange(count, device=outputs.device).expand(len(outputs), -1)
     wanted = torch.zeros_like(outputs[:, 0]).scatter(1, outputs.argmax(-1), 1.0)
     return wanted.argsort(dim=-1, descending=True, stable=True)[:, : int(wanted.sum(-1).amax())]

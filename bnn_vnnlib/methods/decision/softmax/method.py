@@ -20,7 +20,7 @@ from bnn_vnnlib.system.memory import at_once
 SPLIT = Effort(tolerance=1e-3, most=400)
 """How far inputs are split."""
 
-FEW = 20
+MAX_SPLIT_INPUTS = 20
 """Inputs are split where no more than this vary."""
 
 TOGETHER = 3
@@ -87,7 +87,7 @@ class SoftmaxRows:
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
         known, context = self._first(lower, upper, outputs, inputs)
-        few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= FEW)[:, 0]
+        few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= MAX_SPLIT_INPUTS)[:, 0]
         if len(few) == 0:
             return known
         rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
@@ -100,7 +100,7 @@ class SoftmaxRows:
         if self.effort is None:
             return self._looked(lower, upper, outputs, inputs)[0]
         known, context = self._first(lower, upper, outputs, inputs)
-        few = (lower < upper)[: len(context)].sum(-1) <= FEW
+        few = (lower < upper)[: len(context)].sum(-1) <= MAX_SPLIT_INPUTS
         rows = outputs.shape[1]
         aim = goal.expand_as(known)
         left = few[:, None] & ~(known > aim)[: len(context)]

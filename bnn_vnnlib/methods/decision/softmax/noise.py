@@ -19,8 +19,8 @@ from bnn_vnnlib.gaussian.normal import LEAST, ROUND
 from bnn_vnnlib.gaussian.relu import exponential_excess
 from bnn_vnnlib.rounding import UNIT, gamma
 
-LARGEST = 1 - 2.0**-20
-"""b s must stay below."""
+MAX_NOISE = 1 - 2.0**-20
+"""b^2 s^2 must stay below: the first bound divides by 1 - b^2 s^2, which has few digits left close to 0."""
 
 
 def log_excess(neurons: Hidden, weights: Tensor, square: Tensor, constant: Tensor) -> Tensor:
@@ -40,6 +40,6 @@ def _by_lipschitz(a: Tensor, square: Tensor, g: Tensor, s: Tensor) -> Tensor:
     tilted = torch.where(a >= 0, g + a * variance, torch.maximum(g, -a * variance))
     left = 1 - play
     value = a * a * variance / 2 + square * tilted**2 / (2 * left) - torch.log1p(-play) / 2
-    # 1 - play loses at most a factor 1 + 2^-32 where play is below LARGEST
+    # 1 - play loses at most a factor 1 + 2^-32 where play is below MAX_NOISE
     value = value * (1 + 2.0**-30) + LEAST
-    return torch.where(play < LARGEST, value, torch.inf)
+    return torch.where(play < MAX_NOISE, value, torch.inf)

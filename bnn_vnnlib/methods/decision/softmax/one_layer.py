@@ -41,7 +41,7 @@ from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
-from bnn_vnnlib.methods.decision.softmax.method import FEW, SPLIT
+from bnn_vnnlib.methods.decision.softmax.method import MAX_SPLIT_INPUTS, SPLIT
 from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.softmax import Classes, Pairs, classes
 from bnn_vnnlib.methods.deterministic import decide
@@ -55,7 +55,7 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Closed forms over boxes
 
-SMALL = 1e-4
+NEGLIGIBLE_EXCESS = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
 
 UP = 1 + 2.0**-40
@@ -142,7 +142,7 @@ class OneLayerSoftmax:
             context = self.context(lower, upper)
         else:
             context = context.clone()
-            large = torch.nonzero(~(context.amax(-1) < SMALL))[:, 0]
+            large = torch.nonzero(~(context.amax(-1) < NEGLIGIBLE_EXCESS))[:, 0]
             if len(large):
                 context[large] = torch.minimum(context[large], self.context(lower[large], upper[large]))
         neurons = hidden(self.layers.first, lower, upper)
@@ -192,11 +192,11 @@ SCALES = (1.0, 0.6, 0.3)
 TILTS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """Lengths of g along that gradient; 0 is tried as well (Jensen's inequality)."""
 
-NARROW = 0.1
-"""Boxes over which a deviation varies more than that (less than 1) are left alone, and"""
+MAX_CHANGE = 0.1
+"""A deviation varies by at most this share (less than 1) over a box that is bounded; other boxes are left alone."""
 
-DEAR = 2.0
-"""those whose width costs more than about that in log D."""
+MAX_WIDTH_COST = 2.0
+"""What the width of a box may cost in log D, about; boxes that cost more are left alone."""
 
 GRAIN = 2.0**20
 """Rows g are multiples of 1 / GRAIN, so that 2 g + e_l - e_i is exact."""
@@ -235,7 +235,7 @@ class Tilted:
         m = self.count
         low = lower.new_zeros(len(lower), m)
         neurons = hidden(self.layers.first, lower, upper)
-        small = torch.nonzero(self._cost(neurons) < DEAR)[:, 0]
+        small = torch.nonzero(self._cost(neurons) < MAX_WIDTH_COST)[:, 0]
         if len(small):
             low[small] = self._below(lower[small], upper[small])
         high = 1 - (low.sum(-1, keepdim=True) - low) + 4 * m * UNIT
@@ -330,7 +330,7 @@ class _Moments:
         moment = (log_moment if sign > 0 else log_moment_below)(first, beta * square, m, s)
         paid = (alpha.abs() * reach + beta * constant) * (1 + 16 * UNIT) + LEAST
         value = moment + sign * (paid + 4 * UNIT * (moment.abs() + paid))
-        return torch.where(e < NARROW, value, sign * torch.inf).nan_to_num(sign * torch.inf, torch.inf, -torch.inf)
+        return torch.where(e < MAX_CHANGE, value, sign * torch.inf).nan_to_num(sign * torch.inf, torch.inf, -torch.inf)
 
 
 # 3. Comparison by the mean network
@@ -351,7 +351,7 @@ class MeanNetwork:
 
     def refuted(self, problem: Problem) -> Tensor:
         """(N,): by splitting inputs where they are few, else by the verifier of fixed weights on the mean network."""
-        few = (problem.lower < problem.upper).sum(-1) <= FEW
+        few = (problem.lower < problem.upper).sum(-1) <= MAX_SPLIT_INPUTS
         out = torch.zeros_like(few)
         for chosen, decided in ((few, self._by_inputs), (~few, self._by_neurons)):
             index = torch.nonzero(chosen)[:, 0]

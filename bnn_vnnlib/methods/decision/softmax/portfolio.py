@@ -9,7 +9,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
-from bnn_vnnlib.methods.decision.softmax.by_tails import ALL, SoftmaxTails
+from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
@@ -19,8 +19,8 @@ from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.splitting.frontier import Effort
 
-LARGEST = 64
-"""Classes, at most: all pairs are bounded."""
+MAX_CLASSES = 64
+"""Classes, at most: all pairs of them are bounded."""
 
 BUDGETS = (1e-2, 1e-5)
 """What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
@@ -34,8 +34,8 @@ def _no_softmax(task: Task) -> str | None:
         return "the decision is no expected softmax or sigmoid"
     if task.bounds.transform == "sigmoid" and task.network.signature.output_size > 1:
         return "each of several outputs has a sigmoid of its own"
-    if task.network.signature.output_size > LARGEST:
-        return f"there are more than {LARGEST} classes"
+    if task.network.signature.output_size > MAX_CLASSES:
+        return f"there are more than {MAX_CLASSES} classes"
     return task.no_closed_forms
 
 
@@ -114,7 +114,7 @@ def _tails(task: Task) -> Steps:
         weight_sets.mean_weights(network, task.device), weight_sets.centred(network, posterior, task.device)
     )  # fmt: skip
     tails = (SoftmaxTails(TailEngine(network, task.bounds.engine.deadline), means, deviations),)
-    dear = _moments_serve(task) is None or network.signature.output_size > ALL
+    dear = _moments_serve(task) is None or network.signature.output_size > ALL_UP_TO
     return Steps(last=tails) if dear else Steps(quick=tails)
 
 

@@ -278,7 +278,7 @@ def test_tails_of_deep_classifiers_against_sampled_networks(spread):
     assert best > 0.3
 
 
-@pytest.mark.parametrize("classes", [3, by_tails.ALL + 1])
+@pytest.mark.parametrize("classes", [3, by_tails.ALL_UP_TO + 1])
 def test_tails_come_first_where_there_are_no_closed_forms_and_few_classes(classes):
     net = random_model(0, [2, 4, 4, classes], activation="tanh")
     expect = expectation(net, "softmax")
@@ -290,7 +290,7 @@ def test_tails_come_first_where_there_are_no_closed_forms_and_few_classes(classe
 
 def test_tails_of_many_classes_bound_what_the_rows_count_most(monkeypatch):
     """As where all of them are bounded, for rows that count one class; and no more than sampled means."""
-    classes = by_tails.ALL + 2
+    classes = by_tails.ALL_UP_TO + 2
     net = random_model(1, [3, 6, classes], spread=0.1, activation="tanh")
     expect = expectation(net, "softmax")
     (method,) = expect.steps.last
@@ -301,7 +301,7 @@ def test_tails_of_many_classes_bound_what_the_rows_count_most(monkeypatch):
     rows = torch.cat([counted, torch.randn(4, 2, classes, generator=generator, dtype=torch.float64)], 1)
     found = method.lower(lower, lower + 0.05, rows)
     assert by_tails._classes(rows).shape[1] < classes
-    monkeypatch.setattr(by_tails, "ALL", classes)
+    monkeypatch.setattr(by_tails, "ALL_UP_TO", classes)
     whole = method.lower(lower, lower + 0.05, rows)
     torch.testing.assert_close(found[:, :3], whole[:, :3], rtol=1e-9, atol=1e-9)
     assert (whole >= found - 1e-12).all()
