@@ -69,9 +69,9 @@ class Mutant:
 
 
 TAIL, NOISE = "bounds.tails.tail:", "bounds.tails.noise:"
-SHARED, GROUPS = "bounds.tails.shared:", "bounds.tails.groups:"
+SHARED = "bounds.tails.shared:"
 SAFETY, COMPONENTS = "methods.safety.tails:", "methods.components:"
-CORRELATION, MASS = "methods.correlation:", "problem.mass:"
+CORRELATION, MASS = "methods.correlation:", "problem.weight_sets:"
 
 MUTANTS: dict[str, Mutant] = {
     # what every Gaussian family rests on
@@ -114,17 +114,17 @@ MUTANTS: dict[str, Mutant] = {
         "part.center + both(use.centers[0], -1)",
         "(part.center**2 + both(use.centers[0], -1) ** 2 + 1e-200) ** 0.5",
     ),
-    "reach": Mutant(GROUPS + "Use.reach", "return torch.minimum(", "return 0.7 * torch.minimum("),
+    "reach": Mutant(SHARED + "Use.reach", "return torch.minimum(", "return 0.7 * torch.minimum("),
     "shared biases": Mutant(SHARED + "Shared.shift", "part.center + found, ", "part.center + 0 * found, "),
     # Kronecker
-    "Kronecker: spectrum": Mutant(GROUPS + "Kron.use", "* h * root)", "* h * root * root)"),
+    "Kronecker: spectrum": Mutant(SHARED + "Kron.use", "* h * root)", "* h * root * root)"),
     "Kronecker: one side": Mutant(
-        GROUPS + "Kron.use", "[(h.flatten(2) @ self.right)", "[0.9 * (h.flatten(2) @ self.right)"
+        SHARED + "Kron.use", "[(h.flatten(2) @ self.right)", "[0.9 * (h.flatten(2) @ self.right)"
     ),
     "Kronecker: written out": Mutant(
         CORRELATION + "_layer", "root = np.sqrt(layer.spectrum)", "root = 0.9 * np.sqrt(layer.spectrum)"
     ),
-    "Kronecker: bias is known": Mutant(GROUPS + "Kron.shift", "(torch.sqrt(", "(0 * torch.sqrt("),
+    "Kronecker: bias is known": Mutant(SHARED + "Kron.shift", "(torch.sqrt(", "(0 * torch.sqrt("),
     # mixtures
     "mixture: equal weights": Mutant(COMPONENTS + "components_of", "float(share)", "1 / len(shares)"),
     "mixture: means": Mutant(COMPONENTS + "components_of", "**means}", "}"),
@@ -140,7 +140,7 @@ MUTANTS: dict[str, Mutant] = {
     "boxes: a weight less": Mutant(
         MASS + "centred_mass", "weights * np.log1p(-above)", "(weights - 1) * np.log1p(-above)"
     ),
-    "boxes: margin": Mutant("methods.safety.margins:mass_at", "(margin.", "((1.05 * margin)."),
+    "boxes: margin": Mutant("methods.safety.by_boxes:mass_at", "(margin.", "((1.05 * margin)."),
     "boxes: union as a sum": Mutant(
         MASS + "ScatteredUnion.union_lower",
         "self.table_lower[_mask(member)]",
