@@ -11,7 +11,7 @@ import pytest
 
 from bnn_vnnlib.report.report import make_page, write_report
 from bnn_vnnlib.report.source import Run, Source
-from support.records import decision, plain, row, safe, write_run
+from support.records import WEAK_BOUND, decision, plain, row, safe, write_run
 
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page can be opened")
@@ -50,7 +50,8 @@ def opened(browser, path, width=1280, dark=False):
 def page(tmp_path_factory):
     """One of two runs, with a stranger's names, an error and two witnesses."""
     folder = tmp_path_factory.mktemp("report")
-    results = [safe("unsat", 0.97, 1.0), safe("sat", 0.0, 0.5), safe("timeout", 0.2, 1.0),
+    results = [safe("unsat", 0.97, 1.0), safe("sat", 0.0, 0.5),
+               replace(safe("timeout", 0.2, 1.0), diagnosis=replace(WEAK_BOUND, advice=EVIL)),
                decision("unsat", [0, -1], [1, 2]), plain("sat"), EVIL]  # fmt: skip
     entries = [*zip(NAMES, results, strict=True), ((EVIL, EVIL, EVIL), safe("unknown", 0.1, 0.99, notes=(EVIL,)))]
     one = write_run(folder / "out", *entries)
@@ -131,6 +132,15 @@ def test_with_the_keyboard_alone(tab):
     assert tab.evaluate("document.activeElement.className") == "name"
     outline = tab.evaluate("getComputedStyle(document.activeElement).outlineWidth")
     assert outline == "3px"
+
+
+def test_a_row_in_full_says_why_there_is_no_verdict(tab):
+    tab.locator("#list button.name", has_text="c.vnnlib").click()
+    told = tab.locator("#detail-body").inner_text()
+    assert "Why no verdict" in told
+    assert all(line in told for line in WEAK_BOUND.lines[:-1])
+    assert EVIL in told
+    assert tab.evaluate("window.hacked") is None
 
 
 def test_plots_with_the_keyboard(tab):

@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +18,7 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.report import page as pages
 from bnn_vnnlib.report.report import write_report
-from support.records import decision, plain, safe, write_run
+from support.records import WEAK_BOUND, decision, plain, safe, write_run
 
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
 
@@ -39,15 +41,36 @@ def own_text(path: Path) -> str:
     return text.replace(plotly, "")
 
 
+def data_of(text: str) -> dict[str, Any]:
+    """What the page's scripts read."""
+    found: dict[str, Any] = json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    )
+    return found
+
+
 def test_names_and_messages_are_text(folder):
     text = own_text(write_report(folder).page)
     assert "<script>window" not in text
     assert "<img" not in text
     assert "&lt;/script&gt;&lt;script&gt;window.hacked" in text
     assert "{{ 7*7 }}" in text
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    data = data_of(text)
     assert EVIL in data["texts"]["property"]["values"]
     assert EVIL in data["texts"]["reason"]["values"]
+
+
+def test_a_row_without_a_verdict_says_why(tmp_path):
+    """All lines of the diagnosis, where the record has one; the browser's test sees them on the page."""
+    why = replace(WEAK_BOUND, advice=EVIL)
+    results = [safe("unsat", 0.97, 1.0), replace(safe("timeout", 0.2, 1.0), diagnosis=why), safe("unknown", 0.1, 1.0)]
+    text = own_text(write_report(write_run(tmp_path / "out", *zip((A, B, C), results, strict=True))).page)
+    data = data_of(text)
+    names = data["texts"]["property"]
+    told = {names["values"][names["codes"][int(row)]]: more.get("diagnosis") for row, more in data["more"].items()}
+    assert {name: lines for name, lines in told.items() if lines} == {B[2]: list(why.lines)}
+    assert "<script>window" not in text
+    assert '"Why no verdict", (more.diagnosis' in text
 
 
 def test_the_page_names_nothing_that_could_be_loaded(folder):

@@ -10,11 +10,20 @@ import numpy as np
 
 from bnn_vnnlib.files.sidecar import record, unfinished
 from bnn_vnnlib.report.row import Row, read_row
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.store import Store, hashes
 from bnn_vnnlib.runs.task import Outcome
 
 TAILS = "linear, tails and centred boxes"
+
+WEAK_BOUND = Diagnosis(
+    cause="weak bound", why="an attack broke none of 64 drawn networks, but only P_safe >= 0.2 is proved", drawn=64,
+    broken=0.0, margin=0.1, rows=("Y_0 <= Y_1 (case 1 of 1)",), loss={"layer 1 (fc1)": 0.7, "the input box": 0.3},
+    limit="time", limited_by="the time limit of 5 s", unserved=(), smaller=0.5,
+    command=("bnn-vnnlib", "verify", "p.vnnlib", "--shrink=0.5"), advice="unsat for 0.5 of the width", decides=True,
+    seconds=0.1,
+)  # fmt: skip
+"""Why there is no verdict: an example with all four lines."""
 
 
 @dataclass(frozen=True)
