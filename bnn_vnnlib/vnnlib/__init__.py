@@ -15,7 +15,7 @@ from bnn_vnnlib.vnnlib.groups import match
 from bnn_vnnlib.vnnlib.normalise import normalise
 from bnn_vnnlib.vnnlib.parse import parse
 from bnn_vnnlib.vnnlib.read import looks_like_vnnlib, read_text
-from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Source
 
 __all__ = ["looks_like_vnnlib", "match", "parse_property", "read_property"]
 

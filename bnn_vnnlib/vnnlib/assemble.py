@@ -14,7 +14,7 @@ from bnn_vnnlib.vnnlib.check import Scope, Table
 from bnn_vnnlib.vnnlib.dnf import Disjunction
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.input_sets import InputSets
-from bnn_vnnlib.vnnlib.literals import bracket
+from bnn_vnnlib.vnnlib.tree import bracket
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

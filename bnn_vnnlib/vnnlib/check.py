@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.signature import Hidden, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
-from bnn_vnnlib.vnnlib.literals import read_literal
-from bnn_vnnlib.vnnlib.source import Error, Source
-from bnn_vnnlib.vnnlib.tree import Network, Query, Tensor
+from bnn_vnnlib.vnnlib.tree import Error, Network, Query, Source, Tensor, read_literal
 
 # 1. Constraints
 

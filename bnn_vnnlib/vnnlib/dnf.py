@@ -12,8 +12,7 @@ from bnn_vnnlib.vnnlib.check import Row, Table
 from bnn_vnnlib.vnnlib.groups import Groups, Ints
 from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Comparisons
 from bnn_vnnlib.vnnlib.simple import Simple
-from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, Source
 
 MAX_CASES = 1_000_000
 MAX_ENTRIES = 5_000_000

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.vnnlib.check import Row, Scope
-from bnn_vnnlib.vnnlib.literals import bracket, bracket_literal, is_number, read_literal
-from bnn_vnnlib.vnnlib.tree import Apply, Compare
+from bnn_vnnlib.vnnlib.tree import Apply, Compare, bracket, bracket_literal, is_number, read_literal
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

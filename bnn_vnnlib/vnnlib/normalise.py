@@ -15,8 +15,7 @@ from bnn_vnnlib.vnnlib.linear import Comparisons
 from bnn_vnnlib.vnnlib.options import read_options
 from bnn_vnnlib.vnnlib.runs import read_runs
 from bnn_vnnlib.vnnlib.simple import read_simple
-from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Query
+from bnn_vnnlib.vnnlib.tree import Query, Source
 
 _NUMBER_2X = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NUMBERS_2X = re.compile(rf"(?:{_NUMBER_2X.pattern}(?: |\Z))*+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bnn_vnnlib.errors import PropertyError
-from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Source
 
 _COMMENT = re.compile(r"^[^;\r\n]*;[; \t]*bnn-vnnlib(?![\w.\-/])(?P<rest>[^\r\n]*)", re.MULTILINE)
 _ITEM = re.compile(r"(?P<key>[a-z][a-z0-9_]*)=(?P<value>[^\s=]+)")

@@ -10,8 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib.errors import PropertyError, VnnlibSyntaxError
-from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Run, Symbol, Tensor
+from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Run, Source, Symbol, Tensor
 from bnn_vnnlib.vnnlib.wording import syntax_error
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from itertools import count, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.vnnlib.literals import is_number
-from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, is_number
 
 Ints = NDArray[np.int64]
 OPERATORS = (">=", ">", "<=", "<", "=", "==", "!=")

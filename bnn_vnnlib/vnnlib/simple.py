@@ -13,10 +13,8 @@ from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
 from bnn_vnnlib.vnnlib.check import Row, Scope, Table
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals
-from bnn_vnnlib.vnnlib.literals import bracket_literal, is_number
 from bnn_vnnlib.vnnlib.runs import AND, OPERATORS, Runs
-from bnn_vnnlib.vnnlib.source import Source
-from bnn_vnnlib.vnnlib.tree import Run
+from bnn_vnnlib.vnnlib.tree import Run, Source, bracket_literal, is_number
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

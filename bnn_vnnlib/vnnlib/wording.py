@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bnn_vnnlib.errors import InputError, UnsupportedError, VnnlibSyntaxError
 from bnn_vnnlib.vnnlib.read import looks_like_marabou
-from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Source
 
 if TYPE_CHECKING:
     from lark.exceptions import UnexpectedInput

@@ -15,9 +15,8 @@ from bnn_vnnlib.question.property import HalfSpaces, Property
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.linear import bracket_literals
-from bnn_vnnlib.vnnlib.literals import bracket_literal
 from bnn_vnnlib.vnnlib.parse import parse
-from bnn_vnnlib.vnnlib.source import Source
+from bnn_vnnlib.vnnlib.tree import Source, bracket_literal
 
 LISTS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.question.property import HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.vnnlib import parse_property
-from bnn_vnnlib.vnnlib.literals import bracket_literal
+from bnn_vnnlib.vnnlib.tree import bracket_literal
 
 VARIABLES = ("X_0", "X_1", "Y_0", "Y_1")
 QUARTERS = st.integers(-6, 6).map(lambda k: str(k / 4))
