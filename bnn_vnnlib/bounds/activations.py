@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.curves import CURVES
 from bnn_vnnlib.bounds.curves import Lines as Lines
-from bnn_vnnlib.bounds.functions import CURVES
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 _FLAT = 1e-12

@@ -1,4 +1,4 @@
-"""Lines and ranges for functions that are convex or concave piece by piece.
+"""Lines and ranges for functions that are convex or concave piece by piece, and the activations that are such curves.
 
 A function is given as pieces [start, end] on each of which it is convex or concave (or linear, which is both). For a
 slope s the intercept of a lower line is a lower bound on g(z) = f(z) - s z over [l, u], that is, the least one over the
@@ -15,10 +15,15 @@ is paid for: f and f' with the errors that the piece declares, sums and products
 a piece ends at an irrational inflection point, f has the wrong curvature for at most `edge`, which is paid for
 with the Lipschitz constant there.
 The slopes themselves are guessed: the line that is best in the middle of [l, u] for 17 samples of f.
+
+The second half states the pieces, inflection points and errors of computation of every activation in `CURVES`. Every
+piece says where its function is convex or concave; the proofs are in the docstrings. Inflection points that are no
+float64 numbers were computed with 50 digits and carry `steepest`, a bound on |f'| near them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT
+from bnn_vnnlib.network.functions import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
+from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 _Function = Callable[[Tensor], Tensor]
 _HALVINGS, _SAMPLES = 24, 8
@@ -234,3 +240,307 @@ class Curve:
             spread = (steep.amax(0) - steep.amin(0)) / 2
             below, above, spread = (s.nan_to_num(0.0, 0.0, 0.0) for s in (*slopes, spread))
             return below, above, spread
+
+
+_INF = math.inf
+_SILU = 2.3993572805154677
+"""z tanh(z / 2) = 2; the left side grows with |z|, so that silu'' = sigmoid' (2 - z tanh(z / 2)) has no more roots."""
+_SILU_LEAST = -0.27846454276107384
+_GELU_TANH_LEAST = -0.17004075057125412
+_GELU_TANH = 1.4185040087908284
+"""The only positive root of gelu_tanh'': with T = tanh u, u = k (z + c z^3) it solves
+(1 + 6 c z^2) / (1 + 3 c z^2)^2 = k z T(u), the left side of which falls and the right side of which grows."""
+_FAR = 1e5
+"""Beyond it sine and cosine are only known to lie in [-1, 1]."""
+
+
+def _fixed(*pieces: Piece) -> Callable[[Any, Tensor, Tensor], Sequence[Piece]]:
+    return lambda alpha, lower, upper: pieces
+
+
+def _ones(z: Tensor) -> Tensor:
+    return torch.ones_like(z)
+
+
+def _same(z: Tensor) -> Tensor:
+    return z
+
+
+def _flat(z: Tensor) -> Tensor:
+    return torch.zeros_like(z)
+
+
+# piecewise linear --------------------------------------------------------------------------------------------------
+
+
+def _clip_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+    """min(max(z, low), high): constant, z, constant."""
+    low, high = limits(alpha)
+    pieces = [Piece(_same, _ones, 0, low, high, relative=0.0, absolute=0.0)]
+    if low > -_INF:
+        pieces.append(Piece(lambda z: torch.full_like(z, low), _flat, 0, -_INF, low, relative=0.0, absolute=0.0))
+    if high < _INF:
+        pieces.append(Piece(lambda z: torch.full_like(z, high), _flat, 0, high, _INF, relative=0.0, absolute=0.0))
+    return pieces
+
+
+def _prelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+    """alpha z for z <= 0, z for z >= 0; alpha is a number or an array that broadcasts to the node."""
+    slope = like(alpha, lower)
+    return [Piece(lambda z: slope * z, lambda z: slope.expand_as(z), 0, -_INF, 0.0), Piece(_same, _ones, 0, 0.0, _INF)]
+
+
+# exponentials ------------------------------------------------------------------------------------------------------
+
+
+def _elu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+    """alpha (exp z - 1) for z <= 0, which bends like alpha; z behind."""
+    bend = (alpha > 0) - (alpha < 0)
+    curved = Piece(lambda z: alpha * torch.expm1(z), lambda z: alpha * torch.exp(z), bend, -_INF, 0.0)
+    return [curved, Piece(_same, _ones, 0, 0.0, _INF)]
+
+
+# gates: z times a sigmoid ------------------------------------------------------------------------------------------
+
+
+def _silu_slope(z: Tensor) -> Tensor:
+    s = torch.sigmoid(z)
+    return s * (1 + z * torch.sigmoid(-z))
+
+
+def _gelu_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+    """z/2 (1 + erf(alpha z)): f'' = 2 alpha / sqrt(pi) exp(-alpha^2 z^2) (1 - alpha^2 z^2), convex between +-1/alpha.
+
+    The error of alpha, if it stands for 1/sqrt 2, moves f by at most |d alpha| / (e alpha^2 sqrt pi).
+    """
+    edge = 1 / alpha
+
+    def derivative(z: Tensor) -> Tensor:
+        bell = torch.exp(-((alpha * z) ** 2))
+        return torch.special.erfc(-alpha * z) / 2 + z * (alpha / math.sqrt(math.pi)) * bell
+
+    def piece(bend: int, start: float, end: float) -> Piece:
+        return Piece(lambda z: FUNCTIONS["gelu"](alpha, z), derivative, bend, start, end, ELEMENTARY, 2e-15, 2e-14, 1.2)
+
+    return [piece(-1, -_INF, -edge), piece(1, -edge, edge), piece(-1, edge, _INF)]
+
+
+def _gelu_tanh_slope(z: Tensor) -> Tensor:
+    inner = 2 * ROOT * (z + CUBIC * z**3)
+    rate = 2 * ROOT * (1 + 3 * CUBIC * z**2)
+    return torch.sigmoid(inner) + z * rate * torch.sigmoid(inner) * torch.sigmoid(-inner)
+
+
+def _gate(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], edge: float) -> tuple[Piece, ...]:
+    """Concave, convex between +-edge, concave; |f'| < 1.2 and |f'''| < 4, errors from the bounded z sigmoid(-z)."""
+
+    def piece(bend: int, start: float, end: float) -> Piece:
+        return Piece(value, slope, bend, start, end, 2 * ELEMENTARY, 4e-15, 2e-13, 1.2)
+
+    return piece(-1, -_INF, -edge), piece(1, -edge, edge), piece(-1, edge, _INF)
+
+
+# powers ------------------------------------------------------------------------------------------------------------
+
+
+def _power_pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+    """z^n for an integer n >= 2: convex for even n, else concave below 0 and convex above."""
+    n = int(alpha)
+
+    def piece(bend: int, start: float, end: float) -> Piece:
+        return Piece(lambda z: z**n, lambda z: n * z ** (n - 1), bend, start, end)
+
+    return [piece(1, -_INF, _INF)] if n % 2 == 0 else [piece(-1, -_INF, 0.0), piece(1, 0.0, _INF)]
+
+
+class _Power(Curve):
+    """z^n: monotone for odd n; for even n least at 0 and largest at an end."""
+
+    def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """From the ends and 0."""
+        n = int(alpha)
+        at = torch.stack([lower, upper]) ** n
+        low, high = at.amin(0), at.amax(0)
+        low, high = low - ELEMENTARY * low.abs() - TINY, high + ELEMENTARY * high.abs() + TINY
+        if n % 2 == 0:
+            low = torch.where((lower <= 0) & (upper >= 0), torch.zeros_like(low), low.clamp(min=0))
+        return low, high
+
+
+# waves -------------------------------------------------------------------------------------------------------------
+
+
+def _wave(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], shift: float) -> Curve:
+    """sin (shift 0) and cos (shift 1/2): inflections at (k + shift) pi; at most three are in an interval of 2 pi."""
+
+    def pieces(alpha: Any, lower: Tensor, upper: Tensor) -> list[Piece]:
+        """The half waves from the one before l on."""
+        first = torch.floor(lower / math.pi - shift)  # the half wave in which l lies, or the one beside it
+        found = []
+        for i in range(-1, 4):
+            start, end = ((first + (i + j) + shift) * math.pi for j in (0, 1))
+            # sin is concave from 2 k pi to (2 k + 1) pi, and cos = sin(. + pi / 2)
+            bend = 2 * torch.remainder(first + i + (1 if shift else 0), 2) - 1
+            found.append(Piece(value, slope, bend, start, end, ELEMENTARY, ELEMENTARY, ELEMENTARY, 1.0))
+        return found
+
+    return _Wave(lambda alpha, z: value(z), pieces, 0, -1.0, 1.0)
+
+
+class _Wave(Curve):
+    """An interval of a whole period, or far from 0, gets the range [-1, 1] and level lines."""
+
+    def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Over the pieces."""
+        near, low, high = _near(lower, upper)
+        least, greatest = super().range(alpha, low, high)
+        known = lower <= upper
+        return (
+            torch.where(near, least, torch.where(known, -1.0, torch.nan)),
+            torch.where(near, greatest, torch.where(known, 1.0, torch.nan)),
+        )
+
+    def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+        """Over the pieces."""
+        near, low, high = _near(lower, upper)
+        lines = super().lines(alpha, low, high, choice)
+        level, known = torch.zeros_like(lower), lower <= upper
+        return Lines(
+            torch.where(near, lines.lower_slope, level),
+            torch.where(near, lines.lower_intercept, torch.where(known, -1.0, -torch.inf)),
+            torch.where(near, lines.upper_slope, level),
+            torch.where(near, lines.upper_intercept, torch.where(known, 1.0, torch.inf)),
+        )
+
+
+def _near(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    near = (upper - lower < 2 * math.pi) & (lower > -_FAR) & (upper < _FAR)
+    return near, torch.where(near, lower, torch.zeros_like(lower)), torch.where(near, upper, torch.zeros_like(upper))
+
+
+class Sign:
+    """-1, 0 or 1. Across 0 a line through (0, -1) is below as long as it is at most -1 before and 1 at u."""
+
+    def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Monotone and exact."""
+        return _sign(lower), _sign(upper)
+
+    def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
+        """Slope between 0 and 2 / u below, 2 / -l above (1 / u and 1 / -l where the interval ends at 0)."""
+        at_lower, at_upper = _sign(lower), _sign(upper)
+        zero, fixed = torch.zeros_like(lower), at_lower == at_upper
+        # from (0, at_lower) to (u, at_upper), and from (0, at_upper) to (l, at_lower)
+        below = torch.where((upper > 0) & ~fixed, (at_upper - at_lower) / upper, zero)
+        above = torch.where((lower < 0) & ~fixed, (at_upper - at_lower) / -lower, zero)
+        # the other side of 0 wins where it is wider: a level line is better there
+        shares = (upper >= -lower).to(lower.dtype), (upper <= -lower).to(lower.dtype)
+        if choice is not None:
+            shares = choice[0].clamp(0, 1), choice[1].clamp(0, 1)
+        below, above = (
+            (s * share * (1 - 8 * UNIT)).nan_to_num(0.0, 0.0, 0.0)
+            for s, share in zip((below, above), shares, strict=True)
+        )
+        # slope * end is rounded up to 1 + 2 UNIT of what it should be: the intercept leaves room for that
+        return Lines(
+            below, torch.where(fixed, at_lower, down(at_lower)), above, torch.where(fixed, at_upper, up(at_upper))
+        )
+
+
+def _sign(z: Tensor) -> Tensor:
+    """The sign; torch's is 0 for an undefined number."""
+    return torch.where(z.isnan(), z, torch.sign(z))
+
+
+# the table ---------------------------------------------------------------------------------------------------------
+
+
+def _at_least_zero(lower: Tensor, upper: Tensor) -> Tensor:
+    return (lower >= 0) & (upper >= lower)
+
+
+def _positive(lower: Tensor, upper: Tensor) -> Tensor:
+    return (lower > 0) & (upper >= lower)
+
+
+def _away_from_zero(lower: Tensor, upper: Tensor) -> Tensor:
+    return ((lower > 0) | (upper < 0)) & (upper >= lower)
+
+
+def _curved(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], **errors: float) -> tuple[Piece, ...]:
+    """Convex below 0, concave above."""
+    return Piece(value, slope, 1, -_INF, 0.0, **errors), Piece(value, slope, -1, 0.0, _INF, **errors)
+
+
+CURVES: dict[str, Curve | Sign] = {
+    "abs": Curve(
+        FUNCTIONS["abs"],
+        _fixed(
+            Piece(lambda z: -z, lambda z: -_ones(z), 0, -_INF, 0.0, 0.0, 0.0),
+            Piece(_same, _ones, 0, 0.0, _INF, 0.0, 0.0),
+        ),
+        least=0.0,
+    ),
+    "clip": Curve(FUNCTIONS["clip"], _clip_pieces, rising=1),
+    "prelu": Curve(FUNCTIONS["prelu"], _prelu_pieces),
+    "hard_swish": Curve(
+        FUNCTIONS["hard_swish"],
+        _fixed(
+            Piece(_flat, _flat, 0, -_INF, -3.0),
+            Piece(lambda z: z * (z + 3) / 6, lambda z: (2 * z + 3) / 6, 1, -3.0, 3.0, absolute=1e-15,
+                  derivative_error=1e-15),
+            Piece(_same, _ones, 0, 3.0, _INF),
+        ),
+        least=-0.375,
+    ),
+    "elu": Curve(FUNCTIONS["elu"], _elu_pieces),
+    "softplus": Curve(
+        FUNCTIONS["softplus"],
+        _fixed(Piece(softplus, torch.sigmoid, 1, relative=4 * ELEMENTARY)), rising=1, least=0.0,
+    ),
+    "silu": Curve(
+        FUNCTIONS["silu"],
+        _fixed(*_gate(lambda z: z * torch.sigmoid(z), _silu_slope, _SILU)),
+        least=_SILU_LEAST - 1e-15,
+    ),
+    "gelu": Curve(FUNCTIONS["gelu"], _gelu_pieces),
+    "gelu_tanh": Curve(
+        FUNCTIONS["gelu_tanh"], _fixed(*_gate(gelu_tanh, _gelu_tanh_slope, _GELU_TANH)),
+        least=_GELU_TANH_LEAST - 1e-15,
+    ),
+    "erf": Curve(
+        FUNCTIONS["erf"],
+        _fixed(*_curved(torch.special.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-(z**2)),
+                        derivative_error=1e-15)),
+        rising=1, least=-1.0, greatest=1.0,
+    ),
+    "atan": Curve(
+        FUNCTIONS["atan"], _fixed(*_curved(torch.atan, lambda z: 1 / (1 + z**2))), rising=1,
+        least=-1.5707963267948968, greatest=1.5707963267948968,
+    ),
+    "softsign": Curve(
+        FUNCTIONS["softsign"],
+        _fixed(*_curved(lambda z: z / (1 + z.abs()), lambda z: 1 / (1 + z.abs()) ** 2)),
+        rising=1, least=-1.0, greatest=1.0,
+    ),
+    "exp": Curve(FUNCTIONS["exp"], _fixed(Piece(torch.exp, torch.exp, 1)), rising=1, least=0.0),
+    "log": Curve(
+        FUNCTIONS["log"], _fixed(Piece(torch.log, torch.reciprocal, -1, 0.0)), rising=1, defined=_positive
+    ),
+    "sqrt": Curve(
+        FUNCTIONS["sqrt"], _fixed(Piece(torch.sqrt, lambda z: 0.5 / torch.sqrt(z), -1, 0.0)), rising=1,
+        least=0.0, defined=_at_least_zero,
+    ),
+    "reciprocal": Curve(
+        FUNCTIONS["reciprocal"],
+        _fixed(
+            Piece(torch.reciprocal, lambda z: -(1 / z) / z, -1, -_INF, 0.0),
+            Piece(torch.reciprocal, lambda z: -(1 / z) / z, 1, 0.0, _INF),
+        ),
+        rising=-1, defined=_away_from_zero,
+    ),
+    "power": _Power(FUNCTIONS["power"], _power_pieces),
+    "sin": _wave(torch.sin, torch.cos, 0.0),
+    "cos": _wave(torch.cos, lambda z: -torch.sin(z), 0.5),
+    "sign": Sign(),
+}  # fmt: skip
+"""What alpha is for each of them: see `nodes.Activation`."""

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
-from bnn_vnnlib.bounds.curves import Piece
-from bnn_vnnlib.bounds.functions import CURVES
+from bnn_vnnlib.bounds.curves import CURVES, Piece
 from bnn_vnnlib.network.functions import FUNCTIONS
 from support import exact
 
