@@ -5,7 +5,7 @@ a node's inputs into those of its output. To serve another node type is to add a
 
 1. `weights`: boxes of weights, the second set beside the input box.
 2. `interval`: ranges of every node, forwards. `activations` says how an activation is bounded: by its monotone pieces,
-   or, for curves, by `curves` on the pieces that `functions` lists.
+   or, for curves, by `curves` on the pieces that are listed there.
 3. `walk` and `backward`: the state of a backward walk, and where it starts and ends; `linear`: its table, which yields
    linear functions of the input below rows over the outputs, with the planes around products and maxima.
 4. `engine`: the entrance. `Engine.rows` bounds rows over many boxes and weight settings.

@@ -2,7 +2,7 @@
 
 The slope is chosen first, by any heuristic; the intercept is then the exact extremum of f(z) - slope * z over [l, u],
 taken at the end points and at the critical points, and moved outward. A bad slope costs tightness, never soundness.
-Here are the kinked and the sigmoidal ones in closed form; `curves` has the general scheme, `functions` what it serves.
+Here are the kinked and the sigmoidal ones in closed form; `curves` has the general scheme, and what it serves.
 """
 
 from __future__ import annotations
