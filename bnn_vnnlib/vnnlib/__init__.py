@@ -11,8 +11,8 @@ from pathlib import Path
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.system.environment import plain_state
+from bnn_vnnlib.vnnlib.assemble import normalise
 from bnn_vnnlib.vnnlib.groups import match
-from bnn_vnnlib.vnnlib.normalise import normalise
 from bnn_vnnlib.vnnlib.parse import parse
 from bnn_vnnlib.vnnlib.read import looks_like_vnnlib, read_text
 from bnn_vnnlib.vnnlib.tree import Source
