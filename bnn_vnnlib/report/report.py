@@ -13,9 +13,8 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
-from bnn_vnnlib.report.columns import page_data
 from bnn_vnnlib.report.guarantee import CERTAIN
-from bnn_vnnlib.report.page import Table, check_libraries, render
+from bnn_vnnlib.report.page import Table, check_libraries, page_data, render
 from bnn_vnnlib.report.pairs import conflicts, instance_keys
 from bnn_vnnlib.report.pictures import Shape, pictures
 from bnn_vnnlib.report.source import Source, read_source

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.report import page as pages
-from bnn_vnnlib.report.columns import page_data
+from bnn_vnnlib.report.page import page_data
 from bnn_vnnlib.report.pictures import pictures
 from bnn_vnnlib.report.row import read_row
 from bnn_vnnlib.report.source import Run

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnn_vnnlib.printable import printable
-from bnn_vnnlib.report.columns import page_data
-from bnn_vnnlib.report.page import Table, latex, markdown
+from bnn_vnnlib.report.page import Table, latex, markdown, page_data
 from bnn_vnnlib.report.source import Run
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
 from bnn_vnnlib.result import Verdict
