@@ -17,9 +17,8 @@ from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import TanhRows, _relaxation, rows_over
 from bnn_vnnlib.methods.decision.regression.two_layers import curvature, interpolation_errors, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
-from bnn_vnnlib.methods.decision.softmax.noise import log_excess
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
+from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes, log_excess
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.problem.weight_sets import CentredUnion

@@ -42,8 +42,7 @@ from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.method import MAX_SPLIT_INPUTS, SPLIT
-from bnn_vnnlib.methods.decision.softmax.noise import log_excess
-from bnn_vnnlib.methods.decision.softmax.softmax import Classes, Pairs, classes
+from bnn_vnnlib.methods.decision.softmax.softmax import Classes, Pairs, classes, log_excess
 from bnn_vnnlib.methods.deterministic import decide
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.problem import weight_sets
