@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
-from bnn_vnnlib.methods.decision.softmax import powers
+from bnn_vnnlib.methods.decision.softmax import deep as powers
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
