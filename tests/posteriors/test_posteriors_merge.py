@@ -124,7 +124,7 @@ def test_nothing_to_merge(tmp_path: Path) -> None:
 def test_a_matrix_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = mlp()
     parts = read_parts(saved(proto, tmp_path / "b.onnx", samples(proto, ALL), "gaussian"))
-    monkeypatch.setattr("bnn_vnnlib.posteriors.blocks._LARGEST", 200)
+    monkeypatch.setattr("bnn_vnnlib.posteriors.blocks._MAX_MATRIX_ENTRIES", 200)
     with pytest.raises(OptionError, match="--form copies"):
         merge(parts, form="blocks")
 

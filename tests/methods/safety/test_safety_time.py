@@ -40,7 +40,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
     for name in (
-        "decision.by_weights", "decision.softmax.method", "decision.softmax.comparing", "decision.regression.medians",
+        "decision.by_weights", "decision.softmax.method", "decision.softmax.one_layer", "decision.regression.medians",
         "decision.regression.moments_deep", "decision.regression.two_layers", "safety.large_variance.one_layer",
         "safety.large_variance.pairs", "safety.large_variance.two_layers",
     ):  # fmt: skip
