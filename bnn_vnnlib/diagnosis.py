@@ -72,7 +72,7 @@ _DEVIATIONS = 2.0
 _BUDGET = 1e-3
 """Probability that a tail spends on ranges, as in the first thorough pass of a run."""
 
-_STEPS = np.concatenate([-np.exp2(np.arange(12, -9, -1.0)), [0.0], np.exp2(np.arange(-8, 13, 1.0))])
+_OFFSETS = np.concatenate([-np.exp2(np.arange(12, -9, -1.0)), [0.0], np.exp2(np.arange(-8, 13, 1.0))])
 """Where the tail of a row is looked at, from its bound on, in units of the mean network's distance to the bound."""
 
 
@@ -362,7 +362,7 @@ def _levels(
 
 
 def _quantiles(setting: Setting, posterior: Gaussian, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor | None:
-    """(N, R): the values that tails let the rows fall below with a probability of 1 - tau_safe; -inf beyond `_STEPS`.
+    """(N, R): the values that tails let the rows fall below with a probability of 1 - tau_safe; -inf beyond `_OFFSETS`.
 
     Interpolated, as if a tail were Gaussian between two thresholds.
     """
@@ -378,7 +378,7 @@ def _quantiles(setting: Setting, posterior: Gaussian, problem: Problem, lower: T
     distance = torch.where(real, (y[:, None] * rows.outputs).sum(-1) - rows.bound, 0.0)
     middle = rows.bound[real.expand(rows.bound.shape)].median()
     unit = (distance.abs().amax() + (rows.bound[real] - middle).abs().amax()).clamp(min=1e-6)
-    thresholds = middle + unit * torch.as_tensor(_STEPS, device=lower.device)
+    thresholds = middle + unit * torch.as_tensor(_OFFSETS, device=lower.device)
     budget = torch.full((1,), _BUDGET, dtype=torch.float64, device=lower.device)
     fails = engine.levels(means, noise, (lower, upper), rows.outputs, thresholds, budget)[0].cpu().numpy()
     goal = -ndtri(min(max(1 - setting.question.tau_safe, 1e-9), 0.5))
@@ -386,7 +386,7 @@ def _quantiles(setting: Setting, posterior: Gaussian, problem: Problem, lower: T
         z = np.clip(-ndtri(fails), -40.0, 40.0)  # falls from threshold to threshold
     held = np.cumprod(z >= goal, -1).astype(bool)
     last = held.sum(-1) - 1
-    at = np.clip(last, 0, len(_STEPS) - 2)[..., None]
+    at = np.clip(last, 0, len(_OFFSETS) - 2)[..., None]
     left, right = (np.take_along_axis(z, at + step, -1)[..., 0] for step in (0, 1))
     share = np.clip((left - goal) / np.maximum(left - right, 1e-12), 0.0, 1.0)
     points = thresholds.cpu().numpy()

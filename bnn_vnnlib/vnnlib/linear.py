@@ -1,7 +1,7 @@
 """Comparisons to linear constraints with coefficients that float64 holds exactly.
 
 1. `bracket_literals`: the float64 numbers next to each of many decimal numbers, all at once, exactly as
-   `literals.bracket_literal` gives them.
+   `tree.bracket_literal` gives them.
 2. `Comparisons`: one comparison to linear constraints.
 """
 

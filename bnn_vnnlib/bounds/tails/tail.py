@@ -15,7 +15,7 @@ mean (Kwapien, A remark on the median and the expectation of convex functions of
 No independence between layers is used: a weight that enters at several places makes F no less concave, and its uses
 add up in g_k and r_k (here bounded by the triangle inequality over nodes, and by the multiplicity within one).
 
-The order of what follows is that of the claims (`plan.stages`). A stage is the noise of all nodes behind one claim, or
+The order of what follows is that of the claims (`run.stages`). A stage is the noise of all nodes behind one claim, or
 of those behind the rows themselves, which comes last; `earlier` always means earlier stages. The order of the nodes
 would not do. Let a claim be z = u + v with u a map of a skip connection: u may come before other claims among the
 nodes, but its noise is part of what z has of its own, and what is said of z given the earlier weights leaves u open.
