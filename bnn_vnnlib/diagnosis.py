@@ -44,8 +44,9 @@ from bnn_vnnlib.system.clock import Deadline, for_diagnosis
 _LEAST = 0.025
 """Seconds that the diagnosis of a shorter run may take (`clock.for_diagnosis`)."""
 
-_NETWORKS, _FEW, _BATCH = 64, 4, 32
-"""Networks that are attacked, at most: in all, in the first batch, which tells what they take, and in later ones."""
+_NETWORKS, _FEW, _WORK = 64, 4, 2**21
+"""Networks that are attacked: at most, and at first. The first batch tells what more of them take; it has more than
+four where together they are little work (weights times input sets), which takes about 0.1 s at most."""
 
 _MEAN, _MEMORY = 32, 2**24
 """Networks whose mean or median stands for the decision in the attack, as long as they have no more weights in all."""
@@ -62,9 +63,9 @@ _SHORTEST = 0.1
 _TELLING = 0.5
 """A smaller tau_safe is suggested where at least this is proved: it says little below."""
 
-_LONGER, _MINUTE, _START = 4, 60.0, 10.0
-"""The time limit that is suggested where more time is: so many times the seconds used, and at least so many; and what
-any suggested command gets at least, because a limit counts from the start of the program."""
+_LONGER, _MINUTE = 4, 60.0
+"""The time limit that is suggested where more time is: so many times the seconds used. Any suggested command gets a
+minute at least, because a limit counts from the start of the program, which takes ten seconds on a busy machine."""
 
 _DEVIATIONS = 2.0
 """Half-width in standard deviations of the box of weights that losses are compared in, where tails do not serve."""
@@ -90,7 +91,9 @@ def diagnose(
     """
     begun = time.monotonic()
     budget = max(for_diagnosis(spent), _LEAST)
-    first, second, third = (_until(setting, Deadline(begun + part * budget)) for part in (0.3, 0.5, 0.8))
+    boxes = 0.3 * budget >= _SHORTEST * len(_WIDTHS).bit_length()  # there is time to try smaller ones
+    parts = 0.3, 0.5 if boxes else 0.8, 0.8
+    first, second, third = (_until(setting, Deadline(begun + part * budget)) for part in parts)
     problem = _nearest(setting, from_property(property, setting.device))
     seen = _attacked(first, property, problem)
     cause, why = _cause(setting, result, seen)
@@ -142,13 +145,13 @@ class _Seen:
 
 
 def _attacked(setting: Setting, property: Property, problem: Problem) -> _Seen:
-    """Attack networks, at first a few, then twice as many as long as time suffices."""
+    """Attack networks: all of them or, where that is much work, a few, and twice as many as long as time suffices."""
     network, generator = setting.bounds.engine.network, torch.Generator().manual_seed(setting.options.seed)
     steps = 20 if bool((problem.lower < problem.upper).any()) else 0  # there is nothing to search at points
     how = Attack(steps=steps, restarts=2, seed=setting.options.seed, deadline=setting.deadline)
     total, most, few = _networks(setting)
     found, weights = list[Tensor](), list[Tensor]()
-    made, count, together = 0, min(_FEW, total, most), setting.query is Query.DECISION
+    made, count, together = 0, min(total, most, _at_first(network, problem)), setting.query is Query.DECISION
     while count:
         begun = time.monotonic()
         if together:  # the networks are attacked by their mean or median: the largest batch counts alone
@@ -172,6 +175,13 @@ def _attacked(setting: Setting, property: Property, problem: Problem) -> _Seen:
     return _Seen(made, share, float(least.min()), item, tuple(property.rows.owner[rows[:1]].tolist()))
 
 
+def _at_first(network: Network, problem: Problem) -> int:
+    """How many networks are attacked in the first batch."""
+    places = network.signature.input_size if any(isinstance(node, Conv) for node in network.nodes) else 1
+    one = places * len(problem) * sum(tensor.size for tensor in network.tensors.values())
+    return max(_FEW, _WORK // max(1, one))
+
+
 def _aim(setting: Setting) -> attack.Aim:
     if setting.query is not Query.DECISION:
         return "each"
@@ -185,10 +195,10 @@ def _networks(setting: Setting) -> tuple[int, int, bool]:
     posterior, tensors = setting.posterior, setting.bounds.engine.network.tensors
     most = max(1, _MEMORY // max(1, sum(tensors[name].size for name in names_of(posterior))))
     if setting.query is Query.DECISION:
-        return min(_MEAN, most), min(_MEAN, most), False
+        return min(_MEAN, most), most, False
     if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= _NETWORKS:
-        return len(posterior.probabilities), min(_BATCH, most), True
-    return _NETWORKS, min(_BATCH, most), False
+        return len(posterior.probabilities), most, True
+    return _NETWORKS, most, False
 
 
 def _drawn(setting: Setting, part: slice, few: bool, generator: torch.Generator) -> tuple[Params, Tensor]:
@@ -227,8 +237,10 @@ def _scale(outputs: Tensor) -> Tensor:
 def _cause(setting: Setting, result: Result, seen: _Seen) -> tuple[str, str]:
     """In a word, and in a sentence."""
     question, drawn = setting.question, f"{seen.drawn} drawn networks"
-    if result.between:
-        return "between", "P_safe is proved to lie between the thresholds, so that neither verdict applies"
+    if result.between and result.p_safe is not None:
+        where = _interval(result.p_safe.lower, result.p_safe.upper)
+        thresholds = f"tau_unsafe = {result.tau_unsafe:g} and tau_safe = {result.tau_safe:g}"
+        return "between", f"P_safe is proved to lie in {where}, between {thresholds}, so that neither verdict applies"
     if setting.query is Query.DETERMINISTIC:
         if seen.margin > 0:
             return "weak bound", f"an attack found no violation; the nearest one was {seen.margin:.3g} away"
@@ -244,12 +256,13 @@ def _cause(setting: Setting, result: Result, seen: _Seen) -> tuple[str, str]:
     lower, safe = 0.0 if result.p_safe is None else result.p_safe.lower, 1 - seen.broken
     if isinstance(setting.posterior, WeightSamples) and seen.drawn == len(setting.posterior.probabilities):
         drawn = f"{seen.drawn} weight samples"
+    proved = f"only P_safe >= {_down(lower)} is proved" if lower >= 0.001 else "nothing of use about P_safe is proved"
     if seen.broken == 0:
-        return "weak bound", f"an attack broke none of {drawn}, but only P_safe >= {_down(lower)} is proved"
+        return "weak bound", f"an attack broke none of {drawn}, but {proved}"
     said = f"an attack broke {100 * seen.broken:.0f} % of {drawn}: P_safe is at most about {safe:.2g} (an estimate)"
     if safe < question.tau_safe:
         return "weak network", f"{said}, less than tau_safe = {question.tau_safe:g}"
-    return "weak bound", f"{said}, but only P_safe >= {_down(lower)} is proved"
+    return "weak bound", f"{said}, but {proved}"
 
 
 def _down(value: float, digits: int = 3) -> str:
@@ -474,7 +487,7 @@ def _next(
         )
         advice, decides = f"unsat {what}, the largest share of {', '.join(f'{w:g}' for w in _WIDTHS)} tried", True
     elif limit != "methods":
-        advice = "more time: the bounds were still improving" if gained > 0 else "more time"
+        advice = f"more time: {'the bounds were still improving' if gained > 0 else 'no other step is known to help'}"
         changes, decides = longer, False
     elif tau >= _TELLING:
         changes, advice, decides = below, f"unsat for a tau_safe of {tau:g}, which is proved already", True
@@ -488,7 +501,7 @@ def _command(
 ) -> tuple[str, ...]:
     """The run's own options, some of them changed; None leaves one out."""
     options: dict[str, object] = {**setting.options.given, "query": setting.query}
-    options |= {"timeout": None if timeout is None else f"{max(timeout, _START):g}"}
+    options |= {"timeout": None if timeout is None else f"{max(timeout, _MINUTE):g}"}
     options |= {"shrink": property.width if property.width < 1 else None, **changes}
     given = [
         f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"

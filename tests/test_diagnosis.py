@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import Result as Run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -126,6 +126,24 @@ def test_a_network_that_attacks_break_at_a_known_rate(tmp_path, patient, bound):
     assert "estimate" in seen.why
     assert "(case 1 of 1)" in seen.rows[0]
     assert seen.lines[1].startswith("violated: ")
+
+
+@pytest.mark.parametrize(("widths", "batches"), [((1, 8, 1), [64]), ((1, 400, 400, 1), [12, 24, 28])])
+def test_networks_that_are_little_work_are_attacked_at_once(tmp_path, patient, monkeypatch, widths, batches):
+    """2^21 weights at first: 64 networks of 25, or 12 of 161,601; then twice as many at a time."""
+    seen, run = [], diagnosis.attack.run
+
+    def counted(network, problem, params, *args):
+        if params:
+            seen.append(len(params["W0"]))
+        return run(network, problem, params, *args)
+
+    net = deep(None, widths=widths)
+    prop = read_property(text(tmp_path, [(0.5, 0.5)], 1, away(net, 9.0)), net.network.signature)
+    monkeypatch.setattr(diagnosis.attack, "run", counted)
+    found = verify(net, prop, timeout=0.0)
+    assert found.diagnosis.drawn == 64
+    assert seen[-len(batches) :] == batches
 
 
 def test_the_attack_moves_the_input(tmp_path, patient):
@@ -292,6 +310,7 @@ def test_between_the_thresholds(tmp_path, patient):
     """P_safe = 0.7257 is proved to lie between 0.5 and 0.9: lower thresholds decide, and nothing limits."""
     seen = asked(line(), text(tmp_path, [(1, 1)], 1, "(<= Y_0 0.4)"), tau_safe=0.9, tau_unsafe=0.5)
     assert (seen.cause, seen.limit, seen.limited_by, seen.smaller) == ("between", None, None, None)
+    assert "[0.725, 0.726], between tau_unsafe = 0.5 and tau_safe = 0.9" in seen.why
     assert "--tau-safe=0.725" in seen.command
     assert seen.decides
 
@@ -311,6 +330,15 @@ def test_boxes_that_were_chosen_are_not_the_best(tmp_path, patient, options):
     seen = asked(line(), prop, **options)
     assert not any(word.startswith(("--boxes", "--margin", "--num")) for word in seen.command)
     assert again(seen.with_files(prop, tmp_path / "m.onnx")).stdout == "unsat\n"
+
+
+def test_a_suggested_command_has_time_to_start(tmp_path, patient):
+    """A limit of 5 s may be over before the command is loaded; without one there is still none."""
+    prop = text(tmp_path, [(1, 1)], 1, "(<= Y_0 -2.5)")
+    for timeout, limited in ((5.0, True), (None, False)):
+        seen = asked(line(), prop, method="interval", tau_safe=0.9996, timeout=timeout)
+        assert ("--timeout=60" in seen.command) is limited
+        assert any(word.startswith("--timeout") for word in seen.command) is limited
 
 
 def test_methods_that_came_to_their_end(tmp_path, patient):
@@ -397,7 +425,7 @@ def test_a_verdict_needs_no_diagnosis(tmp_path):
 
 
 def test_the_diagnosis_takes_a_twentieth_of_the_run(tmp_path, monkeypatch):
-    """In processor time, which other processes do not use up; the limit of wall time is kept alike."""
+    """By a clock of processor time, which other processes do not use up; with it the limit is kept."""
     spent = []
 
     def measured(*args):
@@ -408,13 +436,15 @@ def test_the_diagnosis_takes_a_twentieth_of_the_run(tmp_path, monkeypatch):
 
     diagnose = diagnosis.diagnose
     monkeypatch.setattr(diagnosis, "diagnose", measured)
+    monkeypatch.setattr(time, "monotonic", time.process_time)
     net = deep(0, widths=(8, 24, 24, 24, 4))
     prop = read_property(text(tmp_path, [(0.2, 0.8)] * 8, 4, away(net, 2.0)))
-    begun, clock = time.process_time(), time.monotonic()
+    begun = time.process_time()
     found = verify(net, prop, timeout=8.0)
+    taken = time.process_time() - begun
     assert found.verdict == "timeout"
-    assert time.monotonic() - clock < 8.0
-    assert spent[0] < 0.05 * (time.process_time() - begun) + 0.1
+    assert taken < 8.0
+    assert spent[0] < 0.05 * taken
 
 
 def test_the_record_and_standard_error_say_it(tmp_path):
@@ -444,6 +474,7 @@ def test_a_run_sums_causes_up():
 ENDS = st.floats(-1e300, 1e300) | st.sampled_from([0.0, 5e-324, -5e-324, 1.7e308, -1.7e308])
 
 
+@settings(deadline=None)
 @given(ENDS, ENDS, st.floats(0, 1))
 def test_shrunk_boxes_lie_in_the_old_ones_around_their_centre(one, other, width):
     low, high = min(one, other), max(one, other)
