@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
-from bnn_vnnlib.methods.decision.softmax import deep as powers
+from bnn_vnnlib.methods.decision.softmax import deep
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
@@ -79,7 +79,7 @@ def test_planes_without_a_bound_are_infinite():
     assert (plane.constant == inf).all()
 
 
-@given(st.sampled_from(powers.BELOW), st.floats(1e-9, 1e6))
+@given(st.sampled_from(deep.BELOW), st.floats(1e-9, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_tangents_of_powers_are_below(power, at):
     """1 / (1 + S) >= a - b S^lam for every S >= 0."""
@@ -87,7 +87,7 @@ def test_tangents_of_powers_are_below(power, at):
     size = len(s)
     total = Lines(-torch.as_tensor(s**power)[:, None, None], torch.zeros(size, 1, 1, 1, dtype=torch.float64))
     point = torch.full_like(total.value, at)
-    found = powers._tangent(total, point, number([power]), torch.zeros(size, 1, dtype=torch.float64), 0.0)
+    found = deep._tangent(total, point, number([power]), torch.zeros(size, 1, dtype=torch.float64), 0.0)
     assert (found.value[:, 0, 0].numpy() <= 1 / (1 + s)).all()
     touch = max(at ** (1 / power), (1 - power) / power)
     value = found.value[np.argmin(np.abs(s - touch)), 0, 0]
@@ -98,11 +98,11 @@ def test_the_event_is_paid_for():
     """Off G anything may happen: D = 1 - delta with S = 0 on G, and D = delta with a vanishing softmax on G."""
     delta, radius = 0.1, torch.zeros(1, 1, dtype=torch.float64)
     slope = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-    for power in powers.BELOW:
+    for power in deep.BELOW:
         nothing = Lines(number([[[0.0]]]), slope)
-        below = powers._tangent(nothing, number([[[1e-300]]]), number([power]), radius, delta).value.item()
+        below = deep._tangent(nothing, number([[[1e-300]]]), number([power]), radius, delta).value.item()
         assert 0.5 * (1 - delta) < below <= 1 - delta
-    above, most = powers._above(Lines(number([[[50.0]]]), slope), radius, delta)
+    above, most = deep._above(Lines(number([[[50.0]]]), slope), radius, delta)
     assert delta <= most.item() <= delta + 1e-9
     assert -above.value.item() >= delta
 
