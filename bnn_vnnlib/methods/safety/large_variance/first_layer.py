@@ -1,4 +1,8 @@
-"""The first hidden layer around a point x*, and rows over what it changes by within a box.
+"""The first hidden layer of a network: at one point, and around it within a box.
+
+1. At one point. Independent h_k = relu(z_k), z_k ~ N(m_k, s_k^2), and exponential moments.
+
+2. The first hidden layer around a point x*, and rows over what it changes by within a box.
 
 Let x = x* + delta, low <= delta <= high (low <= 0 <= high), z_k = V_k x* + b_k ~ N(m_k, s_k^2) and g_k(x) = relu(z_k +
 V_k . delta) - relu(z_k). Fix thresholds theta_k >= 0 and let a_k = 1[z_k > theta_k].
@@ -26,14 +30,102 @@ A further part e_k of w_k with |e_k| <= extra_k changes the kinks by at most ext
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy import special
+from torch import Tensor
 
+from bnn_vnnlib.bounds.dense.hidden import Hidden
 from bnn_vnnlib.gaussian.half_line import UP, Floats, density, mean_relu
+from bnn_vnnlib.gaussian.relu import SAFE, log_moment, log_moment_below, relu_mean, relu_square
 from bnn_vnnlib.network.dense_chain import DenseLayer
-from bnn_vnnlib.rounding import gamma
+from bnn_vnnlib.rounding import UNIT, gamma
+
+SEGMENTS, RATIO = 12, 1.2
+"""Parts of [0, near], each so many times as long as the next."""
+
+SERIES_FROM = 30.0
+"""Deviations beyond which a Gaussian tail is summed as a series: five terms leave 2e-11."""
+
+MIN_ARGUMENT = 0.02
+"""y over one by s, at least, where variances are bounded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """m, s : (P, 1, H); blur : (P,) bound on the total variation to the law at any x of the boxes (nearly points)."""
+
+    m: Tensor
+    s: Tensor
+    blur: Tensor
+
+    def pick(self, some: Tensor) -> Law:
+        """At some points."""
+        return Law(self.m[some], self.s[some], self.blur[some])
+
+    def above(self, alpha: Tensor, beta: Tensor) -> Tensor:
+        """log E exp(alpha h + beta h^2) for alpha, beta (P, R, H) of any sign, rounded up."""
+        return log_moment(alpha, beta, self.m, self.s)
+
+    def tilted_mean(self, alpha: Tensor, beta: Tensor) -> Tensor:
+        """The mean of h under the density e^{alpha h + beta h^2}, not rounded: up to 1e-10 of itself and of s."""
+        m, s = self.m, self.s
+        c = (1 - 2 * beta * s**2).clamp(min=SAFE)
+        mean, dev = (m + alpha * s**2) / c, s / torch.sqrt(c)
+        top = (beta * m**2 + alpha * m + alpha**2 * s**2 / 2) / c - torch.log(c) / 2
+        on = top + torch.special.log_ndtr(mean / dev)
+        logs = torch.logaddexp(torch.special.log_ndtr(-m / s), on)
+        ratio = (mean / dev).clamp(min=-SERIES_FROM)
+        near = mean + dev * torch.exp(-(ratio**2) / 2 - torch.special.log_ndtr(ratio)) / math.sqrt(2 * math.pi)
+        far = (mean / dev).clamp(max=-SERIES_FROM)  # the mean of the part above 0 of a Gaussian far below it
+        series = -(1 - (2 - (10 - (74 - 706 / far**2) / far**2) / far**2) / far**2) / far
+        inner = torch.where(mean < -SERIES_FROM * dev, dev * series, near.clamp(min=0.0))
+        return torch.exp(on - logs) * inner
+
+    def proxy(self, alpha: Tensor, beta: Tensor, near: Tensor) -> Tensor:
+        """u with E e^{y (h - mean)} <= e^{u y^2 / 2} for |y| <= near under the tilted law; infinite if none is known.
+
+        g(y) = log E e^{y (h - mean)} is convex with its minimum 0 at 0, so that 2 g(y) / y^2 <= 2 g(b) / a^2 for y in
+        [a, b]; near 0, (e^{g(y)} - 1) / y^2 is convex in y (see `chaos`), and so largest at an end.
+        """
+        near = torch.maximum(near, MIN_ARGUMENT / self.s)
+        mean, base = self.tilted_mean(alpha, beta), log_moment_below(alpha, beta, self.m, self.s)
+
+        def log(y: Tensor) -> Tensor:
+            value = self.above(alpha + y, beta) - base
+            value = value - y * mean + 4 * UNIT * value.abs() + 1e-10 * ((y * mean).abs() + y.abs() * self.s)
+            return value.clamp(min=0.0).nan_to_num(torch.inf, torch.inf)
+
+        found = torch.zeros_like(near)
+        for sign in (1, -1):
+            end, parts = near, torch.zeros_like(near)
+            best = torch.full_like(near, torch.inf)
+            for _ in range(SEGMENTS):
+                high = log(sign * end)
+                best = torch.minimum(best, torch.maximum(parts, 2 * torch.expm1(high.clamp(max=600.0)) / end**2))
+                best = torch.where(high < 600.0, best, torch.inf)
+                start = torch.maximum(end / RATIO, MIN_ARGUMENT / self.s)
+                parts, end = torch.maximum(parts, 2 * high / start**2), start
+            found = torch.maximum(found, best)
+        return found
+
+    def plain(self) -> tuple[Tensor, Tensor, Tensor]:
+        """E h, E h^2 and the deviation of h (at least a part of s), not rounded."""
+        m, s = self.m, self.s
+        mean = relu_mean(m, s)
+        second = relu_square(m, s)
+        return mean, second, torch.sqrt((second - mean**2).clamp(min=0.0)) + 1e-3 * s
+
+
+def law_of(first: Hidden) -> Law:
+    """Of boxes of size nearly zero."""
+    relative = gamma(8) + (first.high - first.low) / first.least + (first.most / first.least) ** 2 - 1
+    blur = relative.sum(-1).nan_to_num(1.0, 1.0)
+    return Law(((first.low + first.high) / 2)[:, None], first.most[:, None], blur)
+
 
 ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `FirstLayer.served`."""
@@ -56,10 +148,10 @@ CELLS = 6
 LEAST_C = 0.05
 """c, at least."""
 
-LARGEST = 1e100
+MAX_VARIANCE = 1e100
 """Variances are below."""
 
-FAR = 300.0
+MAX_EXPONENT = 300.0
 """Exponents above are taken as infinite."""
 
 
@@ -107,7 +199,7 @@ def first_layer(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) 
     off = gamma(point.shape[1] + 16)
     low, high = np.minimum(lower - point, 0.0) * UP, np.maximum(upper - point, 0.0) * UP
     # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
-    known = np.isfinite(square).all(1) & bool((variance < LARGEST).all())
+    known = np.isfinite(square).all(1) & bool((variance < MAX_VARIANCE).all())
     served = known & (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
     return FirstLayer(point, low, high, m, s, mean, variance, served)
 
@@ -182,8 +274,10 @@ def cost(mass: Floats, fall: Floats, rise: Floats, rows: Rows, log_share: float)
     for rate in [*rates, *(times * STEEPEST / largest for times in RARE_RATES)]:
         kappa = rate[..., None, None]
         both = _half_moment(kappa * fall, rows.mean, dev) + _half_moment(kappa * rise, -rows.mean, dev) - 1
-        grown = np.maximum(both * (1 + 1e-12) + 1e-14, 1.0) * np.exp(np.minimum(kappa * extra, FAR)) * (1 + 1e-12)
-        over = np.where(kappa * extra < FAR, grown - 1, np.inf)
+        grown = (
+            np.maximum(both * (1 + 1e-12) + 1e-14, 1.0) * np.exp(np.minimum(kappa * extra, MAX_EXPONENT)) * (1 + 1e-12)
+        )
+        over = np.where(kappa * extra < MAX_EXPONENT, grown - 1, np.inf)
         total = np.log1p((mass * over).sum(3) * (1 + 1e-9)).sum(2)
         found = np.fmin(found, (total * (1 + 1e-9) - log_share) / rate * UP)
     return np.where(np.isnan(found), np.inf, found)
@@ -193,8 +287,8 @@ def _half_moment(kappa: Floats, mean: Floats, dev: Floats) -> Floats:
     """E e^{kappa w^+}, w ~ N(mean, dev^2); infinite where it is too large."""
     mean, dev = mean[..., None], dev[..., None]
     top = kappa * mean + (kappa * dev) ** 2 / 2
-    active = np.exp(np.minimum(top, FAR)) * special.ndtr(mean / dev + kappa * dev)
-    return np.where(top < FAR, active + special.ndtr(-mean / dev), np.inf)
+    active = np.exp(np.minimum(top, MAX_EXPONENT)) * special.ndtr(mean / dev + kappa * dev)
+    return np.where(top < MAX_EXPONENT, active + special.ndtr(-mean / dev), np.inf)
 
 
 def _cells(layer: FirstLayer, theta: Floats, up: Floats, down: Floats) -> tuple[Floats, Floats, Floats]:

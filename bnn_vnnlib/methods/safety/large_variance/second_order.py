@@ -43,7 +43,7 @@ from bnn_vnnlib.bounds.dense.exponents import Typical, typical
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.gaussian.relu import Rectangle
-from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, LEVELS, NODES, PAID, Parabola, parabolas
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
@@ -59,8 +59,8 @@ STEPS = 3
 SOLVED = 1e-10
 """Backward error of eigenvalues, relative to the trace."""
 
-LARGEST = 0.98
-"""Largest eigenvalue that is served."""
+MAX_EIGENVALUE = 0.98
+"""Of eigenvalues that are served: beyond, the Gaussian mean of the quadratic form is next to infinite."""
 
 
 def first_moments(dense: DenseLayer, law: Law, found: Parabola, spent: float, *, bent: bool) -> Tensor:
@@ -114,11 +114,13 @@ def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tens
     largest = values.amax(-1)
     gap = law.tilted_mean(alpha, beta) - center
     pulled = torch.einsum("prk,prkl,prl->pr", gap, form, gap).clamp(min=0.0) * (1 + 1e-6) + 1e-9 * trace
-    second = -torch.log1p(-values.clamp(max=LARGEST)).sum(-1) / 2 + pulled / (2 * (1 - largest.clamp(max=LARGEST)))
+    second = -torch.log1p(-values.clamp(max=MAX_EIGENVALUE)).sum(-1) / 2 + pulled / (
+        2 * (1 - largest.clamp(max=MAX_EIGENVALUE))
+    )
     escaped = 2 * form.shape[-1] * float(cdf(torch.tensor(-REACH, dtype=torch.float64))) * (1 + 1e-9)
     rounded = 1e-9 * (reach * law.s).sum(-1)  # y times what the tilted means are off by
     total = second * (1 + 1e-9) - math.log1p(-escaped) + rounded
-    return torch.where(usable & (largest < LARGEST), total, torch.inf)
+    return torch.where(usable & (largest < MAX_EIGENVALUE), total, torch.inf)
 
 
 def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:

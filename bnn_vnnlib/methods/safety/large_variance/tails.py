@@ -71,14 +71,14 @@ def far_below(terms: Terms, target: Floats, spread: Floats) -> Floats:
         swing = np.where(positive, swing, np.logaddexp(swing, np.log(np.maximum(more, 1e-300))))
         swing = np.where(~positive & (pull < lam * far), np.inf, swing)
         each = swing + np.maximum(lam * (drift + k * far**2), 0.0) + np.log(mass)
-        total = special.logsumexp(each, -1).sum(1) + _bias(terms, -rate / spread)
+        total = special.logsumexp(each, -1).sum(1) + _log_bias_moment(terms, -rate / spread)
         total = total + terms.more.log_moment(rate / spread)
         total = total + rate / spread * (lines.constant + target) + 1e-9 * (1 + np.abs(total))
         best = np.minimum(best, total)
     return np.exp(best) * UP
 
 
-def _bias(terms: Terms, rate: Floats) -> Floats:
+def _log_bias_moment(terms: Terms, rate: Floats) -> Floats:
     """log E e^{rate (B - |B| share)} from above: |B| share only scales B by 1 +- share."""
     mean, dev, share = terms.weights.bias, terms.weights.bias_dev, terms.layer.share
     ends = [rate * side * mean + (rate * side * dev) ** 2 / 2 for side in (1 - share, 1 + share)]

@@ -14,7 +14,7 @@ from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance import moments, second_order
-from bnn_vnnlib.methods.safety.large_variance.law import Law, law_of
+from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
 from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, parabolas
 from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints
