@@ -19,7 +19,7 @@ from scipy import special
 
 from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.gaussian.half_line import PAID, Floats
-from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer

@@ -10,8 +10,7 @@ from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import PAID, UP, Floats
 from bnn_vnnlib.methods.safety.large_variance.inversion import below
-from bnn_vnnlib.methods.safety.large_variance.lines import RATES, Lines, lines
-from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, RATES, Lines, Neurons, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights, no_sides
 from bnn_vnnlib.methods.safety.large_variance.transforms import terms
 from bnn_vnnlib.methods.safety.large_variance.variation import SPENT, Chaos, chaos

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from bnn_vnnlib.gaussian.half_line import DOWN, PAID, TERM, UP, Complexes, Floats, density, half_line, mean_relu
 from bnn_vnnlib.gaussian.relu import log_moment
-from bnn_vnnlib.methods.safety.large_variance.neurons import Inputs, inputs
+from bnn_vnnlib.methods.safety.large_variance.lines import Inputs, inputs
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.system.clock import Deadline

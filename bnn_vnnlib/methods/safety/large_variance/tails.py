@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import UP, Floats, log_half_line
-from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES
+from bnn_vnnlib.methods.safety.large_variance.lines import SHARES
 from bnn_vnnlib.methods.safety.large_variance.transforms import CUT, Terms
 
 CELLS = 28

@@ -21,8 +21,7 @@ import numpy as np
 from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import TERM, UP, Complexes, Floats, density, log_half_line
-from bnn_vnnlib.methods.safety.large_variance.lines import Lines
-from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, Neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, Lines, Neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, no_sides
 
 CUT = 6.0

@@ -85,8 +85,7 @@ from scipy import special
 from bnn_vnnlib.gaussian.half_line import UP, Floats, mean_relu
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, cost, kinks, slopes
-from bnn_vnnlib.methods.safety.large_variance.lines import Lines, halves
-from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import Lines, Neurons, halves
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import gamma

@@ -16,8 +16,7 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.half_line import log_half_line, mean_abs
 from bnn_vnnlib.methods.safety.large_variance import transforms
 from bnn_vnnlib.methods.safety.large_variance.inversion import _bias, below
-from bnn_vnnlib.methods.safety.large_variance.lines import Lines, _ramp_mean, lines
-from bnn_vnnlib.methods.safety.large_variance.neurons import LEVELS, Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons, _ramp_mean, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below

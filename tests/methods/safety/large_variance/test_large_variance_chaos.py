@@ -8,8 +8,7 @@ import torch
 from scipy import special
 
 from bnn_vnnlib.methods.safety.large_variance import variation as module
-from bnn_vnnlib.methods.safety.large_variance.lines import lines
-from bnn_vnnlib.methods.safety.large_variance.neurons import neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
 from bnn_vnnlib.methods.safety.large_variance.variation import SPENT, Chaos, chaos
 from bnn_vnnlib.network.dense_chain import DenseLayer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bnn_vnnlib.methods.safety.large_variance import composed, two_layers
-from bnn_vnnlib.methods.safety.large_variance.neurons import Neurons, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, bounded, lowest
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer

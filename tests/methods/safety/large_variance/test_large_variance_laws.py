@@ -9,8 +9,7 @@ from scipy import special
 
 from bnn_vnnlib.methods.safety.large_variance import inversion, transforms
 from bnn_vnnlib.methods.safety.large_variance.inversion import below
-from bnn_vnnlib.methods.safety.large_variance.lines import lines
-from bnn_vnnlib.methods.safety.large_variance.neurons import SHARES, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
 from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
 from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, terms

@@ -12,7 +12,7 @@ import torch
 from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import mean_abs
-from bnn_vnnlib.methods.safety.large_variance.neurons import BEYOND, LEVELS, SHARES, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, LEVELS, SHARES, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
 from bnn_vnnlib.methods.safety.large_variance.variation import SPENT
