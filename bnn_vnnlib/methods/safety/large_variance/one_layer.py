@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from bnn_vnnlib.gaussian.half_line import PAID, UP, Floats
-from bnn_vnnlib.methods.safety.large_variance.inversion import below
+from bnn_vnnlib.methods.safety.large_variance.inversion import below, terms
 from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, RATES, Lines, Neurons, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights, no_sides
-from bnn_vnnlib.methods.safety.large_variance.transforms import terms
 from bnn_vnnlib.methods.safety.large_variance.variation import SPENT, Chaos, chaos
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline

@@ -14,13 +14,11 @@ from scipy import special, stats
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.half_line import log_half_line, mean_abs
-from bnn_vnnlib.methods.safety.large_variance import transforms
-from bnn_vnnlib.methods.safety.large_variance.inversion import _bias, below
+from bnn_vnnlib.methods.safety.large_variance import inversion as transforms
+from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, _bias, below, envelope, far_below, spread, terms
 from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons, _ramp_mean, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
-from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
-from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, spread, terms
 from bnn_vnnlib.methods.safety.large_variance.variation import _local, chaos
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer

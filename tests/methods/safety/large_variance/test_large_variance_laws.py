@@ -7,12 +7,11 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance import inversion, transforms
-from bnn_vnnlib.methods.safety.large_variance.inversion import below
+from bnn_vnnlib.methods.safety.large_variance import inversion
+from bnn_vnnlib.methods.safety.large_variance import inversion as transforms
+from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, below, envelope, far_below, terms
 from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
-from bnn_vnnlib.methods.safety.large_variance.tails import envelope, far_below
-from bnn_vnnlib.methods.safety.large_variance.transforms import Terms, terms
 from bnn_vnnlib.network.dense_chain import DenseLayer
 
 GAUSS = np.polynomial.legendre.leggauss(60)
