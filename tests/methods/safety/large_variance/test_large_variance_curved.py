@@ -12,8 +12,15 @@ from scipy import stats
 from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import second_order
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Law
-from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, Parabola, parabolas
-from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints, at_points, first_moments, least_variance
+from bnn_vnnlib.methods.safety.large_variance.second_order import (
+    BENDS,
+    AtPoints,
+    Parabola,
+    at_points,
+    first_moments,
+    least_variance,
+    parabolas,
+)
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from support.large_variance import dense, sampled

@@ -16,8 +16,7 @@ from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance import moments, second_order
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
 from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
-from bnn_vnnlib.methods.safety.large_variance.parabolas import BENDS, parabolas
-from bnn_vnnlib.methods.safety.large_variance.second_order import AtPoints
+from bnn_vnnlib.methods.safety.large_variance.second_order import BENDS, AtPoints, parabolas
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 from support.large_variance import dense, sampled
