@@ -431,7 +431,7 @@ FINAL = 9.0
 
 LOST = 5e-9
 """Mass of the law that is left out or counted wrongly (D_j and zeta_j beyond their nodes), below 4e-9 a neuron; see
-`transforms`.
+section 1.
 """
 
 

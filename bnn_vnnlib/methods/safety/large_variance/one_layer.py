@@ -21,7 +21,7 @@ ROWS = 8
 """Rows at once, at most: less than a second of work."""
 
 QUICK = (3.5,)
-"""See `chaos.REACHES`, where theta is chosen."""
+"""See `variation.REACHES`, where theta is chosen."""
 
 TARGETS = 48
 """l that are tried."""

@@ -1,8 +1,8 @@
 """Bounds on P_safe from the failure probabilities of `one_layer`, `two_layers` and `moments`.
 
-Lower: 1 - sum over items and cases of the least failure probability among the rows of the case, less what `unions`
-knows to be counted twice. Upper: at one point the
-rows of one case all have to hold, so that the failures of their negations add up; cases that exclude each other add up.
+Lower: 1 - sum over items and cases of the least failure probability among the rows of the case, less what `pairs`
+knows to be counted twice. Upper: at one point the rows of one case all have to hold, so that the failures
+of their negations add up; cases that exclude each other add up.
 """
 
 from __future__ import annotations

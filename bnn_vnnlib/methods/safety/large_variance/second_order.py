@@ -22,7 +22,7 @@ the variances v_i of the second layer's inputs. Here it is bounded by the parabo
 
 m_i = mu_i . h + b_i, v_i = sig_i^2 . h^2 + noise. About any numbers e_k, with a = h - e, this is C + alpha . h +
 beta . h^2 + a' K a / 2, K = mu' diag(q) mu. The h_k are independent and their moments L_k = log E e^{alpha h_k +
-beta h_k^2} are known (`law`). With d_k the tilted mean of h_k less e_k, and g standard Gaussian, K = F F',
+beta h_k^2} are known (`first_layer.Law`). With d_k the tilted mean of h_k less e_k, and g standard Gaussian, K = F F',
     e^{a' K a / 2} = E_g e^{g . F' a}    (Hubbard and Stratonovich).
 Let J be the event that |(K a)_k| <= b_k for all k. On J, under the law of g shifted by F' a, y = F g leaves |y_k| <=
 Y_k = b_k + z root K_kk for some k with probability at most e = 2 H Phi(-z). So e^{a' K a / 2} (1 - e) <= E_g[e^{y .

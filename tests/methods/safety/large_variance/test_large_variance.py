@@ -14,7 +14,7 @@ from scipy import special, stats
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.half_line import log_half_line, mean_abs
-from bnn_vnnlib.methods.safety.large_variance import inversion as transforms
+from bnn_vnnlib.methods.safety.large_variance import inversion
 from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, _bias, below, envelope, far_below, spread, terms
 from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons, _ramp_mean, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
@@ -242,10 +242,10 @@ def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPat
     waves = np.arange(1, 41, 2)[None] * (0.6 / coarse.lines.spread[:, None])
     law = spread(coarse)
     rough = law.at(waves)
-    claims = np.stack([transforms.errors(coarse, w) + law.error(w) for w in waves.T], -1)
-    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in transforms._RULES}
-    monkeypatch.setattr(transforms, "_RULES", fine)
-    monkeypatch.setattr(transforms, "FINE", 400)
+    claims = np.stack([inversion.errors(coarse, w) + law.error(w) for w in waves.T], -1)
+    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in inversion._RULES}
+    monkeypatch.setattr(inversion, "_RULES", fine)
+    monkeypatch.setattr(inversion, "FINE", 400)
     true = spread(terms_of(net, question)).at(waves)
     gap = np.abs(true - rough)
     assert (gap <= claims).all()

@@ -8,7 +8,6 @@ import torch
 from scipy import special
 
 from bnn_vnnlib.methods.safety.large_variance import inversion
-from bnn_vnnlib.methods.safety.large_variance import inversion as transforms
 from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, below, envelope, far_below, terms
 from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
@@ -98,10 +97,10 @@ def test_what_the_inversion_leaves_out_is_paid_for(less: str, monkeypatch: pytes
         monkeypatch.setattr(inversion, "BLOCKS", 1)
         monkeypatch.setattr(inversion, "BLOCK", 2)
     if less == "errors":
-        monkeypatch.setattr(transforms, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
-        monkeypatch.setattr(transforms, "FINER", ((1, COARSE),))
-        monkeypatch.setattr(transforms, "OUTER", 1)
-        monkeypatch.setattr(transforms, "INNER", 1)
+        monkeypatch.setattr(inversion, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
+        monkeypatch.setattr(inversion, "FINER", ((1, COARSE),))
+        monkeypatch.setattr(inversion, "OUTER", 1)
+        monkeypatch.setattr(inversion, "INNER", 1)
     if less == "far":
         monkeypatch.setattr(inversion, "BEYOND", -0.5)
     found, x, weight = of(case, 0.1, noise)
