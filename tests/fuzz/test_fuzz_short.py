@@ -20,6 +20,7 @@ from fuzz.checks import Violation, judged_deterministic, run_case
 from fuzz.judge import Court
 from fuzz.known import judge_known, random_known
 from fuzz.ladder import LARGER, TINY, chance, seen
+from fuzz.large_variance import Case, cases, judge
 from fuzz.models import make_model
 from fuzz.mutants import MUTANTS
 from fuzz.outcomes import Outcome
@@ -29,7 +30,6 @@ from fuzz.questions import make_question
 from fuzz.specs import Spec, random_spec, simpler
 from fuzz.tally import Tally, of_probability
 from fuzz.tiny import judge_tiny
-from fuzz.wide import Case, cases, judge
 
 SECONDS = 0.15
 EASY = Spec(3, inputs=2, outputs=2, width=4, depth=1, spread=0.3, radius=0.3, quantile=0.2)

@@ -1,6 +1,6 @@
 """P_safe of families of small networks with two hidden layers, standard deviations of s times the means.
 
-    python scripts/measure/wide_families.py [--spreads 0.1,0.2,0.3] [--eps 0,0.01] [--networks 1000]
+    python scripts/measure/large_variance_families.py [--spreads 0.1,0.2,0.3] [--eps 0,0.01] [--networks 1000]
 
 An 8-64-64-2 ReLU network is trained (AdamW, 150 full steps of rate .003, decay .001, seed 0) on the first eight
 features of the breast cancer data of scikit-learn, scaled to [0, 1]. Points: those at the given shares of all points,
@@ -133,10 +133,10 @@ def main(
             for radius in map(float, eps.split(",")):
                 problem = from_labels((x - radius)[None], (x + radius)[None], torch.tensor([label]), 2)
                 cpu = time.process_time()
-                wide = float(LargeVarianceBounds(stack, Deadline()).lower(problem)[0])
+                bound = float(LargeVarianceBounds(stack, Deadline()).lower(problem)[0])
                 cpu = time.process_time() - cpu
                 tails = TailBounds(*graph, torch.device("cpu"), Deadline())
-                line = f"s {spread:g} point {share:g} eps {radius:g} wide {wide:.4f} cpu {cpu:.1f} s"
+                line = f"s {spread:g} point {share:g} eps {radius:g} large variance {bound:.4f} cpu {cpu:.1f} s"
                 line += f" tails {float(tails.lower(problem)[0]):.4f}"
                 kept = estimated(stack, x - radius, x + radius, label, networks)
                 print(f"{line} estimate {kept:.3f}", flush=True)

@@ -1,6 +1,6 @@
-"""Bounds of wide posteriors against exact infima of very many sampled networks.
+"""Bounds of posteriors of large variance against exact infima of very many sampled networks.
 
-    PYTHONPATH=tests python -m fuzz.wide [--nets 2] [--samples 1000000] [--seed 0] [--hidden 1 2 3]
+    PYTHONPATH=tests python -m fuzz.large_variance [--nets 2] [--samples 1000000] [--seed 0] [--hidden 1 2 3]
 
 One and two hidden layers over boxes and at points of two inputs, three at points: failures of a row are counted by
 exact infima (enumeration of kinks) and compared with the bound, by a binomial test at 1e-9. The first network of each

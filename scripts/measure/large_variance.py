@@ -1,6 +1,6 @@
-"""P_safe of wide posteriors: bounds of `methods.safety.large_variance` at points of a digits file, beside samples.
+"""P_safe under large variances: bounds of `methods.safety.large_variance` at points of a digits file, beside samples.
 
-    python scripts/measure/wide.py FILE.npz [--points 0,1,2] [--eps 0,0.01] [--scale 1] [--sampled 100000]
+    python scripts/measure/large_variance.py FILE.npz [--points 0,1,2] [--eps 0,0.01] [--scale 1] [--sampled 100000]
 
 FILE holds mean_k, std_k (W1, b1, W2, b2, ..; y = act(x W + b)) and X. Boxes are x +- eps cut at [0, 1]; the class is
 that of the mean network. Printed: the lower bound, and at eps 0 the estimate and the sum over rows of sampled networks.

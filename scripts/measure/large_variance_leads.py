@@ -1,10 +1,10 @@
 """What Hunter and Worsley's inequality would give instead of the union over rows, estimated.
 
-    python scripts/measure/wide_leads.py FILE.npz [--points 0,1,2] [--scale 1] [--sampled 200000]
+    python scripts/measure/large_variance_leads.py FILE.npz [--points 0,1,2] [--scale 1] [--sampled 200000]
 
-P(union of A_i) <= sum P(A_i) - sum over the edges of a tree of P(A_i and A_j). FILE as for wide.py, boxes are points.
-Printed, from sampled networks: the share that keeps the class, 1 - the sum over rows, the same with the best tree, and
-with the best star (one row joined with all others), whose joint failures share one row.
+P(union of A_i) <= sum P(A_i) - sum over the edges of a tree of P(A_i and A_j). FILE as for large_variance.py; boxes are
+points. Printed, from sampled networks: the share that keeps the class, 1 - the sum over rows, the same with the best
+tree, and with the best star (one row joined with all others), whose joint failures share one row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from large_variance import network, outputs, question
 from scipy.sparse import csgraph
-from wide import network, outputs, question
 
 
 def main(
