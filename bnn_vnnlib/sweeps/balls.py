@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError
-
-Floats = NDArray[np.float64]
+from bnn_vnnlib.network.network import Floats
 
 
 @dataclass(frozen=True, eq=False)

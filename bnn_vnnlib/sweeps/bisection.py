@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.network.network import Floats
 
-Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 Probe = Callable[[Index, Floats], tuple[NDArray[np.bool_], Floats]]
 """rows (K,) and radii (K,) -> certified robust (K,), and the radius from which on it is certified to fail, or inf."""

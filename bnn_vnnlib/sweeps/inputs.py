@@ -11,12 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import integers, number, read_arrays, refuse_unknown
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.network import Floats, Model
 from bnn_vnnlib.sweeps.balls import Balls, make_balls
 from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
-
-Floats = NDArray[np.float64]
 
 NAMES = ("x", "label", "y", "scale", "valid_lower", "valid_upper")
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib import rules
 from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.statement import vacuous_row
 from bnn_vnnlib.result import Query, Rule
@@ -19,7 +20,6 @@ from bnn_vnnlib.setting import Setting, settle_run
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
 
-Floats = NDArray[np.float64]
 
 FOREIGN = ("outputs", "timeout", "strict")
 """Options that say nothing to a job of many boxes."""

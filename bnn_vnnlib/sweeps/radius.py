@@ -16,6 +16,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import Watch, carry_out, usual_chunk
 from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.balls import Balls
@@ -30,7 +31,6 @@ from bnn_vnnlib.system.environment import plain_state
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
 
-Floats = NDArray[np.float64]
 
 MAX_CHUNK = 256
 """Inputs whose radii are looked for together, at most, where their number is not given."""

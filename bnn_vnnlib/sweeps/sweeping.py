@@ -17,6 +17,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
@@ -25,8 +26,6 @@ from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state
-
-Floats = NDArray[np.float64]
 
 USUAL_MEMORY, NUMBERS_PER_GIB = 2.0, 2**21
 """GiB, where nobody says; numbers of the widest layer over the boxes of a chunk for each of them, at most: all that is

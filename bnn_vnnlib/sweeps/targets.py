@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.network import Floats, Model
 from bnn_vnnlib.sweeps.questions import Asked
-
-Floats = NDArray[np.float64]
 
 
 def mean_output(model: Model, x: Floats) -> Floats:
