@@ -34,12 +34,10 @@ from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.sweeps.balls import Balls
-from bnn_vnnlib.sweeps.inputs import Inputs
+from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target, mean_output
 from bnn_vnnlib.sweeps.questions import settings_of, settled
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
-from bnn_vnnlib.sweeps.targets import Target, make_target, mean_output
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.sweeps.balls import Balls
 from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
-from bnn_vnnlib.sweeps.inputs import Inputs
+from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target
 from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
-from bnn_vnnlib.sweeps.targets import Target, make_target
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

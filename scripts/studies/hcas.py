@@ -11,7 +11,7 @@ import numpy as np
 from bnn_vnnlib.files.arrays import Arrays, read_columns
 from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, SweepResult, make_table, sweep
-from bnn_vnnlib.sweeps.targets import mean_output
+from bnn_vnnlib.sweeps.inputs import mean_output
 from studies import published as paper
 from studies import tables
 from studies.figures import OPEN, SAFE, UNSAFE, panels, save

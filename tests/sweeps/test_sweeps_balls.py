@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bnn_vnnlib import InputError
-from bnn_vnnlib.sweeps.balls import make_balls
+from bnn_vnnlib.sweeps.inputs import make_balls
 
 numbers = st.floats(-1e6, 1e6, allow_subnormal=True)
 sizes = st.floats(0, 1e6, allow_subnormal=True)
