@@ -358,7 +358,7 @@ def test_the_example_of_a_file_is_decided_and_refused(tmp_path: Path) -> None:
 def test_the_caller_keeps_his_generator_and_his_number_of_threads(folder: Path) -> None:
     from bnn_vnnlib.posteriors.fit import Data, fit
     from bnn_vnnlib.sweeps import Source, make_inputs, radii
-    from bnn_vnnlib.sweeps.bisection import Radii
+    from bnn_vnnlib.sweeps.radius import Radii
 
     net = random_model(0, [2, 3, 1])
     rng = np.random.default_rng(0)

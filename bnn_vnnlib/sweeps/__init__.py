@@ -6,13 +6,13 @@ uncertainty   bounds on the decision over balls of several radii, and what they 
 """
 
 from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.sweeps.bisection import Radii as Radii
 from bnn_vnnlib.sweeps.certainty import Reading as Reading
 from bnn_vnnlib.sweeps.certainty import UncertaintyResult as UncertaintyResult
 from bnn_vnnlib.sweeps.certainty import uncertainty as uncertainty
 from bnn_vnnlib.sweeps.inputs import Inputs as Inputs
 from bnn_vnnlib.sweeps.inputs import make_inputs as make_inputs
 from bnn_vnnlib.sweeps.inputs import read_inputs as read_inputs
+from bnn_vnnlib.sweeps.radius import Radii as Radii
 from bnn_vnnlib.sweeps.radius import RadiusResult as RadiusResult
 from bnn_vnnlib.sweeps.radius import radii as radii
 from bnn_vnnlib.sweeps.source import Source as Source

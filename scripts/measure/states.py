@@ -153,7 +153,7 @@ def _property(folder: Path) -> Property:
 
 def _sweep(folder: Path) -> Answer:
     from bnn_vnnlib.sweeps import Source, make_inputs, radii
-    from bnn_vnnlib.sweeps.bisection import Radii
+    from bnn_vnnlib.sweeps.radius import Radii
 
     x = np.random.default_rng(3).uniform(-1, 1, (2, 2))
     found = radii(Source(folder / "diagonal.onnx"), make_inputs({"x": x}), Radii(0.1, 0.05), threshold=0.8)

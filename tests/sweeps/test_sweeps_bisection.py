@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib import OptionError
-from bnn_vnnlib.sweeps.bisection import NOTHING, Bisection, Radii
+from bnn_vnnlib.sweeps.radius import NOTHING, Bisection, Radii
 
 RADII = Radii(largest=1.0, tolerance=0.01)
 
