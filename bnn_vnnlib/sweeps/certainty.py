@@ -31,6 +31,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.folder import Cost, Folder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
@@ -157,8 +158,6 @@ def _reading(radius: float, some: Arrays) -> RadiusReading:
 
 
 # 2. The job
-
-Floats = NDArray[np.float64]
 
 MAX_CHUNK = 64
 """Inputs whose balls are bounded together, at most, where their number is not given."""
