@@ -258,9 +258,9 @@ def test_a_parabola_for_tanh_misses_by_what_it_says(sign: float) -> None:
 
 def test_what_lies_beyond_the_period_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """zeta = N(.5, 1), and a period so short that the triangle wave misses much of |zeta|."""
-    monkeypatch.setattr(characteristic, "REACHES", np.array([1.5]))
-    none = np.zeros((1, 1))
-    sums = characteristic.Sums(none, none, none, none, np.array([0.5]), np.array([1.0]), np.zeros(1))
+    monkeypatch.setattr(characteristic, "REACHES", (1.5,))
+    none, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    sums = characteristic.Sums(none, none, none, none, 0.5 * one, one, 0.0 * one)
     low, high = characteristic.expected_relu(sums)
     truth = 0.5 * norm.cdf(0.5) + norm.pdf(0.5)
     assert low[0] <= truth - 1e-3
