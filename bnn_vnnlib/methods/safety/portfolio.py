@@ -22,10 +22,9 @@ from bnn_vnnlib.methods.safety.by_boxes import CENTRED, SCATTERED, boxes_of
 from bnn_vnnlib.methods.safety.by_samples import SAMPLES
 from bnn_vnnlib.methods.safety.refine import Stage, refine
 from bnn_vnnlib.methods.safety.refine_boxes import BoxSplitting
-from bnn_vnnlib.methods.safety.refine_inputs import InputSplitting
 from bnn_vnnlib.methods.safety.refine_large_variance import BY_LARGE_VARIANCE, LargeVarianceItems, large_variance_of
 from bnn_vnnlib.methods.safety.refine_points import MorePoints
-from bnn_vnnlib.methods.safety.refine_tails import Tuning
+from bnn_vnnlib.methods.safety.refine_tails import InputSplitting, Tuning
 from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, Goal, Pass, SafetyBounds, Task
 from bnn_vnnlib.methods.safety.tails import TAILS, tails_of
 from bnn_vnnlib.network.network import Mixture

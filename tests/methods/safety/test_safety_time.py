@@ -36,7 +36,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TailEngine, "chunk", lambda *_: 1)
     for name in (
         "methods.safety.large_variance.rows.PIECE", "methods.safety.refine_points.CHUNK",
-        "methods.safety.refine_inputs.CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
+        "methods.safety.refine_tails.CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
     ):  # fmt: skip
         monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
     for name in (
