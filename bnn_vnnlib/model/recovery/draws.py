@@ -109,10 +109,10 @@ class Draws:
                 shape = tuple(raw_attribute(self.onnx_node, "shape") or ())
                 return (draws._drawn(self.onnx_node, shape, _element(self.onnx_node, np.dtype(np.float32))),)
 
-        return [RandomNormalLike, RandomNormal, _BroadcastArgs]
+        return [RandomNormalLike, RandomNormal, BroadcastArgs]
 
 
-class _BroadcastArgs(OpRun):
+class BroadcastArgs(OpRun):
     """The shape to which two shapes broadcast: an operator of TensorFlow that tf2onnx leaves in the file."""
 
     def _run(self, a: NDArray[Any], b: NDArray[Any], **_attributes: Any) -> tuple[NDArray[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,10 @@ ROOT = float(np.sqrt(2 * np.pi))
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def matrix(value: float) -> torch.Tensor:
+    return torch.tensor([[value]], dtype=torch.float64)
 
 
 def log_excess_of(a: float, square: float, m: float, s: float) -> float:
@@ -298,9 +303,9 @@ def test_the_rule_for_tanh_is_off_by_what_it_says_at_most(s: float) -> None:
 
 
 def test_a_blur_of_the_arguments_widens_the_bounds() -> None:
-    none = np.zeros((1, 1))
+    none = matrix(0.0)
     for shift in (-0.1, 0.1):
-        sums = characteristic.Sums(none, none, none, none, np.array([0.5 + shift]), np.array([1.0]), np.array([0.1]))
+        sums = characteristic.Sums(none, none, none, none, tensor(0.5 + shift), tensor(1.0), tensor(0.1))
         low, high = characteristic.expected_relu(sums)
         assert low[0] <= 0.5 * norm.cdf(0.5) + norm.pdf(0.5) <= high[0]
 
@@ -308,12 +313,11 @@ def test_a_blur_of_the_arguments_widens_the_bounds() -> None:
 def interpolation(end: float, m: float, mu: float, noise: tuple[float, float], b: float) -> float:
     """One first-layer neuron N(m + mu x, v x^2 + q) over [-end, end], weighed by 1, and a bias of deviation b."""
     v, q = noise
-    s = np.full((1, 1), np.sqrt(v * end**2 + q))
-    one, ends = np.ones((1, 1)), (np.array([-end]), np.array([end]))
+    s, ends = matrix(math.sqrt(v * end**2 + q)), (tensor(-end), tensor(end))
+    top = DenseLayer.exact(matrix(1.0), tensor(0.0), matrix(0.0), tensor(b))
     found = interpolation_errors(
-        (np.full((1, 1), m - mu * end), np.full((1, 1), m + mu * end)), (s, s), np.full((1, 1), 1e-12), ends,
-        np.full((1, 1), mu), np.full((1, 1), v), (one, 0 * one, 0 * one, np.array([b])),
-    )  # fmt: skip
+        (matrix(m - mu * end), matrix(m + mu * end)), (s, s), matrix(1e-12), ends, matrix(mu), matrix(v), top
+    )
     return float(found.item())
 
 
@@ -330,8 +334,8 @@ def test_interpolation_errors_that_are_met() -> None:
 
 def test_a_star_pays_for_what_lies_off_its_axes() -> None:
     """-d_1 d_2 is 0 on the axes and -1 in a corner, with B(r) = 2."""
-    flat = np.zeros((1, 1, 5))
-    assert star_bound(flat, flat, np.zeros((1, 1, 2)), np.full((1, 1), 2.0))[0].item() <= -1.0
+    flat, along = torch.zeros(1, 1, 5, dtype=torch.float64), torch.zeros(1, 1, 2, dtype=torch.float64)
+    assert star_bound(flat, flat, along, matrix(2.0))[0].item() <= -1.0
 
 
 def test_what_no_box_covers_costs_its_norm_times_the_root_of_its_mass() -> None:
@@ -348,10 +352,9 @@ def test_a_negative_row_counts_with_the_largest_mass_of_its_boxes() -> None:
 
 def test_curvature_is_that_of_the_smallest_deviation_of_the_box() -> None:
     """E relu(N(0, x^2 + .01)) over 0 <= x <= 1 bends by phi(0) / .1 at 0."""
-    zero, one = np.zeros((1, 1)), np.ones((1, 1))
-    bias = {"bias": np.zeros(1), "bias_slack": np.zeros(1)}
-    first = {"mean": zero, "slack": zero, "variance": one, "bias_variance": np.array([0.01]), **bias}
-    second = {"mean": one, "slack": zero, "variance": zero, "bias_variance": np.array([1e18]), **bias}
+    zero, one = matrix(0.0), matrix(1.0)
+    first = DenseLayer.exact(zero, tensor(0.0), one, tensor(0.01))
+    second = DenseLayer.exact(one, tensor(0.0), zero, tensor(1e18))
     assert curvature(first, second, zero, one, one, 1e-12 * one).item() >= norm.pdf(0) / 0.1 * (1 - 1e-9)
 
 
