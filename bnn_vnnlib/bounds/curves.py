@@ -98,7 +98,7 @@ class Piece:
     steepest: float = 0.0
 
     def negated(self) -> Piece:
-        """-f."""
+        """The piece of -f, which bends the other way."""
         value, derivative = self.value, self.derivative
         return replace(self, value=lambda z: -value(z), derivative=lambda z: -derivative(z), bend=-self.bend)
 

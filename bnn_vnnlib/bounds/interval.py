@@ -124,7 +124,7 @@ def _items(scale: Tensor, rank: int) -> Tensor:
 
 
 def shift(node: Shift, weights: WeightBoxes, x: Interval) -> Result:
-    """x + b."""
+    """Rule of x + b, b a parameter of the network: ends are added and rounded outward."""
     b = weights.addend(node.bias, len(node.shape))
     return Interval(down(x.lower + b.lower), up(x.upper + b.upper)), b.magnitude
 

@@ -27,7 +27,7 @@ class ParamBox:
 
     @cached_property
     def size(self) -> Tensor:
-        """|center|."""
+        """|center|, the absolute values that rounding is relative to."""
         return self.center.abs()
 
     @cached_property

@@ -36,7 +36,7 @@ class Commands(TyperGroup):
     """The commands; what the parser of options has to say is said in words of ours."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # click's context, under its other name
-        """Run a command."""
+        """Run a command, with its errors as exit codes."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:

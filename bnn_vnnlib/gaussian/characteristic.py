@@ -63,7 +63,7 @@ class Sums:
     blur: Tensor
 
     def of(self, index: Tensor) -> Sums:
-        """Some of them."""
+        """The sums at these indices."""
         return Sums(*(part[index] for part in vars(self).values()))
 
     def parts(self) -> list[Sums]:

@@ -39,7 +39,7 @@ _ROOT = np.sqrt(2 * np.pi)
 
 
 def density(t: Floats) -> Floats:
-    """phi(t)."""
+    """phi(t), the standard normal density, in numpy."""
     return np.exp(-(t**2) / 2) / _ROOT
 
 

@@ -43,7 +43,7 @@ FAR = 1e4
 
 
 def density(t: Tensor) -> Tensor:
-    """phi(t)."""
+    """phi(t), the standard normal density."""
     return torch.exp(-0.5 * t * t) / math.sqrt(2 * math.pi)
 
 

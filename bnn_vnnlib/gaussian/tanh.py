@@ -61,7 +61,7 @@ class Expectations(Protocol):
         ...
 
     def mean(self, m: Tensor, s: Tensor) -> Tensor:
-        """T_0 alone."""
+        """T_0 = E tanh(m + s N) alone, without its derivatives."""
         ...
 
     def errors(self, s: Tensor) -> Three:

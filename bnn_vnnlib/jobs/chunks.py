@@ -44,11 +44,11 @@ class _Job(Protocol):
     def __len__(self) -> int: ...
 
     def size(self, chunk: int) -> int:
-        """Its rows."""
+        """Number of rows of the chunk."""
         ...
 
     def task(self, chunk: int) -> Task:
-        """Its work."""
+        """What a worker is asked to do for the chunk."""
         ...
 
 

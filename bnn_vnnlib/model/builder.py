@@ -220,7 +220,7 @@ class Builder:
         return replace(weight, values=weight.values * factor.values, param=param)
 
     def negated(self, weight: Constant) -> Constant:
-        """-weight."""
+        """The parameter -weight, of the same source."""
         param = replace(weight.weight, factor=-weight.weight.factor)
         return replace(weight, values=-weight.values, param=param)
 

@@ -33,7 +33,7 @@ def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, V
 
 
 def add(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """a + b."""
+    """Add: a + b of computed tensors or constants."""
     match _operands(graph, node, inputs):
         case (Variable() as x, Constant() as bias) | (Constant() as bias, Variable() as x):
             return graph.shift(label(node), x, bias)
@@ -42,7 +42,7 @@ def add(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def subtract(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """a - b."""
+    """Sub: a - b of computed tensors or constants."""
     name = label(node)
     match _operands(graph, node, inputs):
         case Variable() as x, Constant() as bias:
@@ -104,7 +104,7 @@ def divide(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def negate(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """-x."""
+    """Neg: -x."""
     return graph.total(label(node), [(-1, variable(graph, node, inputs))])
 
 
@@ -216,7 +216,7 @@ def elu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def selu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """gamma elu(x)."""
+    """Selu: gamma elu(x), a scaled Elu."""
     x = variable(graph, node, inputs)
     y = graph.activation(label(node), x, "elu", float_attribute(node, "alpha", 1.67326319217681884765625))
     return _times(graph, node, y, float_attribute(node, "gamma", 1.05070102214813232421875), "gamma")

@@ -127,7 +127,7 @@ def total(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def mean(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Their mean."""
+    """Mean of several tensors, elementwise."""
     return graph.divided(label(node), typed(Variable, total(graph, node, inputs)), len(inputs))
 
 

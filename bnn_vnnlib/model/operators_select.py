@@ -79,7 +79,7 @@ def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """numpy.tile."""
+    """Tile: copies along axes, as numpy.tile."""
     x = variable(graph, node, inputs)
     repeats = tile_repeats(node, inputs, len(x.shape))
     if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > MAX_ENTRIES:

@@ -280,7 +280,7 @@ class _Rows:
         return replace(self, weight=self.weight.plus(other.weight), bias=bias)
 
     def layer(self, device: torch.device) -> DenseLayer:
-        """On the device."""
+        """The rows as a layer of tensors on the device."""
         w, b = self.weight, self.bias
         parts = (w.mean, b.mean, w.variance, b.variance, w.slack, b.slack)
         return DenseLayer(*(torch.as_tensor(part, device=device) for part in parts))

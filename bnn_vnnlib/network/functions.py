@@ -36,7 +36,7 @@ CUBIC, ROOT = 0.044715, math.sqrt(2 / math.pi)
 
 
 def gelu_tanh(z: Tensor) -> Tensor:
-    """GELU by tanh."""
+    """GELU by its usual approximation with tanh."""
     return z * torch.sigmoid(2 * ROOT * (z + CUBIC * z**3))
 
 

@@ -82,6 +82,7 @@ class OutputBounds:
         step = at_once(16 * max(weights.count, len(lower)) * widest)
 
         def part(start: int) -> Tensor:
+            """Lower bounds (K, items, R) of the items from `start` on, as many as memory allows."""
             some_ = slice(start, start + step)
             box, rows = Interval(lower[:, some_], upper[:, some_]), some(outputs, some_)
             if self.transform == "softmax":

@@ -318,6 +318,7 @@ def takes_options(without: Collection[str] = ()) -> Callable[[Callable[_P, _R]],
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """The function with the options in its signature and its docstring, which refuses all other keywords."""
         added = parameters(without)
         signature = signature_with(inspect.signature(function), added)
         known = signature.parameters

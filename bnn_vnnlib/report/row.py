@@ -97,7 +97,7 @@ class Row:
 
     @property
     def decided(self) -> bool:
-        """sat or unsat"""
+        """Whether the verdict is sat or unsat."""
         return self.verdict in (Verdict.SAT, Verdict.UNSAT)
 
 

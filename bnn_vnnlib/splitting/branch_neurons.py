@@ -229,7 +229,7 @@ class _Trees:
         self._frontier.settle(self._witnesses.violated)
 
     def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
-        """Grid by grid."""
+        """Bounds of the waiting parts, grid by grid."""
         root = parts.owner
         out: list[Tensor | None] = [None] * 6
         for settings, index in grids(self._roots.setting[root]):

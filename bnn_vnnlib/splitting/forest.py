@@ -57,7 +57,7 @@ class Forest:
 
     @property
     def instance(self) -> Tensor:
-        """(P,)."""
+        """(P,) the instance that each part belongs to."""
         return self.problem.instance[self.nodes.owner]
 
     def boxes(self, index: Tensor) -> Problem:

@@ -41,7 +41,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Time is up."""
+        """Whether time is up."""
         return self.at is not None and time.monotonic() >= self.at
 
     def check(self) -> None:

@@ -312,6 +312,6 @@ class Rows:
         return Run(self.network, self.means, self.deviations, Interval(lower, upper), plan, self.correlation)
 
     def tail(self, plan: Plan) -> Tail:
-        """Their tails."""
+        """Lower tails of the rows under a plan, as `Run.tail` makes them."""
         inputs = None if self.inputs is None else some(self.inputs, self.part)
         return self.run(plan).tail(some(self.outputs, self.part), inputs)

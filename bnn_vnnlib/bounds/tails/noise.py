@@ -508,7 +508,7 @@ def _total(squares: Mapping[str, Tensor], zero: Tensor) -> Tensor:
 
 
 def _root(square: Tensor) -> Tensor:
-    """Rounded up."""
+    """Square root, rounded up."""
     return torch.sqrt(square) * (1 + 4 * UNIT)
 
 

@@ -187,7 +187,7 @@ class Kron:
 
     @property
     def latents(self) -> int:
-        """a b."""
+        """Number of independent latents: the a b entries of a Kronecker factor."""
         return self.spectrum.numel()
 
     def to(self, dtype: torch.dtype) -> Kron:

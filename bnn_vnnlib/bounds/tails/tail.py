@@ -211,7 +211,7 @@ class Tail:
         return functools.reduce(torch.maximum, [bound.quantile(levels) for bound in self.bounds])
 
     def better(self, other: Tail) -> Tail:
-        """What both say."""
+        """The tail that takes the least of the bounds of both."""
         return Tail(self.bounds + other.bounds, self.split or other.split)
 
 

@@ -63,7 +63,7 @@ class Sampled:
         return torch.cat([self._median(part) for part in x.split(POINTS_AT_ONCE)])
 
     def spread(self, x: Tensor) -> Tensor:
-        """(P, m)."""
+        """(P, m) standard deviations of the outputs over the drawn networks, at points (P, n)."""
         parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(POINTS_AT_ONCE)]
         return torch.cat(parts)
 

@@ -168,7 +168,7 @@ class Steps:
         return (*self.quick, *self.any_graph, *self.aimed, *self.thorough, *self.last)
 
     def then(self, other: Steps) -> Steps:
-        """Those of both."""
+        """The steps of both, these first."""
         return Steps(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 

@@ -77,7 +77,7 @@ class _Components:
         return SoftmaxTails(engine, weight_sets.mean_weights(part.network, device), noise)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """See `RowMethod`."""
+        """Lower bounds (N, R) on the weighted sum of the components' expectations of rows over boxes (N, n)."""
         values = torch.stack([method.lower(lower, upper, outputs, inputs) for _, method in self._parts])
         return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
 

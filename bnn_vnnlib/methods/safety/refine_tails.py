@@ -55,7 +55,7 @@ class InputSplitting:
         self._queue: list[Tensor] = []
 
     def due(self, turn: int) -> bool:
-        """Always."""
+        """In every turn."""
         return True
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:

@@ -64,7 +64,7 @@ class _Question:
     certain: Tensor
 
     def items(self, index: Tensor) -> _Question:
-        """Some items."""
+        """The question about these items only."""
 
         def pick(rows: Tensor) -> Tensor:
             return rows if len(rows) == 1 else rows[index]

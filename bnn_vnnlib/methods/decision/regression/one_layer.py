@@ -91,7 +91,7 @@ def least(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
 
 
 def by_coordinates(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
-    """The first way."""
+    """Lower bound coordinate by coordinate, with the entries off the diagonal at their worst."""
     diagonal = curve.diagonal(dim1=1, dim2=2)
     rest = ((curve.abs() @ r[..., None])[..., 0] - diagonal.abs() * r) * r / 2
     return (_entrywise(slope, diagonal, r) - rest).sum(-1)

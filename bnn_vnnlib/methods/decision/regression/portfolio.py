@@ -15,9 +15,10 @@ from bnn_vnnlib.result import Rule
 
 
 def _where(suits: Callable[[DenseChain], bool], what: str) -> Callable[[Task], str | None]:
-    """Serves the chains that suit."""
+    """The `serves` of a method for chains that suit; `what` names them in the reason why another is not served."""
 
     def serves(task: Task) -> str | None:
+        """None where the task is the mean of such a chain's outputs; else why it is not."""
         if task.rule is Rule.MEDIAN:
             return "medians are asked for"
         if task.bounds.transform != "identity" or task.network.softmax_axis is not None:

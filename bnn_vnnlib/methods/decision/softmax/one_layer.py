@@ -71,7 +71,7 @@ class OneLayerSoftmax:
 
     @property
     def count(self) -> int:
-        """m: classes."""
+        """m, the number of classes."""
         return self.layers.last.outputs
 
     @cached_property

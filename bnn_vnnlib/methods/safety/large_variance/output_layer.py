@@ -86,5 +86,5 @@ class Sides:
 
 
 def no_sides(rows: int) -> Sides:
-    """None."""
+    """No terms, for so many rows."""
     return Sides(*(np.zeros((rows, 0)) for _ in range(3)))

@@ -93,6 +93,7 @@ class LargeVarianceBounds:
         point, served = self._at_points(problem), self.serves(problem)
 
         def bounded(index: Tensor) -> None:
+            """Lower `found` of these items as far as any of the ways allows."""
             part = problem.items(index)
             rows = part.rows
             ways = self._failures(part, part.lower, part.upper, rows.outputs, rows.inputs, rows.bound)
