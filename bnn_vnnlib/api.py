@@ -88,8 +88,12 @@ def verify(
             from bnn_vnnlib.diagnosis import diagnose
 
             solve = partial(_solve, restarts=1, most=1)  # its time is for proofs
-            why = diagnose(setting, property, result, time.monotonic() - begun, how.timeout, solve)
-            result = replace(result, diagnosis=why)
+            try:
+                why = diagnose(setting, property, result, time.monotonic() - begun, how.timeout, solve)
+                result = replace(result, diagnosis=why)
+            except Exception as error:  # a guess that fails must not cost the bounds that were proved
+                failed = f"no diagnosis could be made ({type(error).__name__}: {error})"
+                result = replace(result, notes=(*result.notes, failed))
     notes = (*property.notes, *setting.model.notes, *result.notes)
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 

@@ -419,6 +419,19 @@ def test_bounds_do_not_depend_on_the_diagnosis(tmp_path, monkeypatch, query):
             assert np.array_equal(getattr(with_it.decision, side), getattr(without.decision, side))
 
 
+def test_a_diagnosis_that_fails_costs_no_bound(tmp_path, monkeypatch):
+    def failing(*args: object) -> None:
+        raise MemoryError("too many networks")
+
+    prop = read_property(text(tmp_path, [(1, 1)], 1, "(<= Y_0 -2.5)"))
+    options = {"query": "probabilistic", "method": "interval", "tau_safe": 0.9996}
+    sound = verify(line(), prop, **options)
+    monkeypatch.setattr(diagnosis, "diagnose", failing)
+    found = verify(line(), prop, **options)
+    assert (found.verdict, found.p_safe, found.diagnosis) == (sound.verdict, sound.p_safe, None)
+    assert found.notes[-1] == "no diagnosis could be made (MemoryError: too many networks)"
+
+
 def test_a_verdict_needs_no_diagnosis(tmp_path):
     prop = read_property(text(tmp_path, [(1, 1)], 1, "(<= Y_0 -9)"))
     assert verify(line(), prop).diagnosis is None
