@@ -135,11 +135,12 @@ def _starts(
     generator = torch.Generator().manual_seed(attack.seed)  # of the CPU: the same starts on every device
     rounds = []
     for _ in range(attack.pool):
-        # the same shares for all items: what is found for one must not depend on its place among the others
-        shape = (count, attack.restarts, 1, low.shape[-1])
+        # the same shares for all items and all sets of weights: what is found for one must not depend on the others
+        shape = (1, attack.restarts, 1, low.shape[-1])
         share = torch.rand(shape, generator=generator, dtype=low.dtype).to(low.device)
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
         x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
+        x = x.expand(count, -1, -1, -1)
         with torch.no_grad():
             value = violation(network, problem, params, x, transform, aim) if attack.pool > 1 else x[..., 0]
         rounds.append((x, value))

@@ -208,7 +208,7 @@ def _drawn(setting: Setting, part: slice, few: bool, generator: torch.Generator)
         return {}, equal
     posterior = setting.posterior
     if few and isinstance(posterior, WeightSamples):
-        samples = {name: torch.tensor(values[part], dtype=torch.float64) for name, values in posterior.samples.items()}
+        samples = {name: torch.tensor(values) for name, values in posterior.drawn(part).items()}
         weight = torch.tensor(posterior.probabilities[part])
     else:
         samples, weight = sample(network, posterior, len(equal), generator), equal

@@ -23,6 +23,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
+from bnn_vnnlib.problem.weight_sets import SampledWeights, over
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
 from bnn_vnnlib.setting import Setting
@@ -94,9 +95,9 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
         if len(part) == 0:
             return 0.0
         return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
-    weights, probabilities = weight_sets.sample_weights(network, posterior, setting.device)
-    violated = violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
-    return max(0.0, float((probabilities * violated).sum()) - 1e-12)
+    samples = SampledWeights.of(network, posterior, setting.device)
+    violated = over(samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1))
+    return max(0.0, float((samples.share * violated).sum()) - 1e-12)
 
 
 def _unhurried(bounds: OutputBounds) -> OutputBounds:

@@ -25,19 +25,21 @@ MAX_SPLIT_INPUTS = 20
 
 
 def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
-    """Decide all K x N pairs: one pass over the items and a look at the attacked points first, then branch and bound.
+    """Decide the items for one weight setting; points (1, N, n) were attacked and lie in their boxes."""
+    problem = settled(bounds, weights, problem)
+    return branched(bounds, weights, problem, look(bounds, weights, problem, points))
 
-    Parameters
-    ----------
-    points : (K, N, n) attacked points, in their boxes
-    """
-    if weights.count == 1:
-        problem = settled(bounds, weights, problem)
+
+def look(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
+    """One pass over all K x N pairs, and a look at the attacked points (K, N, n), which lie in their boxes."""
     usable = torch.stack([feasible(problem, x) for x in points])
     violated = unsafe_items(bounds, weights, problem, points, usable)
-    safe = refuted_cases(bounds, weights, problem).all(-1)
-    found = Decided(safe, violated, points)
-    open_ = ~(safe | violated)
+    return Decided(refuted_cases(bounds, weights, problem).all(-1), violated, points)
+
+
+def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found: Decided) -> Decided:
+    """Branch and bound of the pairs that a first look left open."""
+    open_ = ~(found.safe | found.violated)
     if not bool(open_.any()):
         return found
     bounds = before_softmax(bounds, problem)

@@ -220,7 +220,7 @@ def attach(
                 for name in names_of(posterior)
             }
             content |= {"components": parts, "params": {name: store.moved(name, mean) for name, mean in means.items()}}
-        case WeightSamples(samples=samples, probabilities=weights):
+        case WeightSamples(stored=samples, probabilities=weights):
             params = {}
             for name, values in samples.items():
                 stored = store.tensor(name, "samples", values)

@@ -35,10 +35,9 @@ def read_proto(path: str | Path) -> tuple[ModelProto, Path]:
     ModelError : no such file; not an ONNX model (says what it seems to be); external data missing or outside
     """
     path = located(path, ModelError, "an ONNX model")
-    data = read_bytes(path, _MAX_BYTES, ModelError)
     if path.suffix == ".gz" and not is_gzip(path):
         raise ModelError("not an ONNX model: the name ends in .gz but the file is not gzip", path=path)
-    proto = _parse(data, path)
+    proto = _parse(path)
     total = 0
     for tensor in _external_tensors(proto):
         total += _byte_size(tensor, path)
@@ -55,7 +54,7 @@ def data_files(path: Path) -> list[Path]:
     ------
     ModelError : as `read_proto`
     """
-    proto = _parse(read_bytes(path, _MAX_BYTES, ModelError), path)
+    proto = _parse(path)
     found = set()
     for tensor in _external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -108,10 +107,12 @@ def serialised(proto: ModelProto) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _parse(data: bytes, path: Path) -> ModelProto:
+def _parse(path: Path) -> ModelProto:
+    data = read_bytes(path, _MAX_BYTES, ModelError)
     kinds.refuse_other(data[: kinds.START_BYTES], kinds.MODEL, path, ModelError)
     try:
         proto = onnx.load_model_from_string(data)
+        del data  # as large as the model
         parts = _check_texts(proto)
     except (DecodeError, UnicodeDecodeError) as error:
         raise ModelError("not an ONNX model, or a truncated one: its bytes do not parse", path=path) from error
@@ -123,9 +124,17 @@ def _parse(data: bytes, path: Path) -> ModelProto:
 
 
 def _check_texts(message: Message, counted: int = 0) -> int:
-    """Count the parts; raise if a name is not UTF-8: protobuf hands it out as bytes, or fails when asked for it."""
+    """Count the parts; raise if a name is not UTF-8: protobuf hands it out as bytes, or fails when asked for it.
+
+    Bytes are left alone: to look at the data of a tensor is to copy them.
+    """
     counted += 1
-    for field, value in message.ListFields():
+    if isinstance(message, TensorProto):
+        texts = [field for field in message.DESCRIPTOR.fields if field.name != "raw_data"]
+        fields = [(field, getattr(message, field.name)) for field in texts]
+    else:
+        fields = message.ListFields()
+    for field, value in fields:
         parts = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
         if field.message_type is not None:
             for part in parts:

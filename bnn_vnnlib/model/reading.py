@@ -16,7 +16,7 @@ from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
 from bnn_vnnlib.model.inlining import inlined
 from bnn_vnnlib.model.recovery import is_stochastic, recover
-from bnn_vnnlib.model.stored import stored_posterior
+from bnn_vnnlib.model.stored import stored_posterior, without_posterior
 from bnn_vnnlib.network.families import checked_likelihood, names_of, only
 from bnn_vnnlib.network.network import Model, WeightSamples
 from bnn_vnnlib.signature import Likelihood, Signature
@@ -59,6 +59,7 @@ def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None,
         recovery = recover(proto)
         proto, recovered = recovery.proto, recovery.notes
     posterior, declared, remarks = stored_posterior(proto)
+    proto = without_posterior(proto, posterior)  # what follows copies the graph, some parts several times
     sampled = isinstance(posterior, WeightSamples)
     network, notes = import_graph(proto, names_of(posterior), sampled=sampled)
     notes = (*recovered, *remarks, *notes)

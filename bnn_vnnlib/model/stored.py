@@ -14,10 +14,12 @@ import binascii
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
@@ -34,6 +36,7 @@ from bnn_vnnlib.network.families import (
     checked_likelihood,
     gaussian_of,
     refuse_family,
+    tensor_names,
 )
 from bnn_vnnlib.network.network import Component, Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.readers import parse_json
@@ -77,7 +80,8 @@ def _little_endian(array: NDArray[Any]) -> bytes:
 
 def sha256(array: NDArray[Any]) -> str:
     """Fingerprint of a tensor's bytes."""
-    return hashlib.sha256(_little_endian(array)).hexdigest()
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def embedded(array: NDArray[Any]) -> str:
@@ -258,14 +262,18 @@ def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posteri
     read = {weight: _floats(name, tensors) for weight, name in names.items()}
     note = f"no posterior manifest: {', '.join(names.values())} accepted by name, unchecked against the weights"
     if variances:
-        return GaussianDiagonal(read), (note,)
-    return WeightSamples(read, _floats(PROBABILITIES, tensors)), (note,)
+        return GaussianDiagonal({weight: _doubles(values) for weight, values in read.items()}), (note,)
+    return WeightSamples(read, _doubles(_floats(PROBABILITIES, tensors))), (note,)
 
 
-def _floats(name: str, tensors: dict[str, TensorProto]) -> NDArray[np.float64]:
+def _floats(name: str, tensors: dict[str, TensorProto]) -> NDArray[Any]:
     array = array_of(tensors[name])
     if array.dtype.kind != "f":
         raise PosteriorError(f"is of type {array.dtype}, expected floats", node=name)
+    return array
+
+
+def _doubles(array: NDArray[Any]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):  # a signalling NaN stays one NaN among others, which the posterior refuses
         return array.astype(np.float64)
 
@@ -293,7 +301,7 @@ def _by_manifest(manifest: _Manifest, tensors: dict[str, TensorProto]) -> Poster
         weight: _tensor(weight, "samples", entry, tensors, (*shape, *means[weight].shape), means[weight].dtype)
         for weight, entry in manifest.params.items()
     }
-    return WeightSamples({weight: values.astype(np.float64) for weight, values in read.items()}, weights)
+    return WeightSamples(read, weights)
 
 
 def _component(part: _Manifest, weights: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Component:
@@ -396,3 +404,35 @@ def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: _Manifes
     part.update(name for suffix in (VARIANCE, SAMPLES) for name in _companions(suffix, tensors, unused).values())
     spare = sorted(unused - part)
     return [f"initializer {name} is used by no node and ignored" for name in spare]
+
+
+def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelProto:
+    """A copy without the manifest and the posterior's tensors, which are not copied on the way."""
+    extra = set[str]()
+    if posterior is not None:
+        extra = tensor_names(posterior) | {PROBABILITIES}
+        manifest = read_manifest(proto)
+        if manifest is not None:  # also tensors of weights that no node reads, which the posterior leaves out
+            extra |= {entry[key] for entry in manifest.entries for key in entry if f"sha256_{key}" in entry}
+        extra &= _unused(proto)
+    copy = ModelProto()
+    _copy_fields(proto, copy, ("graph", "metadata_props"))
+    entries = proto.metadata_props
+    copy.metadata_props.extend(entry for entry in entries if posterior is None or entry.key != KEY)
+    _copy_fields(proto.graph, copy.graph, ("initializer", "input"))
+    copy.graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name not in extra)
+    copy.graph.input.extend(info for info in proto.graph.input if info.name not in extra)
+    return copy
+
+
+def _copy_fields(source: Message, target: Message, but: tuple[str, ...]) -> None:
+    """Copy what is set in one message into another, new one."""
+    for field, value in source.ListFields():
+        if field.name in but:
+            continue
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            getattr(target, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,7 +90,7 @@ def entries_of(posterior: Gaussian | WeightSamples) -> dict[str, Entry]:
     match posterior:
         case GaussianDiagonal(variances=variances):
             return {name: Entry({"variance": variance}) for name, variance in variances.items()}
-        case WeightSamples(samples=samples):
+        case WeightSamples(stored=samples):
             return {name: Entry({"samples": values}) for name, values in samples.items()}
         case GaussianLowRank(factors=factors, variances=variances):
             return {name: Entry({"factor": factors[name], "diagonal": variances[name]}) for name in factors}
@@ -181,7 +182,7 @@ def only(posterior: Posterior, names: Collection[str]) -> Posterior | None:
     if not any(name in names for name in names_of(posterior)):
         return None
     match posterior:
-        case WeightSamples(samples=samples, probabilities=weights):
+        case WeightSamples(stored=samples, probabilities=weights):
             return WeightSamples({name: values for name, values in samples.items() if name in names}, weights)
         case GaussianKron(layers=layers):
             kept = (_part(layer, names) for layer in layers)
@@ -216,7 +217,7 @@ def marginal_variances(posterior: Posterior) -> dict[str, Floats]:
     match posterior:
         case GaussianDiagonal(variances=variances):
             return dict(variances)
-        case WeightSamples(samples=samples, probabilities=weights):
+        case WeightSamples(stored=samples, probabilities=weights):
             return {name: _spread(values, weights) for name, values in samples.items()}
         case GaussianLowRank(factors=factors, variances=variances):
             return {name: (factor**2).sum(0) + variances[name] for name, factor in factors.items()}
@@ -237,10 +238,10 @@ def marginal_variances(posterior: Posterior) -> dict[str, Floats]:
             return found
 
 
-def _spread(values: Floats, weights: Floats) -> Floats:
-    mean = np.tensordot(weights, values, axes=1)
-    spread: Floats = np.tensordot(weights, (values - mean) ** 2, axes=1)
-    return spread
+def _spread(values: NDArray[Any], weights: Floats) -> Floats:
+    """Variance (*shape) of samples (S, *shape)."""
+    mean = weighted_mean(values, weights)
+    return _total((weights[part], (values[part] - mean) ** 2) for part in _blocks(values))
 
 
 # 2. Networks drawn from a posterior
@@ -259,9 +260,9 @@ def sample(
     import torch
 
     match posterior:
-        case WeightSamples(samples=samples, probabilities=weights):
+        case WeightSamples(probabilities=weights):
             rows = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
-            return {name: torch.tensor(values, dtype=torch.float64)[rows] for name, values in samples.items()}
+            return {name: _tensor(values) for name, values in posterior.drawn(rows.numpy()).items()}
         case Mixture(components=components, probabilities=weights):
             rows = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
             return _mixed(components, rows, generator)
@@ -425,11 +426,11 @@ def checked_likelihood(likelihood: str | None) -> Likelihood | None:
 def check_posterior(posterior: Posterior, shapes: Shapes) -> None:
     """Raise PosteriorError unless the posterior fits tensors of these shapes; names the tensor."""
     match posterior:
-        case WeightSamples(samples=tensors, probabilities=weights):
+        case WeightSamples(stored=tensors, probabilities=weights):
             _check_probabilities(weights, None)
             for name, values in tensors.items():
                 _check_shape(name, "samples", np.shape(values), (len(weights), *_shape(name, shapes)))
-                if not np.isfinite(values).all():
+                if np.size(values) and not np.isfinite([np.min(values), np.max(values)]).all():
                     raise PosteriorError("samples hold NaN or infinite entries", node=name)
         case Mixture(components=components, probabilities=weights):
             _check_probabilities(weights, len(components))
@@ -475,10 +476,25 @@ def _check_component(component: Component, shapes: Shapes) -> None:
     _check_gaussian(component.posterior, shapes)
 
 
-def weighted_mean(samples: NDArray, probabilities: Floats) -> Floats:
+def weighted_mean(samples: NDArray[Any], probabilities: Floats) -> Floats:
     """Mean (*shape) of samples (S, *shape)."""
-    mean: Floats = np.tensordot(probabilities, np.asarray(samples, np.float64), axes=1)
-    return mean
+    return _total((probabilities[part], samples[part]) for part in _blocks(samples))
+
+
+_BLOCK = 2**22
+"""Numbers of samples that are converted to float64 together: 32 MiB."""
+
+
+def _blocks(samples: NDArray[Any]) -> list[slice]:
+    """Slices of the samples (S, *shape) of about `_BLOCK` numbers each."""
+    step = max(1, _BLOCK // max(1, math.prod(samples.shape[1:])))
+    return [slice(start, start + step) for start in range(0, max(1, len(samples)), step)]
+
+
+def _total(parts: Iterable[tuple[Floats, NDArray[Any]]]) -> Floats:
+    """Sum over weights (B,) times values (B, *shape), block by block, in float64."""
+    sums = (np.tensordot(weights, np.asarray(values, np.float64), axes=1) for weights, values in parts)
+    return functools.reduce(np.add, sums)
 
 
 def refuse_family(family: str) -> None:

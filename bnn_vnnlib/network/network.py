@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.network.correlated import Floats as Floats
@@ -51,13 +53,23 @@ class GaussianDiagonal:
 
 @dataclass(frozen=True, eq=False)
 class WeightSamples:
-    """S weighted samples: `samples[name]` has shape (S, *shape), `probabilities` (S,) sum to 1.
+    """S weighted samples: `stored[name]` has shape (S, *shape), `probabilities` (S,) sum to 1.
 
-    Tensors that are not listed are the same in every sample.
+    Tensors that are not listed are the same in every sample. Samples are most of what a run holds: they keep the type
+    of the file, and whoever computes with them takes some of them in float64, which holds them exactly.
     """
 
-    samples: Mapping[str, Floats]
+    stored: Mapping[str, NDArray[Any]]
     probabilities: Floats
+
+    @property
+    def samples(self) -> dict[str, Floats]:
+        """All samples in float64: a copy, unless that is their type."""
+        return {name: np.asarray(values, np.float64) for name, values in self.stored.items()}
+
+    def drawn(self, which: slice | NDArray[np.int64]) -> dict[str, Floats]:
+        """Some of the samples, by position, in float64."""
+        return {name: np.asarray(values[which], np.float64) for name, values in self.stored.items()}
 
 
 Correlated = GaussianLowRank | GaussianFull | GaussianKron

@@ -87,7 +87,7 @@ class Ensemble:
 
     def __call__(self, proto: ModelProto, network: Network, likelihood: Likelihood, source: Path) -> Converted:
         posterior = ensemble_posterior(proto, self.members)
-        note = f"{len(posterior.probabilities)} networks as samples of {len(posterior.samples)} weight tensors"
+        note = f"{len(posterior.probabilities)} networks as samples of {len(posterior.stored)} weight tensors"
         return attach(proto, posterior, likelihood=likelihood), (note,)
 
 

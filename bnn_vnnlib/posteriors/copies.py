@@ -32,15 +32,15 @@ def merged_copies(plain: ModelProto, posterior: WeightSamples, end: End, axis: i
     merged = ModelProto()
     merged.CopyFrom(plain)
     tensors = holders(plain)
-    changed = _changed(plain, set(posterior.samples))
+    changed = _changed(plain, set(posterior.stored))
     del merged.graph.node[:], merged.graph.value_info[:]
     merged.graph.node.extend(node for node in plain.graph.node if changed.isdisjoint(node.output))
     output = plain.graph.output[0].name
-    element = array_of(tensors[next(iter(posterior.samples))]).dtype
+    element = array_of(tensors[next(iter(posterior.stored))]).dtype
     ends = []
     for index in range(len(posterior.probabilities)):
         suffix = f"@{index}"
-        for name, values in posterior.samples.items():
+        for name, values in posterior.stored.items():
             array = values[index].astype(array_of(tensors[name]).dtype)
             merged.graph.initializer.append(numpy_helper.from_array(np.asarray(array, order="C"), name + suffix))
         merged.graph.node.extend(_renamed(plain, changed, suffix))

@@ -79,8 +79,8 @@ def _identity(size: int) -> Affine:
 
 def _stack(param: Param, network: Network, posterior: WeightSamples) -> Floats:
     """A parameter in every sample (S, *shape), or once if it is the same in all."""
-    source = posterior.samples.get(param.source)
-    stack = network.tensors[param.source][None] if source is None else source
+    source = posterior.stored.get(param.source)
+    stack = network.tensors[param.source][None] if source is None else np.asarray(source, np.float64)
     values: Floats = stack.reshape(len(stack), -1)[:, param.index] * param.factor
     return values
 

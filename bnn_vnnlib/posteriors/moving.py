@@ -74,8 +74,11 @@ def moved(posterior: Posterior, moves: Moves) -> Posterior:
     UnsupportedError : Kronecker factors, unless nothing moved: they are tied to rows and columns
     """
     match posterior:
-        case WeightSamples(samples=samples, probabilities=weights):
-            each = [moves.means({name: values[i] for name, values in samples.items()}) for i in range(len(weights))]
+        case WeightSamples(probabilities=weights):
+            each = [
+                moves.means({name: values[0] for name, values in posterior.drawn(slice(i, i + 1)).items()})
+                for i in range(len(weights))
+            ]
             return WeightSamples({name: np.array([tensors[name] for tensors in each]) for name in moves.found}, weights)
         case Mixture(components=components, probabilities=weights):
             parts = (Component(moves.means(part.means), _gaussian(part.posterior, moves)) for part in components)

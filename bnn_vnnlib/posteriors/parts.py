@@ -18,8 +18,8 @@ from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
-from bnn_vnnlib.model.stored import KEY, read_manifest, stored_posterior
-from bnn_vnnlib.network.families import PROBABILITIES, checked_likelihood, names_of, tensor_names
+from bnn_vnnlib.model.stored import stored_posterior, without_posterior
+from bnn_vnnlib.network.families import checked_likelihood, names_of
 from bnn_vnnlib.system.environment import plain_state
 
 
@@ -127,26 +127,6 @@ def with_posterior(source: Source, posterior: Posterior) -> Source:
         return Source(without_posterior(proto, stored), stored, source.likelihood)
     model = model_from_proto(proto, path=source.model.path)
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
-
-
-def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelProto:
-    """A copy without the manifest and the posterior's tensors."""
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    if posterior is None:
-        return copy
-    extra = tensor_names(posterior) | {PROBABILITIES}
-    manifest = read_manifest(proto)
-    if manifest is not None:  # also tensors of weights that no node reads, which the posterior leaves out
-        extra |= {entry[key] for entry in manifest.entries for key in entry if f"sha256_{key}" in entry}
-    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in extra]
-    inputs = [info for info in proto.graph.input if info.name not in extra]
-    entries = [entry for entry in proto.metadata_props if entry.key != KEY]
-    del copy.graph.initializer[:], copy.graph.input[:], copy.metadata_props[:]
-    copy.graph.initializer.extend(kept)
-    copy.graph.input.extend(inputs)
-    copy.metadata_props.extend(entries)
-    return copy
 
 
 def with_values(proto: ModelProto, values: Mapping[str, NDArray]) -> ModelProto:

@@ -47,7 +47,7 @@ def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[Mode
             raise OptionError(f"a posterior of family {family} has no samples of its own: say how many to draw (--n)")
         for index, probability in enumerate(posterior.probabilities):
             yield (
-                with_values(parts.plain, {name: values[index] for name, values in posterior.samples.items()}),
+                with_values(parts.plain, {name: values[index] for name, values in posterior.stored.items()}),
                 float(probability),
             )
         return

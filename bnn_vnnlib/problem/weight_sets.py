@@ -15,8 +15,10 @@ or an upper bound as its name says.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
+from bnn_vnnlib.system.memory import at_once
 
 Floats = NDArray[np.float64]
 
@@ -227,6 +230,9 @@ def layered_lower(value: Tensor, mass: Mass, floor: Tensor | float) -> Tensor:
 
 _Device = torch.device | str
 
+_COPIES = 8
+"""Arrays of the size of the weights that an engine makes of one sample, about: gathered, absolute values, gradients."""
+
 
 @dataclass(frozen=True, eq=False)
 class BoxFamily:
@@ -309,11 +315,56 @@ def scattered_family(
     return BoxFamily(WeightBoxes(centers, boxes.spreads, scale), union.to(device))
 
 
-def sample_weights(network: Network, posterior: WeightSamples, device: _Device = "cpu") -> tuple[WeightBoxes, Tensor]:
-    """The samples as K exact weight settings, and their probabilities (K,), normalised to sum 1."""
-    weights = mean_weights(network, device)
-    drawn = {name: torch.tensor(v, dtype=torch.float64, device=device) for name, v in posterior.samples.items()}
-    count = len(posterior.probabilities)
-    scale = torch.zeros(count, 1, dtype=torch.float64, device=device)
-    probabilities = torch.tensor(posterior.probabilities, dtype=torch.float64, device=device)
-    return WeightBoxes({**weights.centers, **drawn}, {}, scale), probabilities / probabilities.sum()
+@dataclass(frozen=True, eq=False)
+class SampledWeights:
+    """The samples of a posterior as K exact weight settings, some at a time: all at once may exceed the memory.
+
+    posterior : as it is stored; share (K,): its probabilities, normalised to sum 1
+    """
+
+    network: Network
+    posterior: WeightSamples
+    share: Tensor
+
+    @staticmethod
+    def of(network: Network, posterior: WeightSamples, device: _Device = "cpu") -> SampledWeights:
+        """All samples of the posterior."""
+        share = torch.tensor(posterior.probabilities, dtype=torch.float64, device=device)
+        return SampledWeights(network, posterior, share / share.sum())
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.share)
+
+    def parts(self, index: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The positions (k,) of all samples, or of those in `index`, cut into as many as memory allows at once."""
+        size = sum(math.prod(values.shape[1:]) for values in self.posterior.stored.values())
+        index = torch.arange(self.count) if index is None else index
+        return index.split(at_once(_COPIES * size))
+
+    def boxes(self, index: Tensor) -> WeightBoxes:
+        """Some of the samples, by their positions (k,)."""
+        return self._all if len(index) == self.count and len(self.parts()) == 1 else self._boxes(index)
+
+    @cached_property
+    def _all(self) -> WeightBoxes:
+        return self._boxes(torch.arange(self.count))
+
+    def _boxes(self, index: Tensor) -> WeightBoxes:
+        device = self.share.device
+        drawn = {name: torch.tensor(v, device=device) for name, v in self.posterior.drawn(index.cpu().numpy()).items()}
+        fixed = {
+            name: torch.tensor(values, dtype=torch.float64, device=device)[None]
+            for name, values in self.network.tensors.items()
+            if name not in drawn
+        }
+        return WeightBoxes({**fixed, **drawn}, {}, torch.zeros(len(index), 1, dtype=torch.float64, device=device))
+
+
+def over(weights: WeightBoxes | SampledWeights, bound: Callable[[WeightBoxes], Tensor]) -> Tensor:
+    """What `bound` gives for K weight boxes (K or 1, ..); for samples (K, ..), part by part."""
+    if isinstance(weights, WeightBoxes):
+        return bound(weights)
+    found = ((index, bound(weights.boxes(index))) for index in weights.parts())
+    return torch.cat([value.expand(len(index), *value.shape[1:]) for index, value in found])

@@ -70,7 +70,9 @@ def decided(method, net: Model, question: Problem, *, most: int | None = 4096, d
     """Of all pairs of a weight setting and an item."""
     weights = weight_sets.mean_weights(net.network)
     if net.posterior is not None and hasattr(net.posterior, "samples"):
-        weights, _ = weight_sets.sample_weights(net.network, net.posterior)
+        weights = weight_sets.SampledWeights.of(net.network, net.posterior).boxes(
+            torch.arange(len(net.posterior.probabilities))
+        )
     open_ = torch.ones(weights.count, len(question), dtype=torch.bool)
     bounds = OutputBounds(Engine(net.network, deadline=deadline), "identity")
     return method(bounds, weights, question, open_, most).run()

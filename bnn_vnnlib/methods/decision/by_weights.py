@@ -54,7 +54,7 @@ from bnn_vnnlib.network.nodes import (
 )
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
-from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, layered_lower, params_of
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, layered_lower, over, params_of
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.system.memory import at_once
 
@@ -173,7 +173,7 @@ class ByWeights:
 
     bounds: OutputBounds
     posterior: GaussianDiagonal | WeightSamples
-    weights: WeightBoxes
+    weights: WeightBoxes | SampledWeights
     mass: BoxUnion | Tensor
 
     @property
@@ -194,7 +194,7 @@ class ByWeights:
         return torch.cat([part(start) for start in range(0, len(lower), step)])
 
     def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
-        value = self.bounds.rows(self.weights, lower, upper, outputs, inputs).lower
+        value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, outputs, inputs).lower)
         if isinstance(self.mass, Tensor):
             return _weighted_sum(self.mass, value)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)

@@ -26,15 +26,15 @@ from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, Rows
-from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass, SampledWeights, over
 from bnn_vnnlib.rounding import UNIT
 
 DOUBLINGS, HALVINGS = 10, 9
 """Steps of the search for v: away from where it cannot be, and back."""
 
 
-SAMPLED = 65
-"""Networks behind the estimates that say where to split."""
+SAMPLED, FEW = 65, 256
+"""Networks behind the estimates that say where to split: so many are drawn, unless the posterior has few samples."""
 
 POINTS_AT_ONCE = 512
 """Points that are evaluated together, at most, each in all samples."""
@@ -50,8 +50,8 @@ class Sampled:
 
     @staticmethod
     def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
-        """The samples of the posterior, or some drawn ones."""
-        if isinstance(posterior, WeightSamples):
+        """The samples of the posterior where they are few, or some drawn ones."""
+        if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= FEW:
             params = {name: torch.as_tensor(values, device=device) for name, values in posterior.samples.items()}
             return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
         drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ class WeightMedians:
     """By K boxes of weights and the mass of their unions, or K samples and their probabilities."""
 
     bounds: OutputBounds
-    weights: WeightBoxes
+    weights: WeightBoxes | SampledWeights
     mass: BoxUnion | Tensor
 
     @property
@@ -119,7 +119,8 @@ class WeightMedians:
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """See `MedianSource`."""
         unit = torch.eye(self.bounds.engine.network.signature.output_size, dtype=lower.dtype, device=lower.device)
-        value = self.bounds.rows(self.weights, lower, upper, torch.cat([unit, -unit])[None]).lower
+        rows = torch.cat([unit, -unit])[None]
+        value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)
         return half_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower)
 

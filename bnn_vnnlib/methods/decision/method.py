@@ -18,7 +18,7 @@ from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, Wei
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.weight_sets import BoxUnion
+from bnn_vnnlib.problem.weight_sets import BoxUnion, SampledWeights
 from bnn_vnnlib.result import Rule
 
 if TYPE_CHECKING:
@@ -82,12 +82,13 @@ class Task:
         return self.bounds.engine.network
 
     @cached_property
-    def weights(self) -> tuple[WeightBoxes, BoxUnion | Tensor]:
+    def weights(self) -> tuple[WeightBoxes, BoxUnion] | tuple[SampledWeights, Tensor]:
         """K boxes of a Gaussian posterior of independent weights and the mass of their unions, or K samples and their
         probabilities.
         """
         if isinstance(self.posterior, WeightSamples):
-            return weight_sets.sample_weights(self.network, self.posterior, self.device)
+            samples = SampledWeights.of(self.network, self.posterior, self.device)
+            return samples, samples.share
         if not isinstance(self.posterior, GaussianDiagonal):
             raise ValueError("boxes of weights are for independent Gaussian weights")
         if self.boxes == "sampled":

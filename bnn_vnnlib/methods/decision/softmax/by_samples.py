@@ -21,16 +21,16 @@ from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """K weight settings and their probabilities (K,)."""
+    """Softmax, or sigmoid, over the K samples of a posterior."""
 
     engine: Engine
-    weights: WeightBoxes
-    share: Tensor
+    samples: SampledWeights
     sigmoid: bool
 
     name: ClassVar[str] = "weight samples"
@@ -50,13 +50,17 @@ class Samples:
         """Numbers that one box takes."""
         inputs = self.engine.network.signature.input_size
         widest = max(math.prod(node.shape) for node in self.engine.network.nodes)
-        return self.weights.count * self.count**2 * max(inputs, widest)
+        return self.samples.count * self.count**2 * max(inputs, widest)
 
     def value(self, x: Tensor) -> Tensor:
         """(P, m): D at points, not rounded."""
-        params = {name: tensor for name, tensor in self.weights.centers.items() if len(tensor) == len(self.share)}
-        y = transformed(evaluate(self.engine.network, x, params), "sigmoid" if self.sigmoid else "softmax")
-        return (self.share[:, None, None] * y).sum(0)
+        total = x.new_zeros(len(x), self.count)
+        for index in self.samples.parts():
+            centers = self.samples.boxes(index).centers
+            params = {name: centers[name] for name in self.samples.posterior.stored}
+            y = transformed(evaluate(self.engine.network, x, params), "sigmoid" if self.sigmoid else "softmax")
+            total = total + (self.samples.share[index, None, None] * y).sum(0)
+        return total
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Nothing: what is known of a box does not serve the boxes inside."""
@@ -66,32 +70,38 @@ class Samples:
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
     ) -> tuple[Lines, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
+        parts = [self._sums(index, lower, upper, outputs) for index in self.samples.parts()]
+        value, size, slope, number, sure = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
+        error = 2 * gamma(2 * self.samples.count + 8)  # of a sum over all samples, in whatever order
+        return Lines(value - error * size - TINY, slope), number - error * sure - TINY
+
+    def _sums(self, index: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Weighted sums (P, R, ..) over some samples: the lines' values, the sizes that their rounding is relative to,
+        their slopes, the numbers and the absolute values of these.
+        """
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
-        margin = self._margins(lower, upper, center)
+        margin = self._margins(self.samples.boxes(index), lower, upper, center)
         k, p = margin.value.shape[:2]
         flat = Lines(margin.value.flatten(0, 1), margin.slope.flatten(0, 1))
         pairs = Pairs(flat, torch.zeros_like(flat.value), radius.repeat(k, 1))
         lines, numbers = classes(pairs, None).rows(outputs.expand(p, -1, -1).repeat(k, 1, 1))
         value, numbers = (part.unflatten(0, (k, p)) for part in (lines.value, numbers))
         moved = lines.reach(radius.repeat(k, 1)).unflatten(0, (k, p))
-        slope = lines.slope.unflatten(0, (k, p))
-        share = self.share[:, None, None]
-        error = 2 * gamma(2 * k + 8)
-        total = (share * value).sum(0) - error * (share * (value.abs() + moved)).sum(0) - TINY
-        number = (share * numbers).sum(0) - error * (share * numbers.abs()).sum(0) - TINY
-        return Lines(total, (share[..., None] * slope).sum(0)), number
+        slope, share = lines.slope.unflatten(0, (k, p)), self.samples.share[index, None, None]
+        summed = share * value, share * (value.abs() + moved), share[..., None] * slope
+        return tuple(part.sum(0) for part in (*summed, share * numbers, share * numbers.abs()))
 
-    def _margins(self, lower: Tensor, upper: Tensor, center: Tensor) -> Lines:
-        """(K, P, m, m), written from the centres."""
+    def _margins(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, center: Tensor) -> Lines:
+        """(k, P, m, m), written from the centres."""
         m = self.count
         if m == 1:  # no margins at all
-            zero = lower.new_zeros(len(self.share), len(lower), 1, 1)
+            zero = lower.new_zeros(weights.count, len(lower), 1, 1)
             return Lines(zero, zero[..., None].expand(-1, -1, -1, -1, lower.shape[-1]))
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         off = ~torch.eye(m, dtype=torch.bool, device=lower.device)
         pairs = (unit[:, None] - unit)[off][None, :, : self.logits]
-        found = self.engine.rows(self.weights, lower, upper, pairs, forms=True)
+        found = self.engine.rows(weights, lower, upper, pairs, forms=True)
         if found.form is None:
             raise ValueError("forms were asked for")
         form = found.form

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor
-
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
@@ -17,6 +15,7 @@ from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.splitting.frontier import Effort
 
 MAX_CLASSES = 64
@@ -46,9 +45,8 @@ def _samples_serve(task: Task) -> str | None:
 
 def _samples(task: Task) -> Steps:
     """Their lines are added up before x is minimised over."""
-    weights, mass = task.weights
-    engine = task.bounds.engine
-    samples = Samples(engine, weights, cast(Tensor, mass), task.bounds.transform == "sigmoid")
+    engine, weights = task.bounds.engine, cast(SampledWeights, task.weights[0])
+    samples = Samples(engine, weights, task.bounds.transform == "sigmoid")
     quick, aimed = (SoftmaxRows(samples, engine.deadline, effort) for effort in (None, SPLIT))
     return Steps(quick=(quick,), aimed=(aimed,))
 
