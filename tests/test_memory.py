@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx import ModelProto
 
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.model import attach
+from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.system.memory import MEMORY_PARTS, NEAR, at_once, memory_of
-from support.builders import random_model, random_samples
+from support.builders import random_model, random_samples, rows
 
 CPU = torch.device("cpu")
 SMALL, LARGE = 64 / 1024, 2.0
@@ -78,6 +81,67 @@ def test_no_bound_depends_on_it(name, query):
         for side in ("lower", "upper"):
             np.testing.assert_allclose(getattr(other, side), getattr(found[0], side), rtol=1e-9, atol=1e-9)
         assert (other.verdicts == found[0].verdicts).all()
+
+
+@pytest.mark.parametrize("asked", [
+    {"query": "probabilistic"}, {"query": "decision"}, {"query": "decision", "likelihood": "gaussian"},
+    {"query": "decision", "rule": "median", "likelihood": "gaussian"},
+], ids=str)  # fmt: skip
+def test_samples_may_be_taken_one_by_one(asked):
+    """Some of them decided at first sight, some by branch and bound, some never."""
+    net = NETS["samples"]
+    middle = np.array([[0.1, -0.2, 0.3], [1.0, 0.5, -1.0], [-0.5, 0.8, 0.2]])
+    radius = np.array([[0.02], [0.4], [1.5]]) if asked["query"] == "probabilistic" else 0.02
+    asked_rows = [
+        [rows([[1.0, -1.0, 0.0]], [-0.1])],
+        [rows([[0.0, 1.0, -1.0]], [0.2])],
+        [rows([[1.0, 0.0, -1.0]], [0.0])],
+    ]
+    one, all_ = (
+        verify_batch(net, middle - radius, middle + radius, properties=asked_rows, memory=gib, **asked)
+        for gib in (6e-5, LARGE)
+    )
+    for side in ("lower", "upper"):
+        np.testing.assert_allclose(getattr(one, side), getattr(all_, side), rtol=1e-9, atol=1e-9)
+    assert (one.verdicts == all_.verdicts).all()
+    if asked["query"] == "probabilistic":
+        assert ((all_.lower > 0) & (all_.lower < 1)).any()  # not all alike
+
+
+READING = """
+import sys
+import numpy as np
+sys.path[:] = sys.argv[2:]
+import bnn_vnnlib.api, bnn_vnnlib.problem.refute, bnn_vnnlib.methods.safety.by_samples
+from bnn_vnnlib import read_model, verify_batch
+
+def peak():
+    status = open("/proc/self/status").read()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+
+read_model(sys.argv[1].replace("many", "two"))
+before = peak()
+net = read_model(sys.argv[1])
+print(peak() - before)
+verify_batch(net, [[0.0] * 200], [[0.01] * 200], labels=[0], query="probabilistic", memory=0.01)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
+def test_a_file_of_samples_is_held_twice_at_most(tmp_path):
+    """While it is read; then once, and what is computed with is taken from it part by part."""
+    for name, count in (("two", 2), ("many", 400)):
+        net = random_samples(0, [200, 150, 3], count)
+        plain = ModelProto.FromString(net.onnx_bytes)
+        write_model(attach(plain, net.posterior), tmp_path / f"{name}.onnx")
+    size = (tmp_path / "many.onnx").stat().st_size / 2**20
+    script = [sys.executable, "-c", READING, str(tmp_path / "many.onnx"), *sys.path]
+    done = subprocess.run(script, check=True, capture_output=True, text=True)
+    read, whole = map(float, done.stdout.split())
+    assert size > 40
+    assert 0.9 * size < read < 2.2 * size
+    assert whole < 2.6 * size
 
 
 PEAK = """

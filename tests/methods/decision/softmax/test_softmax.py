@@ -177,7 +177,7 @@ def test_samples_against_their_exact_decision(widths):
     for seed in range(6):
         net = random_samples(seed, widths, 5)
         expect = expectation(net, "softmax")
-        method = SoftmaxRows(Samples(expect.task.bounds.engine, *expect.task.weights, False), Deadline())
+        method = SoftmaxRows(Samples(expect.task.bounds.engine, expect.task.weights[0], False), Deadline())
         lower = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         upper = lower + 0.3
         params = {name: torch.as_tensor(values) for name, values in net.posterior.samples.items()}
