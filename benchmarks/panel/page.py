@@ -9,6 +9,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from questions import DRAWS, INPUTS, QUERIES, SHARE, TIMEOUT
+from questions import DRAWS, QUERIES, SHARE, TIMEOUT
 
 NOTHING = 1e-6
 """Bounds on a probability that exclude no more than this at either end are vacuous."""
@@ -46,6 +47,7 @@ class Cell:
     is_probability: bool
     method: str
     seconds: float
+    cause: str  # why there is no verdict, by the run's diagnosis
     reason: str
 
     @property
@@ -101,7 +103,8 @@ def _cell(row: dict[str, str], estimate: dict[str, Any]) -> Cell:
     unit = 1.0 if query == "probabilistic" else estimate["unit"]
     return Cell(
         estimate["architecture"], estimate["method"], query, estimate["radius"], int(name.rsplit("_", 1)[1]), name,
-        row["result"], lower, upper, known, unit, is_probability, row["method"], float(row["time"] or 0), row["reason"],
+        row["result"], lower, upper, known, unit, is_probability, row["method"], float(row["time"] or 0), row["cause"],
+        re.sub(r"^/\S*/", "", row["reason"]),
     )  # fmt: skip
 
 
@@ -125,6 +128,21 @@ def table(title: str, groups: dict[str, list[Cell]]) -> list[str]:
             values.append(f"{statistics.median(cell.seconds for cell in asked):.1f}" if asked else "")
         lines.append(f"| {name} | {' | '.join(values)} |")
     return lines
+
+
+def diagnosed(out: Path) -> str:
+    """What the diagnoses of the run's undecided questions took, in a sentence."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (out / "run" / "instances").rglob("*.json")]
+    pairs = [(record["diagnosis"]["seconds"], record["time_s"]) for record in records if record.get("diagnosis")]
+    if not pairs:
+        return "No question was diagnosed."
+    spent, total = (sum(part) for part in zip(*pairs, strict=True))
+    shares = sorted(one / whole for one, whole in pairs if whole)
+    return (
+        f"The diagnoses took {spent / total:.1%} of the time of the {len(pairs)} questions without a verdict: "
+        f"{statistics.median(shares):.1%} in the median, and {shares[-1]:.0%} at most, of a run of "
+        f"{max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-9))[1]:.1f} s."
+    )
 
 
 def grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
@@ -158,14 +176,16 @@ def draw(cells: list[Cell], path: Path) -> None:
     radii = ("point", "small", "medium")
     axes.set_xticks(range(len(columns)), [f"{names[query]}\n{radii[place]}" for query, place in columns])
     axes.set_yticks(range(len(groups)), list(groups))
-    axes.set_title(f"of {INPUTS} test inputs: decided / vacuous; colour: share informative")
+    axes.set_title("test inputs: decided / vacuous; colour: share informative")
     figure.colorbar(image, fraction=0.05)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
-def page(cells: list[Cell], revision: str) -> str:
+def page(cells: list[Cell], revision: str, diagnoses: str) -> str:
     """The page in Markdown."""
+    inputs = len({cell.name.rsplit("_", 2)[1] for cell in cells})
+    causes = grouped((cell for cell in cells if cell.cause), lambda cell: f"{cell.query}: {cell.cause}")
     suspicious = [cell for cell in cells if cell.suspicious]
     refused = grouped((cell for cell in cells if cell.refused), lambda cell: f"{cell.architecture}, {cell.posterior}")
     radii = ("point", "small", "medium")
@@ -178,7 +198,7 @@ def page(cells: list[Cell], revision: str) -> str:
         "",
         "Written by `make panel` (benchmarks/panel); do not edit. Ordinary Bayesian networks as their libraries train",
         "them, with default or documented settings and the deviations that came out; none was tuned for certification.",
-        f"{INPUTS} test inputs each, three radii, both queries, {TIMEOUT} s a question, one thread.",
+        f"{inputs} test inputs each, three radii, both queries, {TIMEOUT} s a question, one thread.",
         "",
         f"Measured with {revision}. {versions}",
         "",
@@ -225,6 +245,17 @@ def page(cells: list[Cell], revision: str) -> str:
             for name, some in methods.items()
         ),
         "",
+        "## Why there is no verdict",
+        "",
+        f"As the runs' own diagnoses guess. {diagnoses}",
+        "",
+        "| query: cause | cells | informative | vacuous |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {len(some)} | {sum(c.informative for c in some)} | {sum(c.vacuous for c in some)} |"
+            for name, some in sorted(causes.items())
+        ),
+        "",
         "## Refused",
         "",
         *(f"- {name}: {some[0].reason}" for name, some in refused.items()),
@@ -265,7 +296,7 @@ def main() -> None:
     parser.add_argument("--revision", default="this revision", help="as the page names it")
     options = parser.parse_args()
     cells = read(options.out)
-    (options.docs / "panel.md").write_text(page(cells, options.revision), encoding="utf-8")
+    (options.docs / "panel.md").write_text(page(cells, options.revision, diagnosed(options.out)), encoding="utf-8")
     draw(cells, options.docs / "panel.svg")
     write_cells(cells, options.docs / "panel.csv")
 
