@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class DenseLayer:
 
     Attributes
     ----------
-    mean, variance (o, i), bias, bias_variance (o,) : each variance is off by at most VARIANCE units, or by TINY
+    mean, variance (o, i), bias, bias_variance (o,) : finite; each variance is off by at most VARIANCE units
     slack (o, i), bias_slack (o,) : the exact means lie within the slack of the stored ones
     """
 
@@ -178,7 +179,10 @@ def _power_of_two(factor: Floats) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class _Entries:
-    """Independent Gaussian numbers: stored means that are off by at most `slack`, variances off by `loose` units."""
+    """Independent Gaussian numbers: stored means that are off by at most `slack`, variances off by `loose` units.
+
+    A variance that lost digits to underflow has `loose` infinity.
+    """
 
     mean: Floats
     slack: Floats
@@ -192,13 +196,18 @@ class _Entries:
 
     @property
     def random(self) -> NDArray[np.bool_]:
-        """Where there is variance."""
-        return self.variance > 0
+        """Where there is variance, be it too small for a float."""
+        return (self.variance > 0) | np.isinf(self.loose)
 
     @property
     def possible(self) -> NDArray[np.bool_]:
         """Where the number may differ from 0."""
         return (self.mean != 0) | (self.slack > 0) | self.random
+
+    @property
+    def vague(self) -> NDArray[np.bool_]:
+        """Where the square of the mean is not known to 3 %: it may be 0 or not, or has lost digits."""
+        return (100 * self.slack > np.abs(self.mean)) | ((self.mean != 0) & (self.mean**2 <= LOST))
 
     def moved(self, move: Callable[[Floats], Floats]) -> _Entries:
         """The numbers at other places."""
@@ -213,9 +222,9 @@ class _Entries:
         rounded = ~(shift | _power_of_two(self.mean)) | ((np.abs(mean) <= LOST) & (np.abs(factor) != 1))
         rounded = np.where(rounded & (self.mean != 0) & (factor != 0), UNIT * np.abs(mean) + TINY, 0.0)
         slack = np.abs(factor) * self.slack + wrong * (np.abs(self.mean) + self.slack) + rounded
+        slack = slack + np.where((self.slack > 0) & (factor != 0) | ~known & self.possible, TINY, 0.0)  # underflow
         clean = shift & known & ((variance > LOST) | (np.abs(factor) == 1) | (factor == 0))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(known, 0.0, 2.1 * wrong / np.abs(factor) / UNIT)  # of the factor's square
+        relative = np.where(known, 0.0, 2.1 * wrong / np.abs(factor) / UNIT)  # of the factor's square
         loose = np.where(self.random & ~clean, self.loose + 2.1 + relative, self.loose)
         lost = self.random & ~clean & (variance <= LOST)
         return _Entries(mean, slack * (1 + 8 * UNIT), variance, np.where(lost, np.inf, loose))
@@ -321,6 +330,7 @@ class _Reading:
         self._bases = {_INPUT: _Recognised(None, network.signature.input_size)}
         self._states: list[_State] = []
 
+    @np.errstate(all="ignore")  # what is not finite then is refused by `_sound`
     def output(self) -> _Recognised | None:
         """The whole chain; None where a random node is not affine, or something deterministic ends the graph."""
         random: list[bool] = []
@@ -341,10 +351,13 @@ class _Reading:
         return replace(below, layers=(*below.layers, state))
 
     def _sound(self, position: int, rows: _Rows) -> bool:
-        """Random rows are read once, and variances are exact enough."""
+        """Random rows are read once, numbers are finite, and variances are exact enough."""
         readers = self._readers[position] + (position in self._network.outputs)
-        loose = max(float(part.loose.max(initial=0.0)) for part in (rows.weight, rows.bias))
-        return loose <= VARIANCE and not (readers > 1 and bool(rows.random.any()))
+        known = all(
+            bool((np.isfinite(part.mean + part.slack + part.variance) & (part.loose <= VARIANCE)).all())
+            for part in (rows.weight, rows.bias)
+        )
+        return known and not (readers > 1 and bool(rows.random.any()))
 
     def _based(self, position: int, node: Node, base: _Recognised) -> _Elements:
         self._bases[position] = base
@@ -529,13 +542,13 @@ def _composed(outer: _Entries, inner: _Rows) -> _Rows | None:
         return None
     if (inside.random.any(1) & (outer.possible.sum(0) > 1)).any():  # (2)
         return None
-    unknown = (inside.mean == 0) & (inside.slack > 0), (outer.mean == 0) & (outer.slack > 0)
-    if (outer.random @ unknown[0]).any() or (unknown[1] @ inside.random).any():  # a variance that may be 0 or not
+    if _meet(outer.random, inside.vague).any() or _meet(outer.vague, inside.random).any():
         return None
     terms = outer.possible.astype(np.float64) @ inside.possible.astype(np.float64)
     size = np.abs(outer.mean) @ np.abs(inside.mean)
     shifts = bool(_power_of_two(outer.mean).all()), bool(_power_of_two(inside.mean).all())
-    exact = (terms <= 1) & any(shifts) & ((size > LOST) | (size == 0))
+    exact = (terms <= 1) & any(shifts) & ((size > LOST) | ~_meet(outer.mean, inside.mean))
+    exact &= ~(_meet(outer.slack, inside.possible) | _meet(outer.possible, inside.slack))
     slack = np.abs(outer.mean) @ inside.slack + outer.slack @ (np.abs(inside.mean) + inside.slack)
     slack = slack * (1 + gamma(len(inside.mean))) + np.where(exact, 0.0, gamma(len(inside.mean)) * size + TINY)
     squares = outer.mean**2, inside.mean**2
@@ -544,13 +557,16 @@ def _composed(outer: _Entries, inner: _Rows) -> _Rows | None:
     wrong = wrong + 2 / UNIT * (outer.variance @ (np.abs(inside.mean) * inside.slack))
     wrong = wrong + 2 / UNIT * ((np.abs(outer.mean) * outer.slack) @ inside.variance)
     clean = (terms <= 1) & (shifts[1] or not outer.random.any()) & (shifts[0] or not inside.random.any())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        loose = np.where(variance > 0, wrong / variance * 1.01, 0.0) + np.where(
-            clean | (variance == 0), 0.0, terms + 2.1
-        )
-    underflow = (outer.random @ inside.possible | outer.possible @ inside.random) & (variance <= LOST)
+    loose = np.where(variance > 0, wrong / variance * 1.01, 0.0)
+    loose = loose + np.where(clean | (variance == 0), 0.0, terms + 2.1)
+    underflow = (_meet(outer.random, inside.possible) | _meet(outer.possible, inside.random)) & (variance <= LOST)
     found = _Entries(outer.mean @ inside.mean, slack, variance, np.where(underflow, np.inf, loose))
     return _Rows(inner.base, found.moved(lambda part: part[:, :-1]), found.moved(lambda part: part[:, -1]))
+
+
+def _meet(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
+    """(o, j): where a term of the matrix product left (o, i) right (i, j) has two factors other than 0."""
+    return (left != 0).astype(np.float64) @ (right != 0).astype(np.float64) > 0
 
 
 def _unfolded(node: nodes.Conv, weight: _Entries, image: tuple[int, ...]) -> _Entries:

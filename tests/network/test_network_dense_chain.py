@@ -288,6 +288,25 @@ def residual(b: Builder) -> dict[str, Array]:
     return {"w0": np.ones((3, 3))}
 
 
+def skip(b: Builder) -> dict[str, Array]:
+    """The input beside the activations: two bases."""
+    x = b.input(1, 3)
+    b.linear(b.concat(x, b.activation(b.linear(x, (3, 3)))), (2, 6))
+    return {"w0": np.ones((3, 3))}
+
+
+def shortcut(b: Builder) -> dict[str, Array]:
+    """A layer of the activations plus one of the input."""
+    x = b.input(1, 3)
+    b.sum(b.linear(b.activation(b.linear(x, (3, 3))), (2, 3)), b.linear(x, (2, 3)))
+    return {"w0": np.ones((3, 3))}
+
+
+def ends_active(b: Builder) -> dict[str, Array]:
+    b.activation(b.linear(b.input(1, 3), (3, 3)))
+    return {"w0": np.ones((3, 3))}
+
+
 def product(b: Builder) -> dict[str, Array]:
     b.linear(b.linear(b.input(1, 3), (3, 3)), (2, 3))
     return {"w0": np.ones((3, 3)), "w1": np.ones((2, 3))}
@@ -324,7 +343,8 @@ def convolution(b: Builder) -> dict[str, Array]:
 
 
 REFUSED = [
-    tied, repeated, twice, residual, product, mixed, stretched, random_factor, all_rows, moved_input, convolution,
+    tied, repeated, twice, residual, skip, shortcut, ends_active, product, mixed, stretched, random_factor, all_rows,
+    moved_input, convolution,
 ]  # fmt: skip
 
 
@@ -333,6 +353,77 @@ def test_graphs_of_dependent_entries_are_no_chain(write: Callable[[Builder], dic
     b = Builder(0)
     variances = write(b)
     assert chain(b.network(), variances) is None
+
+
+def faded(b: Builder) -> dict[str, Array]:
+    """Variances that underflow on the way: their weights are not fixed, and may not be added up."""
+    w = b.param((1, 2), factor=2.0**-100)
+    b.linear(b.linear(b.input(1, 2), np.array([[1.0, 1.0], [1.0, -1.0]])), w)
+    return {w.source: np.full((1, 2), 1e-300)}
+
+
+def faded_below(b: Builder) -> dict[str, Array]:
+    """The same below a layer: no fixed prefix."""
+    w = b.param((1, 2), factor=2.0**-100)
+    b.linear(b.linear(b.input(1, 2), w), (2, 1))
+    return {w.source: np.full((1, 2), 1e-300), "w1": np.ones((2, 1))}
+
+
+def overflown(b: Builder) -> dict[str, Array]:
+    """Powers of two, which change no number but for this."""
+    w = b.param(np.array([[2.0**600]]))
+    b.scale(b.linear(b.input(1, 1), w), np.array([[2.0**600]]))
+    return {w.source: np.ones((1, 1))}
+
+
+def cancelled(b: Builder) -> dict[str, Array]:
+    """A factor 0.3 * 0.1 - 0.03.. + 1e-300 of about 1e-18: its square times 1e26 counts beside 1."""
+    x = b.input(1, 1)
+    rounded = b.linear(b.scale(b.scale(x, np.array([[0.3]])), np.array([[0.1]])), np.array([[1.0]]))
+    left = b.sum(b.sum(rounded, b.linear(x, np.array([[-0.3 * 0.1]]))), b.linear(x, np.array([[1e-300]])))
+    z = b.linear(b.concat(b.linear(x, np.array([[1.0]])), left), np.ones((1, 2)))
+    return {b.nodes[z].weight.source: np.array([[1.0, 1e26]])}
+
+
+def lost_square(b: Builder) -> dict[str, Array]:
+    """A variance of 1e-40 from a square that is 0 in floats, beside one of 1e-140."""
+    z = b.linear(b.linear(b.input(1, 1), np.array([[1e-170], [1e-60]])), np.ones((1, 2)))
+    return {b.nodes[z].weight.source: np.array([[1e300, 1e-20]])}
+
+
+def unknown_bias(b: Builder) -> dict[str, Array]:
+    """Random weights of which the means are not known, of constants: no product is a number."""
+    w = b.param(np.ones((1, 2)), slack=np.array([[1.0, 1e-3]]))
+    b.linear(b.shift(b.linear(b.input(1, 1), np.zeros((2, 1))), np.array([[2.0, 0.0]])), w)
+    return {w.source: np.ones((1, 2))}
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize(
+    "write", [faded, faded_below, overflown, cancelled, lost_square, unknown_bias], ids=lambda write: write.__name__
+)
+def test_laws_that_floats_do_not_hold_are_no_chain(write: Callable[[Builder], dict[str, Array]], prefix: bool) -> None:
+    b = Builder(0)
+    variances = write(b)
+    assert chain(b.network(), variances, prefix=prefix) is None
+
+
+def test_a_fixed_weight_that_underflows_is_not_known_to_be_zero() -> None:
+    b = Builder(0)
+    z = b.linear(b.linear(b.input(1, 1), np.array([[1.5 * 2.0**-600]])), np.array([[2.0**-600]]))
+    shift = b.param((1, 1))
+    b.scale(b.linear(b.shift(z, shift), np.array([[2.0**-100]])), np.array([[2.0**-100]]))
+    found = chain(b.network(), {shift.source: np.ones((1, 1))})
+    assert found is not None
+    assert 1.5 * Fraction(2) ** -1400 <= Fraction(found.last.slack.item())
+    assert found.law_distance == np.inf
+
+
+def test_several_outputs_are_no_chain() -> None:
+    b = Builder(0)
+    x = b.input(1, 2)
+    one, two = b.linear(x, (1, 2)), b.linear(x, (1, 2))
+    assert chain(b.network(one, two), {"w0": np.ones((1, 2))}) is None
 
 
 def test_a_fixed_prefix_ends_where_the_chain_begins() -> None:
