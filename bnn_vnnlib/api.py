@@ -18,7 +18,7 @@ from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation, what_unsat_means
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
-from bnn_vnnlib.setting import Setting, ends_in_sigmoid, gives_probabilities, settle_run
+from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import memory_of
@@ -26,9 +26,7 @@ from bnn_vnnlib.system.memory import memory_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods.decision import DecisionOutcome
-    from bnn_vnnlib.methods.safety.safety import SafetyBounds
     from bnn_vnnlib.model.replay import HiddenNodes
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
 RESTARTS, POOL, POOL_EFFORT = 64, 256, 2**22
 """Starting points of an attack on one property: the best of up to POOL times as many, as long as the widest layer has
 at most POOL_EFFORT numbers over all of them."""
-
-REPLAYED = 64
-"""Candidates for a deterministic witness that are replayed, at most."""
 
 EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
 """Note on a property that says nothing about the posterior."""
@@ -160,76 +155,69 @@ def _by_the_property(setting: Setting) -> Result:
 
 
 def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
-    from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.problem.problem import from_property
+    from bnn_vnnlib.witness import REPLAYED, replayed, witness
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
     pool = min(most, max(1, POOL_EFFORT // (restarts * widest * len(problem))))
-    attack = Attack(
-        restarts=restarts, pool=pool, seed=setting.options.seed, deadline=setting.deadline, precision=setting.precision
-    )
-    if setting.query is Query.DETERMINISTIC:
-        return _deterministic(setting, property, problem, attack)
-    left = setting.settled(problem)
-    bound = _probabilistic if setting.query is Query.PROBABILISTIC else _decision
-    result = bound(setting, property, left, attack)
-    if bool(left.exists.any()):
+    attack, points = setting.attack(restarts=restarts, pool=pool), None
+    if setting.query is Query.DETERMINISTIC:  # what the attack finds is replayed before anything is proved
+        points, values = setting.attacked(problem, attack)
+        nearest = values[0].argsort()[:REPLAYED]
+        shown = replayed(setting, property, points[0, nearest], nearest.cpu().numpy())
+        if shown is not None:
+            method = methods.of_network(setting, True)
+            return _result(setting, Verdict.SAT, method, witness=shown, notes=_warnings(setting))
+    answer = setting.answer(problem, attack, points)
+    proved, verdict = _proved(answer, len(property.rows)), answer.verdicts[0]
+    shown = witness(setting, property, answer) if verdict is Verdict.SAT else None
+    if verdict is Verdict.SAT and shown is None:
+        verdict = setting.undecided
+    result = _result(setting, verdict, answer.method, witness=shown, notes=_warnings(setting), **proved)
+    if points is not None or bool(answer.problem.exists.any()):
         return result
     return replace(result, method="the ranges of the last activations alone", notes=(*result.notes, EXCLUDED))
 
 
-def _open(setting: Setting) -> Verdict:
-    """Neither proved nor refuted."""
-    return Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN
+def _warnings(setting: Setting) -> tuple[str, ...]:
+    """Of fixed weights that are a mean."""
+    from bnn_vnnlib.network.network import Mixture, WeightSamples
+
+    match setting.query, setting.model.posterior:
+        case Query.DETERMINISTIC, WeightSamples():
+            return ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
+        case Query.DETERMINISTIC, Mixture():
+            return ("the mean of a mixture may be a meaningless network (hidden units permute between components)",)
+    return ()
 
 
-def _probabilistic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
-    from bnn_vnnlib.witness import probabilistic_witness
+def _proved(answer: Answer, rows: int) -> dict[str, Any]:
+    """The bounds, which methods gave them, and what else the record tells.
 
-    question = setting.question
-    found = setting.safety(problem, attack)
-    p_safe = Bounds(float(found.lower[0]), float(found.upper[0]))
-    verdict, witness = _open(setting), None
-    if question.between(p_safe.lower, p_safe.upper):
-        verdict = Verdict.UNKNOWN
-    elif p_safe.lower >= question.tau_safe:
-        verdict = Verdict.UNSAT
-    elif p_safe.upper < question.tau_unsafe:
-        witness = probabilistic_witness(setting, property, problem, found)
-        verdict = Verdict.SAT
-    method = methods.of_safety(setting, found)
-    return _result(setting, verdict, method, p_safe=p_safe, witness=witness, details=_safety_details(found))
+    Parameters
+    ----------
+    rows : of the property
+    """
+    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.safety.safety import SafetyBounds
 
-
-def _safety_details(found: SafetyBounds) -> dict[str, Any]:
-    """Which methods gave the bounds, and what else the record tells."""
+    found = answer.found
+    if isinstance(found, DecisionOutcome):
+        lower_by, upper_by = (", ".join(names) or NONE for names in found.together)
+        bounds = _decision_bounds(found, answer.problem, rows)
+        return {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
+    if not isinstance(found, SafetyBounds):
+        return {}
     (lower_by,), (upper_by,) = found.methods
-    by = {"lower_by": lower_by, "upper_by": upper_by}
+    details: dict[str, Any] = {"lower_by": lower_by, "upper_by": upper_by}
     if found.violating is None:
-        margins = float(found.safe_margin[0]), float(found.unsafe_margin[0])
-        earlier = {} if found.three_quarters is None else {"three_quarters": list(found.three_quarters)}
-        return {**by, "safe_margin_sd": margins[0], "unsafe_margin_sd": margins[1], **earlier}
-    violating = found.violating[:, 0].nonzero()[:, 0].tolist()
-    return {**by, "samples": len(found.violating), "violating_samples": violating}
-
-
-def _decision(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
-    from bnn_vnnlib.methods import decision
-    from bnn_vnnlib.witness import decision_witness
-
-    expect = setting.decision()
-    outcome = decision.decide(expect, problem, attack)
-    bounds = _decision_bounds(outcome, problem, len(property.rows))
-    method = methods.of_decision(setting, outcome)
-    lower_by, upper_by = (", ".join(names) or NONE for names in outcome.together)
-    found = {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
-    if bool(outcome.refuted.all()):
-        return _result(setting, Verdict.UNSAT, method, **found)
-    if bool(outcome.violated.any()):
-        witness = decision_witness(setting, property, problem, expect, outcome)
-        return _result(setting, Verdict.SAT, method, witness=witness, **found)
-    return _result(setting, _open(setting), method, **found)
+        details |= {"safe_margin_sd": float(found.safe_margin[0]), "unsafe_margin_sd": float(found.unsafe_margin[0])}
+        details |= {} if found.three_quarters is None else {"three_quarters": list(found.three_quarters)}
+    else:
+        violating = found.violating[:, 0].nonzero()[:, 0].tolist()
+        details |= {"samples": len(found.violating), "violating_samples": violating}
+    return {"p_safe": Bounds(float(found.lower[0]), float(found.upper[0])), "details": details}
 
 
 def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:
@@ -245,32 +233,3 @@ def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> D
         outcome.lower.amin(0).cpu().numpy(), outcome.upper.amax(0).cpu().numpy(),
         by_row(outcome.row_lower, -np.inf), by_row(outcome.row_upper, np.inf),
     )  # fmt: skip
-
-
-def _deterministic(setting: Setting, property: Property, problem: Problem, attack: Attack) -> Result:
-    from bnn_vnnlib import attack as attacks
-    from bnn_vnnlib.methods.deterministic import decide
-    from bnn_vnnlib.network.network import Mixture, WeightSamples
-    from bnn_vnnlib.problem import weight_sets
-    from bnn_vnnlib.witness import deterministic_witness
-
-    notes: tuple[str, ...] = ()
-    if isinstance(setting.model.posterior, WeightSamples):
-        notes = ("the mean of weight samples may be a meaningless network (hidden units permute between samples)",)
-    if isinstance(setting.model.posterior, Mixture):
-        notes = ("the mean of a mixture may be a meaningless network (hidden units permute between components)",)
-    network = setting.bounds.engine.network
-    points, values = attacks.run(network, problem, {}, attack, setting.transform)
-    nearest = values[0].argsort()[:REPLAYED]
-    witness = deterministic_witness(setting, property, points[0, nearest], nearest.cpu().numpy())
-    if witness is not None:
-        return _result(setting, Verdict.SAT, methods.of_network(setting, True), witness=witness, notes=notes)
-    method = methods.of_network(setting, False)
-    found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
-    falsified = found.violated[0].nonzero()[:REPLAYED, 0]
-    if len(falsified):
-        witness = deterministic_witness(setting, property, found.point[0, falsified], falsified.cpu().numpy())
-        if witness is not None:
-            return _result(setting, Verdict.SAT, method, witness=witness, notes=notes)
-    safe = bool(found.safe.all())
-    return _result(setting, Verdict.UNSAT if safe else _open(setting), method, notes=notes)

@@ -16,7 +16,7 @@ from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.rules import never
-from bnn_vnnlib.setting import Setting, settle_run
+from bnn_vnnlib.setting import Answer, Setting, settle_run
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import memory_of
 
@@ -93,16 +93,19 @@ def verify_batch(
     setting = settle_run(model, how, started=begun)
     low, high = _boxes(model, lower, upper)
     kept, problem = _problem(setting, low, high, labels, properties)
-    with memory_of(how.memory, setting.device):
-        fields, used = _solve(setting, problem) if len(problem) else (_nothing(setting), NONE)
-    if labels is None and properties is None:  # no question, no answer
-        fields |= {"row_lower": None, "row_upper": None, "verdicts": _all(Verdict.UNKNOWN, len(low))}
-    full = {name: _spread(values, kept, len(low)) for name, values in fields.items() if values is not None}
-    verdicts = _all(Verdict.UNKNOWN, len(low))
+    verdicts = np.full(len(low), None)
+    verdicts[:] = Verdict.UNKNOWN  # `np.full` would make a plain string of it
+    fields, used = _nothing(setting), NONE
     if len(problem):
-        verdicts[kept] = fields["verdicts"]
-    full["verdicts"] = verdicts
-    return BatchResult(**full, method=used, seconds=time.monotonic() - begun)
+        with memory_of(how.memory, setting.device):
+            answer = setting.answer(problem, setting.attack(steps=20, restarts=how.restarts))
+        fields, used = _arrays(answer), answer.method
+        verdicts[kept] = answer.verdicts
+    if labels is None and properties is None:  # no question, no answer
+        fields = {name: values for name, values in fields.items() if not name.startswith("row_")}
+        verdicts[:] = Verdict.UNKNOWN
+    full: dict[str, Any] = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
+    return BatchResult(**full, verdicts=verdicts, method=used, seconds=time.monotonic() - begun)
 
 
 def _array(values: ArrayLike) -> NDArray:
@@ -202,83 +205,26 @@ def _is_case(entry: Any) -> bool:
     return np.ndim(_array(first)) == 2
 
 
-def _solve(setting: Setting, problem: Problem) -> tuple[dict[str, Any], str]:
-    """The arrays, and the methods that gave them."""
-    from bnn_vnnlib.attack import Attack
+def _arrays(answer: Answer) -> dict[str, NDArray]:
+    """The bounds and points of a `BatchResult`, and the methods behind them."""
+    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.safety.safety import SafetyBounds
 
-    how = setting.options
-    attack = Attack(
-        steps=20, restarts=how.restarts, seed=how.seed, deadline=setting.deadline, precision=setting.precision
-    )
-    match setting.query:
-        case Query.PROBABILISTIC:
-            return _probabilistic(setting, setting.settled(problem), attack)
-        case Query.DECISION:
-            return _decision(setting, setting.settled(problem), attack)
-        case Query.DETERMINISTIC:
-            return _deterministic(setting, problem, attack)
-
-
-def _all(verdict: Verdict, count: int) -> NDArray[np.object_]:
-    """The verdict `count` times; `np.full` would make plain strings of them."""
-    verdicts = np.empty(count, dtype=object)
-    verdicts[:] = verdict
-    return verdicts
+    found = answer.found
+    if isinstance(found, SafetyBounds | DecisionOutcome):
+        tensors = {"lower": found.lower, "upper": found.upper, "points": found.point}
+        lower_by, upper_by = found.methods
+        if isinstance(found, DecisionOutcome):
+            tensors |= {"row_lower": found.row_lower, "row_upper": found.row_upper}
+    else:
+        safe, unsafe = found.safe[0], found.violated[0]
+        tensors = {"lower": safe.double(), "upper": 1.0 - unsafe.double(), "points": found.point[0]}
+        lower_by, upper_by = ([methods.BRANCHING if proved else NONE for proved in side] for side in (safe, unsafe))
+    names = {"lower_by": np.array(lower_by, dtype=object), "upper_by": np.array(upper_by, dtype=object)}
+    return {name: values.cpu().numpy() for name, values in tensors.items()} | names
 
 
-def _by(lower: list[str], upper: list[str]) -> dict[str, NDArray[np.object_]]:
-    """Names of methods as arrays."""
-    return {"lower_by": np.array(lower, dtype=object), "upper_by": np.array(upper, dtype=object)}
-
-
-def _verdicts(setting: Setting, safe: NDArray[np.bool_], unsafe: NDArray[np.bool_]) -> NDArray[np.object_]:
-    verdicts = _all(Verdict.TIMEOUT if setting.deadline.passed else Verdict.UNKNOWN, len(safe))
-    verdicts[unsafe], verdicts[safe] = Verdict.SAT, Verdict.UNSAT
-    return verdicts
-
-
-def _probabilistic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
-    question = setting.question
-    found = setting.safety(problem, attack)
-    lower, upper = found.lower.cpu().numpy(), found.upper.cpu().numpy()
-    verdicts = _verdicts(setting, lower >= question.tau_safe, upper < question.tau_unsafe)
-    verdicts[question.between(lower, upper)] = Verdict.UNKNOWN
-    fields = {"lower": lower, "upper": upper, "points": found.point.cpu().numpy(), "verdicts": verdicts}
-    fields |= _by(*found.methods)
-    return fields, methods.of_safety(setting, found)
-
-
-def _decision(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
-    from bnn_vnnlib.methods import decision
-
-    expect = setting.decision()
-    found = decision.decide(expect, problem, attack)
-    return {
-        "lower": found.lower.cpu().numpy(), "upper": found.upper.cpu().numpy(),
-        "row_lower": found.row_lower.cpu().numpy(), "row_upper": found.row_upper.cpu().numpy(),
-        "points": found.point.cpu().numpy(),
-        "verdicts": _verdicts(setting, found.refuted.cpu().numpy(), found.violated.cpu().numpy()),
-        **_by(*found.methods),
-    }, methods.of_decision(setting, found)  # fmt: skip
-
-
-def _deterministic(setting: Setting, problem: Problem, attack: Any) -> tuple[dict[str, Any], str]:
-    from bnn_vnnlib import attack as attacks
-    from bnn_vnnlib.methods.deterministic import decide
-    from bnn_vnnlib.problem import weight_sets
-
-    network = setting.bounds.engine.network
-    points = attacks.run(network, problem, {}, attack, setting.transform)[0]
-    found = decide(setting.bounds, weight_sets.mean_weights(network, setting.device), problem, points)
-    safe, unsafe = found.safe[0].cpu().numpy(), found.violated[0].cpu().numpy()
-    return {
-        "lower": safe.astype(np.float64), "upper": 1.0 - unsafe, "points": found.point[0].cpu().numpy(),
-        "verdicts": _verdicts(setting, safe, unsafe),
-        **_by(*([methods.BRANCHING if proved else NONE for proved in side] for side in (safe, unsafe))),
-    }, methods.of_network(setting, False)  # fmt: skip
-
-
-def _nothing(setting: Setting) -> dict[str, Any]:
+def _nothing(setting: Setting) -> dict[str, NDArray]:
     """All boxes were skipped."""
     size, outputs = setting.model.network.signature.input_size, setting.model.network.signature.output_size
     if setting.query is Query.DECISION:
@@ -290,8 +236,6 @@ def _nothing(setting: Setting) -> dict[str, Any]:
 
 def _spread(values: NDArray, kept: NDArray[np.int64], count: int) -> NDArray:
     """Put the results of the kept boxes at their places among all; NaN, or None, elsewhere."""
-    if values.dtype == object and len(values) == count:
-        return values
     empty = None if values.dtype == object else np.nan
     out = np.full((count, *values.shape[1:]), empty, dtype=values.dtype if empty is None else np.float64)
     out[kept] = values

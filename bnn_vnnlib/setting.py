@@ -7,27 +7,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.methods import names as methods
 from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.served import refuse_idle, refuse_unserved
-from bnn_vnnlib.result import Query, Rule
+from bnn_vnnlib.result import Query, Rule, Verdict
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import find_device
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from bnn_vnnlib.attack import Attack
-    from bnn_vnnlib.methods.decision import Portfolio
+    from bnn_vnnlib.methods import decision
     from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, Task
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
     from bnn_vnnlib.problem.problem import Problem
     from bnn_vnnlib.signature import Likelihood
+    from bnn_vnnlib.splitting.branch import Decided
 
 NUM_BOXES = 5
 """Boxes around samples, where their number is not given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What is proved of the I instances of a problem.
+
+    Attributes
+    ----------
+    problem : what was asked, without what the ranges of the last activations had settled
+    found : the bounds, attacked points, and what they rest on
+    verdicts : (I,) of `Verdict`
+    method : what gave the bounds, for people
+    """
+
+    problem: Problem
+    found: SafetyBounds | decision.DecisionOutcome | Decided
+    verdicts: NDArray[np.object_]
+    method: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,24 +92,63 @@ class Setting:
         return "both" if self.options.method == "auto" and self.options.margin is None else "boxes"
 
     @property
-    def precision(self) -> torch.dtype:
-        """Of what is searched and confirmed afterwards: attacks, tuning."""
-        import torch
-
-        return torch.float32 if self.options.search == "float32" else torch.float64
-
-    @property
     def _boxes(self) -> int:
         return self.options.num_boxes or NUM_BOXES
 
-    def settled(self, problem: Problem) -> Problem:
-        """The problem without what the ranges of the last activations settle, whatever the random weights are."""
+    @property
+    def undecided(self) -> Verdict:
+        """Of what is neither proved nor refuted."""
+        return Verdict.TIMEOUT if self.deadline.passed else Verdict.UNKNOWN
+
+    def attack(self, **effort: int) -> Attack:
+        """An attack with this effort (steps, restarts, pool) and the seed, deadline and precision of the run."""
+        import torch
+
+        from bnn_vnnlib.attack import Attack
+
+        kind = torch.float32 if self.options.search == "float32" else torch.float64
+        return Attack(**effort, seed=self.options.seed, deadline=self.deadline, precision=kind)
+
+    def attacked(self, problem: Problem, attack: Attack) -> tuple[Tensor, Tensor]:
+        """Points (1, N, n) at which the mean network is the nearest to a violation, and its values (1, N)."""
+        from bnn_vnnlib import attack as attacks
+
+        return attacks.run(self.bounds.engine.network, problem, {}, attack, self.transform)
+
+    def answer(self, problem: Problem, attack: Attack, points: Tensor | None = None) -> Answer:
+        """Bounds and verdicts on every instance, as far as time suffices; whoever says `sat` owes a witness.
+
+        Parameters
+        ----------
+        points : of `attacked`, for fixed weights; None: looked for
+        """
+        from bnn_vnnlib.methods import decision, deterministic
+        from bnn_vnnlib.methods.safety.portfolio import safety_bounds
         from bnn_vnnlib.problem import weight_sets
         from bnn_vnnlib.problem.refute import settled
 
         network = self.bounds.engine.network
         weights = weight_sets.mean_weights(network, self.device)
-        return settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
+        if self.query is Query.DETERMINISTIC:
+            points = self.attacked(problem, attack)[0] if points is None else points
+            decided = deterministic.decide(self.bounds, weights, problem, points)
+            verdicts = self._verdicts(problem.all_items(decided.safe[0]), problem.any_item(decided.violated[0]))
+            return Answer(problem, decided, verdicts, methods.of_network(self, False))
+        problem = settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
+        if self.query is Query.DECISION:
+            outcome = decision.decide(self.decision(), problem, attack)
+            verdicts = self._verdicts(problem.all_items(outcome.refuted), problem.any_item(outcome.violated))
+            return Answer(problem, outcome, verdicts, methods.of_decision(self, outcome))
+        question, found = self.question, safety_bounds(self.safety_task(problem, attack))
+        verdicts = self._verdicts(found.lower >= question.tau_safe, found.upper < question.tau_unsafe)
+        verdicts[question.between(found.lower, found.upper).cpu().numpy()] = Verdict.UNKNOWN
+        return Answer(problem, found, verdicts, methods.of_safety(self, found))
+
+    def _verdicts(self, safe: Tensor, unsafe: Tensor) -> NDArray[np.object_]:
+        verdicts = np.full(len(safe), None)
+        verdicts[:] = self.undecided
+        verdicts[unsafe.cpu().numpy()], verdicts[safe.cpu().numpy()] = Verdict.SAT, Verdict.UNSAT
+        return verdicts
 
     def safety_task(self, problem: Problem, attack: Attack) -> Task:
         """What the methods of P_safe are asked."""
@@ -97,21 +160,21 @@ class Setting:
             self.options.margin,
         )  # fmt: skip
 
-    def safety(self, problem: Problem, attack: Attack) -> SafetyBounds:
-        """Bounds on P_safe of every instance, as far as time suffices."""
-        from bnn_vnnlib.methods.safety.portfolio import safety_bounds
-
-        return safety_bounds(self.safety_task(problem, attack))
-
-    def decision(self) -> Portfolio:
-        """What bounds the decision."""
+    @property
+    def decision_task(self) -> decision.Task:
+        """What the methods of the decision are asked."""
         from bnn_vnnlib.methods import decision
 
-        task = decision.Task(
+        return decision.Task(
             self.bounds, self.posterior, self.device, self.question.rule, self.options.boxes, self._boxes,
             self.options.margin, self.options.seed,
         )  # fmt: skip
-        return decision.portfolio(task)
+
+    def decision(self) -> decision.Portfolio:
+        """What bounds the decision."""
+        from bnn_vnnlib.methods import decision
+
+        return decision.portfolio(self.decision_task)
 
 
 def settle_run(

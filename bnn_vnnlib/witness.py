@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
-from bnn_vnnlib.methods.decision import DecisionOutcome, Portfolio, portfolio, violates
+from bnn_vnnlib.methods.decision import DecisionOutcome, portfolio, violates
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
@@ -26,13 +26,16 @@ from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.problem.weight_sets import SampledWeights, over
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
-from bnn_vnnlib.setting import Setting
+from bnn_vnnlib.setting import Answer, Setting
 from bnn_vnnlib.system.clock import Deadline
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Floats = NDArray[np.float64]
+
+REPLAYED = 64
+"""Candidates for a deterministic witness that are replayed, at most."""
 
 ESTIMATE = 200
 """Networks sampled for the estimate that accompanies a probabilistic witness."""
@@ -46,12 +49,18 @@ def _in_inputs(property: Property, x: Floats) -> bool:
     return any(input_feasible(property, x, box) for box in np.unique(property.case_box).tolist())
 
 
-def probabilistic_witness(
-    setting: Setting,
-    property: Property,
-    problem: Problem,
-    found: SafetyBounds,
-) -> Witness:
+def witness(setting: Setting, property: Property, answer: Answer) -> Witness | None:
+    """Of a `sat` that was found; None where nothing that was found does in onnxruntime what it does here."""
+    found = answer.found
+    if isinstance(found, SafetyBounds):
+        return _probabilistic(setting, property, answer.problem, found)
+    if isinstance(found, DecisionOutcome):
+        return _decision(setting, property, answer.problem, found)
+    falsified = found.violated[0].nonzero()[:REPLAYED, 0]
+    return replayed(setting, property, found.point[0, falsified], falsified.cpu().numpy())
+
+
+def _probabilistic(setting: Setting, property: Property, problem: Problem, found: SafetyBounds) -> Witness:
     """X in T, and P_w((X, f(X)) in V) bounded again.
 
     With weight samples or a mixture the upper bound may rest on a different X for each sample or component; the witness
@@ -122,19 +131,13 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
     return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": ESTIMATE}
 
 
-def decision_witness(
-    setting: Setting,
-    property: Property,
-    problem: Problem,
-    expect: Portfolio,
-    outcome: DecisionOutcome,
-) -> Witness:
+def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness:
     """X in T, and D(X) bounded again."""
     item = outcome.violated.nonzero()[:1, 0]
     point = outcome.point[item]
     x = point[0].cpu().numpy()
     part = problem.items(item)
-    expect = portfolio(replace(expect.task, bounds=_unhurried(expect.task.bounds)))
+    expect = portfolio(replace(setting.decision_task, bounds=_unhurried(setting.bounds)))
     if not _in_inputs(property, x) or not bool(violates(expect, part, point).all()):
         raise SoundnessError("the decision at the attacked point could not be bounded again")
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]
@@ -145,9 +148,7 @@ def decision_witness(
     return Witness(x, _mean_output(setting.model, x), shows, check)
 
 
-def deterministic_witness(
-    setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]
-) -> Witness | None:
+def replayed(setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]) -> Witness | None:
     """Replay points (P, n) of these items: X in T, Y what onnxruntime computes, (X, Y) in V by exact comparison."""
     x = _storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
     y = Replayer(setting.model)(x)
