@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are: without markup or colours, and not broken at the terminal's width."""
+    for line in lines:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
 
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Every character that is not printable, written as its escape: `\x1b` for the ESC that starts a terminal's codes.

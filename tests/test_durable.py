@@ -12,7 +12,7 @@ import pytest
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.vnncomp import write_text
-from bnn_vnnlib.system.durable import LOCK, clear, locked, make_folder, replacing
+from bnn_vnnlib.system.durable import LOCK, locked, make_folder, replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,8 +55,9 @@ def test_what_a_killed_process_left_is_cleared(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in (".a.txt.123.part", "deep/.b.parquet.9.part", "a.txt", "mine.part"):
         (tmp_path / name).write_text("half")
-    clear(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.txt", "mine.part"]
+    with locked(tmp_path):
+        left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left - {LOCK} == {"a.txt", "mine.part"}
 
 
 HOLDER = """

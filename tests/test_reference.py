@@ -18,7 +18,7 @@ from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.compare import TABLES, Answer, Line, write_comparison
-from bnn_vnnlib.runs.store import Entry
+from bnn_vnnlib.runs.records import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, with_options
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.printable import say
 from bnn_vnnlib.question.options import Options
 
 FAILED = 3
@@ -49,7 +49,6 @@ def check_witness(
         property_ = read_property(files.prop, loaded.network.signature)
         check = check_witness(loaded, property_, found, question, how)
         sys.stdout.write(f"{check.judgement}\n")
-        lines = (f"query {check.query}", *check.reasons, *other_files(result, files.by_role))
-        console.print("\n".join(map(printable, lines)), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"query {check.query}", *check.reasons, *other_files(result, files.by_role))
         if check.judgement in (Judgement.UNCONFIRMED, Judgement.INVALID):
             raise typer.Exit(FAILED)

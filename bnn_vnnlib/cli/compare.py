@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
+from bnn_vnnlib.cli.long_jobs import follow
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Seed, Threads, Workers
 from bnn_vnnlib.errors import OptionError, did_you_mean
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.printable import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bnn_vnnlib.runs.compare import Answer, Kind, Line
-    from bnn_vnnlib.runs.store import Entry
 
 
 def _recipes(asked: bool) -> None:
@@ -83,16 +84,7 @@ def compare(
             raise OptionError("no instance is left to compare" if only else "the tables hold no instances")
         where = Places.shared(workers, threads, scheduler)
 
-        def told(name: str, number: int, total: int, entry: Entry) -> None:
-            facts = entry.record["run"]
-            line = f"{name} [{number}/{total}] {entry.verdict} {facts['run_time']:.2f} s  {facts['category']} "
-            line = printable(line + f"{facts['network']} {facts['property']}")
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        def said(remark: str) -> None:
-            console.print(remark, markup=False, highlight=False, soft_wrap=True)
-
-        lines = compared(instances, plan, out, where, rerun, told, said)
+        lines = compared(instances, plan, out, where, rerun, partial(follow, console))
         _show(console, lines)
         _errors(console, lines)
 
@@ -116,8 +108,7 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
     console.print(f"contradictions: {len(found)}")
     for one in found:
         names = f"{one.line.onnx} ({one.line.label}) {one.line.vnnlib}"
-        text = f"  {names}: {one.sat} says sat, {one.unsat} unsat; {one.finding}"
-        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {names}: {one.sat} says sat, {one.unsat} unsat; {one.finding}")
     matrix = Table("first", "second", *AGREEMENT)
     for pair, count in agreement(lines, tools).items():
         matrix.add_row(*pair, *(str(count[word]) for word in AGREEMENT))
@@ -142,7 +133,6 @@ def _errors(console: Console, lines: Sequence[Line]) -> None:
                if all(answer.verdict is Verdict.ERROR for answer in found)}  # fmt: skip
     for tool, found in failing.items():
         reasons = first_reasons(answer.reason for answer in found)
-        for text in (f"every answer of {tool} is an error:", *(f"  {reason}" for reason in reasons)):
-            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"every answer of {tool} is an error:", *(f"  {reason}" for reason in reasons))
     if failing.keys() == answers.keys():
         raise typer.Exit(FAULT)

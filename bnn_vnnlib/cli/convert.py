@@ -10,7 +10,7 @@ import typer
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Seed
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.printable import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def convert(
             raise OptionError("--member needs one network, not a folder", path=source)
 
         def progress(done: int, total: int, name: str) -> None:
-            console.print(printable(f"[{done + 1}/{total}] {name}"), markup=False, highlight=False, soft_wrap=True)
+            say(console, f"[{done + 1}/{total}] {name}")
 
         summary = convert_benchmark(
             source, target, recipe, likelihood, described=described, skip_missing=skip_missing, progress=progress
@@ -107,7 +107,7 @@ def _recipe(
     if fit is not None and data is not None:
 
         def progress(epoch: int) -> None:
-            console.print(f"epoch {epoch} of {epochs}", highlight=False)
+            say(console, f"epoch {epoch} of {epochs}")
 
         return FittedOn(fit, data, epochs, rate, seed, progress), f"{fit} on {data}, {epochs} epochs, {rate}, {seed}"
     return Ensemble(tuple(member or ())), "ensemble"

@@ -1,24 +1,25 @@
-"""What the commands of long jobs share: options, networks by name, progress."""
+"""What the commands of long jobs share: options, networks by name, lines about what was done."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.jobs.progress import shown
+from bnn_vnnlib.printable import say
 from bnn_vnnlib.system.isolation import usual_threads
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bnn_vnnlib.jobs.chunks import Progress, Watch
-    from bnn_vnnlib.jobs.folder import Cost
+    from bnn_vnnlib.jobs.parts import Cost
+    from bnn_vnnlib.runs.records import Entry
+    from bnn_vnnlib.runs.run import Run
     from bnn_vnnlib.sweeps.source import Source
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
@@ -48,9 +49,6 @@ Delta = Annotated[
     list[float] | None,
     typer.Option(help="Regression: how far each output may be off; once, or once for each output."),
 ]
-
-EVERY = 10.0
-"""Seconds between two lines of progress, where nobody looks at a terminal."""
 
 
 def places(workers: int | None, threads: int | None, scheduler: str | None) -> dict[str, Any]:
@@ -95,93 +93,22 @@ def read_sources(folder: Path, names: set[str]) -> Mapping[str, Source]:
     return found
 
 
-@contextmanager
-def shown(console: Console, what: str) -> Iterator[Watch]:
-    """A bar with rate and time left on a terminal, else a line now and then."""
-    if not console.is_terminal:
-        lines = _Lines(console, what)
-        try:
-            yield lines
-        finally:
-            lines.end()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True),
-    )  # fmt: skip
-    with Bar(*columns, console=console, speed_estimate_period=600) as bar:
-        task = bar.add_task(what, total=None, rate="")
-        begun = time.monotonic()
-
-        def watch(progress: Progress) -> None:
-            if progress.again and not progress.steps and progress.done == progress.kept:
-                bar.console.print(f"damaged, or of another job, so done again: {progress.again}")
-            rate = (progress.done - progress.kept) / max(time.monotonic() - begun, 1e-9)
-            steps = f", step {progress.steps}" if progress.steps else ""
-            bar.update(task, completed=progress.done, total=progress.rows, rate=f"{rate:.4g}/s{steps}")
-
-        yield watch
+def follow(console: Console, run: Run, entries: Iterator[Entry], tool: str = "") -> None:
+    """A line for each instance that is finished, beside how far the run is; taking the entries does the work."""
+    begun, todo = run.progress, len(run.todo)
+    with shown(console, f"instances of {tool}" if tool else "instances") as watch:
+        watch(begun)
+        for number, entry in enumerate(entries, 1):
+            facts = entry.record["run"]
+            vacuous = " (vacuous)" if (entry.record.get("asked") or {}).get("vacuous") else ""
+            line = f"[{number}/{todo}] {entry.verdict} {facts['run_time']:.2f} s{vacuous}  "
+            line += f"{facts['category']} {facts['network']} {facts['property']}"
+            say(console, f"{tool} {line}".lstrip())
+            watch(replace(begun, done=begun.done + number))
 
 
-class _Lines:
-    """Progress as lines of text: at the start, after the first chunk or step, then now and then."""
-
-    def __init__(self, console: Console, what: str) -> None:
-        self._console, self._what = console, what
-        self._begun = self._said = time.monotonic()
-        self._moved = False
-        self._latest: Progress | None = None
-        self._over = threading.Event()
-        self._lock = threading.Lock()  # of all but the clock
-        threading.Thread(target=self._remind, daemon=True).start()
-
-    def __call__(self, progress: Progress) -> None:
-        with self._lock:
-            start, self._latest = self._latest is None, progress
-            if start:
-                self._said = time.monotonic()
-                if progress.again:
-                    self._say(f"damaged, or of another job, so done again: {progress.again}")
-                self._say(f"{progress.kept} of {progress.rows} {self._what} are finished; "
-                          f"{progress.rows - progress.kept} to go")  # fmt: skip
-            elif not self._moved or self._due() or progress.done == progress.rows:
-                self._moved = True
-                self._tell(progress)
-
-    def end(self) -> None:
-        """Nothing more is said."""
-        self._over.set()
-
-    def _due(self) -> bool:
-        return time.monotonic() - self._said >= EVERY
-
-    def _remind(self) -> None:
-        """A chunk may take long: it is still going on."""
-        while not self._over.wait(1.0):
-            with self._lock:
-                if self._latest is not None and self._due():
-                    self._tell(self._latest)
-
-    def _tell(self, progress: Progress) -> None:
-        self._said = time.monotonic()
-        taken, fresh = self._said - self._begun, progress.done - progress.kept
-        line = f"{progress.done} of {progress.rows} {self._what} after {taken:.0f} s"
-        if progress.steps:
-            line += f", step {progress.steps}"
-        if fresh and taken:
-            line += f", {fresh / taken:.4g} a second, {(progress.rows - progress.done) * taken / fresh:.0f} s left"
-        self._say(line)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def tell(console: Console, spent: Cost, what: str, out: Path) -> None:
+def tell_cost(console: Console, spent: Cost, what: str, out: Path) -> None:
     """Speed and memory, then where it was written."""
     rate = spent.rows / max(spent.seconds, 1e-9)
     text = f"{spent.rows} {what} in {spent.seconds:.1f} s of work over all processes: {rate:.4g} a second and process"
-    for line in (f"{text}; at most {spent.peak_mb:.0f} MB a process", f"written to {out}"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"{text}; at most {spent.peak_mb:.0f} MB a process", f"written to {out}")

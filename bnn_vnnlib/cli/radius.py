@@ -10,6 +10,7 @@ import typer
 from bnn_vnnlib.cli import long_jobs
 from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
+from bnn_vnnlib.jobs.progress import shown
 from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def radius(
         from bnn_vnnlib.sweeps.radius import summary
 
         how, read = Options(**options), read_inputs(inputs, clip)
-        with long_jobs.shown(console, "inputs") as watch:
+        with shown(console, "inputs") as watch:
             found = radii(
                 long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
                 delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
                 **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, summary(found))
-        long_jobs.tell(console, found.spent, "inputs", out)
+        long_jobs.tell_cost(console, found.spent, "inputs", out)
 
 
 def _summary(console: Console, found: RadiusSummary) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.options import Debug
+from bnn_vnnlib.printable import say
 
 if TYPE_CHECKING:
     from bnn_vnnlib.report.report import Report
@@ -41,8 +42,7 @@ def report(
         shape = None if image is None else parse_shape(image)
         with console.status("reading and writing"):
             written = write_report(folder, out, against=against, image=shape, most=pictures)
-        for line in _told(written):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, *_told(written))
 
 
 def _told(written: Report) -> list[str]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import FAULT, check_positive, guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import shown
+from bnn_vnnlib.cli.long_jobs import follow
 from bnn_vnnlib.cli.options import Debug, Only, OwnLimit, Rerun, Scheduler, Threads, Workers, with_options
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.printable import printable, say
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 
@@ -69,7 +69,7 @@ def run(
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
         with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:
-            _go(prepared, where, console)
+            follow(console, prepared, prepared.go(where))
             _summary(prepared, console)
 
 
@@ -91,36 +91,18 @@ def _opened(
 ) -> AbstractContextManager[Run]:
     """The run over the instances that are left."""
     from bnn_vnnlib.files.benchmarks import read_benchmarks
+    from bnn_vnnlib.runs.records import Records
     from bnn_vnnlib.runs.run import Run, selected
-    from bnn_vnnlib.runs.store import Store
 
     instances = selected(read_benchmarks(benchmarks), only)
     if not instances:
         raise OptionError("no instance is left to run" if only else "the tables hold no instances")
-    return Run.opened(how.tasks(instances, where.threads), Store(out), how.settings, rerun)
+    return Run.opened(how.tasks(instances, where.threads), Records(out, rerun), how.settings)
 
 
 def _arguments(options: Options) -> tuple[str, ...]:
     spelt = {f"--{name.replace('_', '-')}": value for name, value in options.given.items()}
     return tuple(name if value is True else f"{name}={value}" for name, value in spelt.items())
-
-
-def _go(prepared: Run, where: Places, console: Console) -> None:
-    """A line for each instance that is finished, beside how far the run is."""
-    from bnn_vnnlib.jobs.chunks import Progress
-
-    for remark in prepared.remarks:
-        console.print(remark, markup=False, highlight=False, soft_wrap=True)
-    kept, todo = prepared.kept, len(prepared.todo)
-    with shown(console, "instances") as watch:
-        watch(Progress(kept, kept + todo, kept))
-        for number, entry in enumerate(prepared.go(where), 1):
-            run_ = entry.record["run"]
-            line = f"[{number}/{todo}] {entry.verdict} {run_['run_time']:.2f} s"
-            line += " (vacuous)" if (entry.record.get("asked") or {}).get("vacuous") else ""
-            names = f"{run_['category']} {run_['network']} {run_['property']}"
-            console.print(printable(f"{line}  {names}"), markup=False, highlight=False, soft_wrap=True)
-            watch(Progress(kept + number, kept + todo, kept))
 
 
 def _summary(prepared: Run, console: Console) -> None:
@@ -139,13 +121,12 @@ def _summary(prepared: Run, console: Console) -> None:
         table.add_row(printable(category), *(str(counts[verdict]) for verdict in Verdict), f"{seconds:.0f}")
     console.print(table)
     if (undecided := causes(entries)) is not None:
-        console.print(printable(undecided), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"written to {prepared.store.folder}", markup=False, highlight=False, soft_wrap=True)
+        say(console, undecided)
+    say(console, f"written to {prepared.records.path}")
     errors = [entry.reason for entry in entries if entry.verdict is Verdict.ERROR]
     if errors:
         head = "every instance ended in an error" if len(errors) == len(entries) else f"{len(errors)} errors"
-        for line in (f"{head}:", *(f"  {reason}" for reason in first_reasons(errors))):
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{head}:", *(f"  {reason}" for reason in first_reasons(errors)))
     lost = len(prepared.tasks) - len(entries)
     if lost:
         console.print(f"{lost} instances are not in the tables, because their files changed meanwhile: run again")

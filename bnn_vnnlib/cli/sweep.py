@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, shown, tell
+from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, tell_cost
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.jobs.progress import shown
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.question.options import Options
 
@@ -61,7 +62,7 @@ def sweep(
                 read, how, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
-        tell(console, found.spent, "boxes", out)
+        tell_cost(console, found.spent, "boxes", out)
 
 
 def _pair(model: Path, table: Path, strict: bool) -> Pair:

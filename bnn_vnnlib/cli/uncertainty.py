@@ -11,6 +11,7 @@ import typer
 from bnn_vnnlib.cli import long_jobs
 from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
+from bnn_vnnlib.jobs.progress import shown
 from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
@@ -58,14 +59,14 @@ def uncertainty(
         from bnn_vnnlib.sweeps import uncertainty as bounded
 
         how, read = Options(**options), read_inputs(inputs, clip)
-        with long_jobs.shown(console, "balls") as watch:
+        with shown(console, "balls") as watch:
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
                 delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
                 **long_jobs.places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)
-        long_jobs.tell(console, found.spent, "balls", out)
+        long_jobs.tell_cost(console, found.spent, "balls", out)
 
 
 def _summary(console: Console, lines: tuple[RadiusReading, ...]) -> None:

@@ -1,5 +1,6 @@
 """LONG JOBS: what `run`, `compare`, `sweep`, `radius` and `uncertainty` share.
 
-pool (where tasks run: here or on a Dask cluster), worker (a process that works for us and does not outlive us), folder
-(what is finished lies in it, so that a job that was ended goes on where it was).
+folder (a job's folder: its settings, its lock), progress (how far the job is), pool (where tasks run: here or on a Dask
+cluster), worker (a process that works for us and does not outlive us). The last three commands work in chunks: parts
+(finished chunks, as files of the folder), chunks (what does the work).
 """

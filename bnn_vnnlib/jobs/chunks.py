@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import Arrays, write_columns
-from bnn_vnnlib.jobs.folder import NOTHING, Cost, Folder, Kept, Part, Step
+from bnn_vnnlib.jobs.parts import NOTHING, Cost, Kept, Part, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Progress, Watch
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.system.environment import plain_state
 
@@ -52,31 +53,8 @@ class _Job(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a job is.
-
-    Attributes
-    ----------
-    done, rows : rows finished, and in all
-    kept : how many of them an earlier call had finished
-    steps : of this call, in chunks that are done in steps
-    again : chunks that were finished, but damaged or not of this job, and are done again
-    """
-
-    done: int
-    rows: int
-    kept: int
-    steps: int = 0
-    again: int = 0
-
-
-Watch = Callable[[Progress], None]
-"""Called at the start, and after each chunk and step."""
-
-
 def carry_out(
-    job: _Job, folder: Folder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
+    job: _Job, folder: PartsFolder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
 ) -> tuple[Arrays, Cost]:
     """Do what is left of a job: all its rows, which the folder gets as one file, and what they cost.
 
@@ -90,7 +68,7 @@ def carry_out(
     OptionError : the folder holds another job
     InputError : a worker process was ended from outside, twice at the same chunk
     """
-    with nullcontext() if folder is None else folder.opened(job.settings) as kept:
+    with nullcontext() if folder is None else folder.kept(job.settings) as kept:
         parts = _carried_out(job, kept, where, watch)
         columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
         index = np.lexsort([columns[name] for name in order])
@@ -107,11 +85,11 @@ def _carried_out(job: _Job, kept: Kept | None, where: Places, watch: Watch | Non
     halves = {chunk: step.done for chunk, step in begun.items()}
     first, steps = rows - left + sum(halves.values()), 0
     finished, fresh = rows - left, dict[int, Part]()
+    redone = {"damaged or of another job": len(kept.rejected)} if kept is not None and kept.rejected else {}
 
     def tell() -> None:
         if watch is not None:
-            again = 0 if kept is None else len(kept.rejected)
-            watch(Progress(finished + sum(halves.values()), rows, first, steps, again))
+            watch(Progress(finished + sum(halves.values()), rows, first, steps, redone))
 
     tell()
     for chunk, found in _parts(job, todo, begun, where):

@@ -21,11 +21,11 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.runs.records import Again, AnyTask, Entry, Records
 from bnn_vnnlib.runs.run import How, Run
-from bnn_vnnlib.runs.store import Again, Entry, Store
 from bnn_vnnlib.runs.task import Task, run_task
 from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
-from bnn_vnnlib.system.durable import clear, locked
+from bnn_vnnlib.system.durable import locked
 
 # 1. Agreement
 
@@ -261,8 +261,8 @@ class Plan:
             raise OptionError(f"every tool needs a name of its own, other than {OURS}; found {', '.join(names)}")
 
 
-Told = Callable[[str, int, int, Entry], None]
-"""Called with (tool, number, of how many, entry) whenever something is finished."""
+Follow = Callable[[Run, Iterator[Entry], str], None]
+"""Takes the entries of the tool's run from the iterator, which does the work, until it ends."""
 
 
 def compare(
@@ -271,10 +271,9 @@ def compare(
     folder: Path,
     where: Places,
     again: Again,
-    told: Told,
-    said: Callable[[str], None],
+    follow: Follow,
 ) -> list[Line]:
-    """Run everything and write the tables; a comparison that was ended goes on. `said` gets remarks for people.
+    """Run everything and write the tables; a comparison that was ended goes on.
 
     The folder gets a run for each tool (runs/TOOL), the plain networks (networks/) and comparison.csv, agreement.csv,
     contradictions.csv.
@@ -286,12 +285,11 @@ def compare(
     for tool in plan.tools:
         tool.check()
     with locked(folder):
-        clear(folder)
         variants = _variants(instances, plan, folder)
         asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
         files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
         answers: list[dict[str, Answer]] = [{} for _ in asked]
-        for name, entries in _runs(asked, plan, folder, where, again, told, said):
+        for name, entries in _runs(asked, plan, folder, where, again, follow):
             for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
                 if entry is not None:
                     answer[name] = _answer(entry, model, prop)
@@ -329,8 +327,7 @@ def _runs(
     folder: Path,
     where: Places,
     again: Again,
-    told: Told,
-    said: Callable[[str], None],
+    follow: Follow,
 ) -> Iterator[tuple[str, list[Entry | None]]]:
     """Every tool with its entries, one for each question (None: not asked)."""
     how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
@@ -348,15 +345,12 @@ def _runs(
                     query, plan.seed, where.threads, own_timeout=instance.timeout)  # fmt: skip
 
     def through(
-        name: str, tasks: Sequence[Task | ToolTask], settings: Mapping[str, object], call: Callable
+        name: str, tasks: Sequence[AnyTask], settings: Mapping[str, object], call: Callable
     ) -> list[Entry | None]:
         """The entries of one tool's own run, in the order of its tasks."""
-        with Run.opened(tasks, Store(folder / "runs" / name), settings, again) as run:
-            for remark in run.remarks:
-                said(f"{name}: {remark}")
-            for number, entry in enumerate(run.go(where, call), 1):
-                told(name, number, len(run.todo), entry)
-            return [run.store.entry(task) for task in run.tasks]
+        with Run.opened(tasks, Records(folder / "runs" / name, again), settings) as run:
+            follow(run, run.go(where, call), name)
+            return [run.records.entry(task) for task in run.tasks]
 
     yield OURS, through(OURS, [ours(*pair, "deterministic") for pair in asked], how.settings, run_task)
     for tool in plan.tools:

@@ -11,13 +11,15 @@ from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.files.benchmarks import Instance, existing
-from bnn_vnnlib.files.sidecar import unfinished
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Progress
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.store import Again, Entry, Runnable, Store, hashes
+from bnn_vnnlib.runs.records import AnyTask, Entry, Records, hashes
 from bnn_vnnlib.runs.tables import write_tables
-from bnn_vnnlib.runs.task import Outcome, Task, run_task
-from bnn_vnnlib.system.durable import locked
+from bnn_vnnlib.runs.task import Outcome, Task, run_task, unanswered
+
+FORMAT = 2
+"""Of the folder. Before 2, records did not say which options they were made with."""
 
 
 @dataclass(frozen=True)
@@ -97,38 +99,36 @@ class Run:
 
     Attributes
     ----------
-    store : the folder
+    records : the folder
     tasks : in the order of the tables; what is there twice is run once
     todo : those that are to be run
-    remarks : for people: what was finished and is run again, and why
+    redone : {why what was finished does not count: how often}
     """
 
-    store: Store
-    tasks: tuple[Any, ...]
-    todo: tuple[Any, ...]
-    remarks: tuple[str, ...] = ()
+    records: Records
+    tasks: tuple[AnyTask, ...]
+    todo: tuple[AnyTask, ...]
+    redone: Mapping[str, int]
 
     @staticmethod
     @contextmanager
-    def opened(tasks: Sequence[Runnable], store: Store, settings: Mapping[str, Any], again: Again) -> Iterator[Run]:
+    def opened(tasks: Sequence[AnyTask], records: Records, settings: Mapping[str, Any]) -> Iterator[Run]:
         """Lock the folder and look at what is finished.
 
         Raises
         ------
         OptionError : another process is at work in the folder, or it holds a run with other settings
         """
-        with locked(store.folder):
-            remarks = store.open(settings, again)
-            once = {store.place(task): task for task in tasks}
-            todo, why = store.todo(once.values(), again)
-            remarks += tuple(f"finished, but {reason}, so run again: {count}" for reason, count in why.items())
-            yield Run(store, tuple(tasks), tuple(todo), remarks)
+        with records.opened({"format": FORMAT, **settings}):
+            todo, redone = records.todo({records.place(task): task for task in tasks}.values())
+            yield Run(records, tuple(tasks), tuple(todo), redone)
 
     @property
-    def kept(self) -> int:
-        """How many lines of the tables are finished."""
-        open_ = {self.store.place(task) for task in self.todo}
-        return sum(self.store.place(task) not in open_ for task in self.tasks)
+    def progress(self) -> Progress:
+        """Before any work, in lines of the tables."""
+        open_ = {self.records.place(task) for task in self.todo}
+        kept = sum(self.records.place(task) not in open_ for task in self.tasks)
+        return Progress(kept, kept + len(self.todo), kept, redone=self.redone)
 
     def go(self, where: Places, function: Callable[[Any], Outcome] = run_task) -> Iterator[Entry]:
         """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
@@ -136,22 +136,15 @@ class Run:
         try:
             with where.pool() as pool:
                 for task, outcome in pool.completed(deque(self.todo), lambda task: (function, task)):
-                    kept = outcome if isinstance(outcome, Outcome) else _lost(task, outcome)
-                    yield self.store.write(task, kept, of[id(task)])
+                    if not isinstance(outcome, Outcome):  # outside its process: a cluster that gave it up
+                        reason = f"the task failed: {type(outcome).__name__}: {outcome}"
+                        outcome = unanswered(task, Verdict.ERROR, reason)
+                    yield self.records.write(task, outcome, of[id(task)])
         finally:
             self.tables()
 
     def tables(self) -> list[Entry]:
         """Write the tables of what is finished."""
-        entries = list(self.store.entries(self.tasks))
-        write_tables(self.store.folder, entries)
+        entries = [entry for task in self.tasks if (entry := self.records.entry(task)) is not None]
+        write_tables(self.records.path, entries)
         return entries
-
-
-def _lost(task: Runnable, error: object) -> Outcome:
-    """A task whose execution failed outside its process: a cluster that gave it up."""
-    reason = f"the task failed: {type(error).__name__}: {error}"
-    record = unfinished(
-        Verdict.ERROR, reason, task.files, query=None, seed=task.seed, timeout=task.timeout, time_s=0.0
-    )  # fmt: skip
-    return Outcome(f"{Verdict.ERROR}\n", record, 0.0, 0.0)

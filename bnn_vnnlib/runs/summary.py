@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.store import Entry
+from bnn_vnnlib.runs.records import Entry
 
 
 def by_category(entries: Iterable[Entry]) -> list[tuple[str, Counter[Verdict], float]]:

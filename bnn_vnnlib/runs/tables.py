@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
-from bnn_vnnlib.runs.store import Entry, reason_of
+from bnn_vnnlib.runs.records import Entry, reason_of
 from bnn_vnnlib.system.durable import replacing
 
 Kind = Literal["text", "number", "numbers"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
@@ -19,6 +19,9 @@ from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.result import Query, Verdict
 
+if TYPE_CHECKING:
+    from bnn_vnnlib.runs.records import AnyTask
+
 GRACE = 10.0
 """`verify` ends itself within 5 s of its limit; a process that is not back after this many seconds hangs."""
 
@@ -26,7 +29,7 @@ MODULES = (__name__, "torch", "onnxruntime", "scipy.stats", "bnn_vnnlib.cli", "b
            "bnn_vnnlib.model.reading", "bnn_vnnlib.methods.safety.safety", "bnn_vnnlib.methods.decision")  # fmt: skip
 """Everything slow that a process imports before the first time limit counts."""
 
-LOG_TAIL = 20_000
+_LOG_TAIL = 20_000
 """Characters of what was printed, for the log of an instance that failed."""
 
 
@@ -142,7 +145,7 @@ def run_task(task: Task) -> Outcome:
     `error`; a process that hangs beyond its time limit is ended and is `timeout`.
     """
     if task.missing:
-        return _without(task, Verdict.ERROR, f"no such file: {', '.join(task.missing)}", 0.0, 0.0)
+        return unanswered(task, Verdict.ERROR, f"no such file: {', '.join(task.missing)}")
     with tempfile.TemporaryDirectory(prefix="bnn-vnnlib-") as folder:
         attempt = _Attempt(Path(folder))
         try:
@@ -180,9 +183,10 @@ def _decided(task: Task, attempt: _Attempt) -> Outcome:
     limit = None if task.timeout is None else task.timeout + GRACE
     code = worker.call(decide, task.command(attempt.results), str(attempt.log), limit=limit)
     taken = time.monotonic() - attempt.begun
-    outcome = _read(task, attempt, taken)
+    outcome = _read(attempt, taken)
     if outcome is None:
-        return _without(task, Verdict.ERROR, f"no results file; exit code {code}", attempt.prepare_time, taken, attempt)
+        reason = f"no results file; exit code {code}"
+        return unanswered(task, Verdict.ERROR, reason, attempt.prepare_time, taken, tail(attempt.log))
     if code == 1:  # a fault of the program: whatever it left behind in the process shall not reach another instance
         discard()
     if not (task.check and outcome.verdict is Verdict.SAT):
@@ -196,38 +200,45 @@ def _decided(task: Task, attempt: _Attempt) -> Outcome:
 def _cut_off(task: Task, attempt: _Attempt, error: Exception) -> Outcome:
     """A process that is gone may have written its last words: `verify` ends itself where its time limit passes."""
     taken = time.monotonic() - attempt.begun
-    outcome = _read(task, attempt, taken)
+    outcome = _read(attempt, taken)
     if outcome is not None:
         return outcome
-    if isinstance(error, Overdue):
-        reason = f"the process hung beyond the time limit and was ended ({error})"
-        return _without(task, Verdict.TIMEOUT, reason, attempt.prepare_time, taken, attempt)
-    how = str(error) if isinstance(error, Died) else f"{type(error).__name__}: {error}"  # a MemoryError, for one
-    return _without(task, Verdict.ERROR, f"the process died: {how}", attempt.prepare_time, taken, attempt)
+    match error:
+        case Overdue():
+            verdict, reason = Verdict.TIMEOUT, f"the process hung beyond the time limit and was ended ({error})"
+        case Died():
+            verdict, reason = Verdict.ERROR, f"the process died: {error}"
+        case _:  # a MemoryError, for one
+            verdict, reason = Verdict.ERROR, f"the process died: {type(error).__name__}: {error}"
+    return unanswered(task, verdict, reason, attempt.prepare_time, taken, tail(attempt.log))
 
 
-def _read(task: Task, attempt: _Attempt, taken: float) -> Outcome | None:
+def _read(attempt: _Attempt, taken: float) -> Outcome | None:
     """What the process wrote, if it is all there."""
     try:
         verdict = read_result(attempt.results).verdict
         record = read_object(sidecar_path(attempt.results), "")
     except (InputError, OSError):
         return None
-    log = _tail(attempt.log) if verdict is Verdict.ERROR else ""
+    log = tail(attempt.log) if verdict is Verdict.ERROR else ""
     return Outcome(attempt.results.read_text(encoding="utf-8"), record, attempt.prepare_time, taken, log)
 
 
-def _without(
-    task: Task, verdict: Verdict, reason: str, prepare_time: float, taken: float, attempt: _Attempt | None = None
+def unanswered(
+    task: AnyTask, verdict: Verdict, reason: str, prepare_time: float = 0.0, run_time: float = 0.0, log: str = ""
 ) -> Outcome:
-    """The outcome of an instance whose process left none."""
+    """The outcome of an instance that ended without an answer: why stands in its record."""
     query = None if task.query is None else Query(task.query)
     record = unfinished(
-        verdict, reason, task.files, query=query, seed=task.seed, timeout=task.timeout, time_s=taken
+        verdict, reason, task.files, query=query, seed=task.seed, timeout=task.timeout, time_s=run_time
     )  # fmt: skip
-    log = "" if attempt is None else _tail(attempt.log)
-    return Outcome(f"{verdict.value}\n", plain(record), prepare_time, taken, log)
+    return Outcome(f"{verdict}\n", plain(record), prepare_time, run_time, log)
 
 
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-LOG_TAIL:] if log.exists() else ""
+def tail(log: Path) -> str:
+    """The last of what was printed, which may be gigabytes; "" where there is no such file."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4 * _LOG_TAIL))  # a letter has four bytes at most
+        return stream.read().decode(errors="replace")[-_LOG_TAIL:]

@@ -9,18 +9,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
-from bnn_vnnlib.files.sidecar import plain, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker, run_program
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
-from bnn_vnnlib.runs.task import LOG_TAIL, Outcome
+from bnn_vnnlib.runs.task import Outcome, tail, unanswered
 from bnn_vnnlib.system.isolation import usual_threads
 
 KILL_AFTER = 60.0
@@ -156,8 +155,13 @@ class ToolTask:
         return {"property": Path(self.prop), "model": Path(self.model)}
 
     @property
+    def query(self) -> Query:
+        """Tools know no posterior."""
+        return Query.DETERMINISTIC
+
+    @property
     def asked(self) -> dict[str, Any]:
-        """See `Task.asked`."""
+        """What decides the outcome beside the files, as JSON values."""
         return {"version": __version__, "command": self.tool.command, "prepare": self.tool.prepare,
                 "timeout": self.timeout}  # fmt: skip
 
@@ -171,18 +175,23 @@ def run_tool(task: ToolTask) -> Outcome:
             code, prepare_time = _call(words, log, PREPARE_LIMIT, task.threads)
             if code != 0:
                 reason = f"prepare_instance.sh ended with {code}: the instance is skipped"
-                return _outcome(task, "error", reason, prepare_time, 0.0, _tail(log))
+                return unanswered(task, Verdict.ERROR, reason, prepare_time, log=tail(log))
         words = task.tool.words(task.tool.command, places)
         code, taken = _call(words, log, task.timeout + KILL_AFTER, task.threads)
-        results, printed = Path(places["results"]), _tail(log)
+        results, printed = Path(places["results"]), tail(log)
         text = read_bytes(results, _MAX_BYTES).decode(errors="replace") if results.is_file() else printed
         word, witness = _said(text)
-        if code is None and word is None:
-            return _outcome(task, "timeout", "killed beyond the time limit", prepare_time, taken, printed)
         if word is None:
-            how = f"the process died: {code}" if isinstance(code, str) else f"no verdict; exit code {code}"
-            return _outcome(task, "error", how, prepare_time, taken, printed)
-        return _outcome(task, word, f"said by {task.tool.name}", prepare_time, taken, "", witness)
+            verdict = Verdict.TIMEOUT if code is None else Verdict.ERROR
+            died = f"the process died: {code}" if isinstance(code, str) else f"no verdict; exit code {code}"
+            reason = "killed beyond the time limit" if code is None else died
+            return unanswered(task, verdict, reason, prepare_time, taken, printed)
+        verdict = Verdict(word)
+        outcome = unanswered(task, verdict, f"said by {task.tool.name}", prepare_time, taken)
+        if verdict is Verdict.SAT and witness.strip():
+            outcome = replace(outcome, results=f"{verdict}\n{witness.strip()}\n")
+        decided = verdict in (Verdict.SAT, Verdict.UNSAT)
+        return replace(outcome, record={**outcome.record, "method": task.tool.name}) if decided else outcome
 
 
 def _places(task: ToolTask, folder: Path) -> dict[str, str]:
@@ -219,13 +228,6 @@ def _call(words: list[str], log: Path, limit: float, threads: int | None) -> tup
     return code, taken
 
 
-def _tail(log: Path) -> str:
-    """The last of what was printed, which may be gigabytes."""
-    with log.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 4 * LOG_TAIL))  # a letter has four bytes at most
-        return stream.read().decode(errors="replace")[-LOG_TAIL:]
-
-
 def _said(text: str) -> tuple[str | None, str]:
     """(verdict, witness in the format of VNN-LIB 1.0 or 2.x) from a results file or from standard output."""
     lines = text.strip().splitlines()
@@ -238,18 +240,6 @@ def _said(text: str) -> tuple[str | None, str]:
         return None, ""
     pairs = [f"(X_{index} {value})" for index, value in _ASSIGNED.findall(text[found.end() :])]
     return _WORDS.get(found[1].lower(), found[1].lower()), f"({' '.join(pairs)})" if pairs else ""
-
-
-def _outcome(
-    task: ToolTask, word: str, reason: str, prepare_time: float, taken: float, log: str, witness: str = ""
-) -> Outcome:
-    verdict = Verdict(word)
-    record: dict[str, Any] = unfinished(
-        verdict, reason, task.files, query=Query.DETERMINISTIC, seed=task.seed, timeout=task.timeout, time_s=taken
-    )  # fmt: skip
-    results = f"{verdict.value}\n{witness.strip()}\n" if verdict is Verdict.SAT and witness.strip() else f"{word}\n"
-    decided = verdict in (Verdict.SAT, Verdict.UNSAT)
-    return Outcome(results, plain({**record, "method": task.tool.name if decided else None}), prepare_time, taken, log)
 
 
 def checked_sat(results: Path, model: Path, prop: Path) -> str:

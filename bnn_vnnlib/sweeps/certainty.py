@@ -28,9 +28,10 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib import __version__, rules
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.arrays import Arrays
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
-from bnn_vnnlib.jobs.folder import Cost, Folder, Step
+from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
@@ -376,7 +377,7 @@ def uncertainty(
     setting = settled(how, model)
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
-    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))

@@ -20,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.arrays import Arrays
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, usual_chunk
-from bnn_vnnlib.jobs.folder import Cost, Folder, Step
+from bnn_vnnlib.jobs.chunks import carry_out, usual_chunk
+from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
@@ -323,7 +324,7 @@ def radii(
     how = _with_thresholds(bounding or Options(), threshold, model)
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
-    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.arrays import Arrays
-from bnn_vnnlib.jobs.chunks import Watch, carry_out, growing, usual_chunk
-from bnn_vnnlib.jobs.folder import Cost, Folder, Step
+from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
@@ -251,7 +252,7 @@ def sweep(
     ------
     InputError : tables, networks and options that do not fit, before any work; a folder that holds another sweep
     """
-    where, folder = Places(workers, threads, scheduler), None if out is None else Folder(Path(out))
+    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
     job = SweepJob(pairs, bounding or Options(), chunk, points, workers)

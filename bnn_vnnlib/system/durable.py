@@ -63,15 +63,9 @@ def make_folder(path: Path) -> None:
         _flush_names(folder.parent)
 
 
-def clear(folder: Path) -> None:
-    """Remove what killed processes left half written; only for whoever holds the lock."""
-    for scratch in folder.rglob(f".*{_SCRATCH}"):
-        scratch.unlink(missing_ok=True)
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made if need be.
+    """Keep other processes out of a folder, which is made if need be; what killed ones left half written is removed.
 
     The system lets go of the lock when this process ends, however it ends, so no lock is ever left behind; the file
     stays, and says who had it. Without locks (not a POSIX system, some network drives) two processes do the same work
@@ -86,6 +80,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         fcntl = import_module("fcntl")
     except ImportError:
+        _clear(folder)
         yield
         return
     path = folder / LOCK
@@ -106,7 +101,13 @@ def locked(folder: Path) -> Iterator[None]:
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()
+        _clear(folder)
         yield
+
+
+def _clear(folder: Path) -> None:
+    for scratch in folder.rglob(f".*{_SCRATCH}"):
+        scratch.unlink(missing_ok=True)
 
 
 def _flush_names(folder: Path) -> None:

@@ -84,7 +84,7 @@ def _outcome(job: Job, folder: Path, whole: Arrays) -> str:
         return RAW
     if columns.keys() != whole.keys() or not all(_equal(columns[name], whole[name]) for name in whole):
         return CHANGED
-    return AGAIN if getattr(seen[0], "again", 0) else SAME
+    return AGAIN if seen[0].redone else SAME
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from bnn_vnnlib.files.benchmarks import Instance
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.runs.records import Entry, Records
 from bnn_vnnlib.runs.run import How, Run
-from bnn_vnnlib.runs.store import Entry, Store
 
 KINDS = ("same", "open", "differs", "error")
 
@@ -62,7 +62,7 @@ def main(
     chosen = instances(corpus, only or [], timeout)
     how, where = How(queries=("deterministic",), check=True), Places.shared(workers, None, None)
     tasks = how.tasks([instance for instance, _ in chosen], where.threads)
-    with Run.opened(tasks, Store(out), how.settings, "never") as run:
+    with Run.opened(tasks, Records(out), how.settings) as run:
         for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):
             pass
         entries = run.tables()

@@ -27,8 +27,8 @@ import typer
 
 from bnn_vnnlib.files.benchmarks import read_benchmarks
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.runs.records import Records
 from bnn_vnnlib.runs.run import How, Run, selected
-from bnn_vnnlib.runs.store import Store
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,8 +116,8 @@ def ran(benchmark: Path, only: list[str], folder: Path) -> dict[str, float]:
     with cluster(folder) as (address, lose):
         for name, where in (("here", Places(1, 1)), ("cluster, one worker killed", Places(2, 1, address))):
             begun = time.monotonic()
-            with Run.opened(how.tasks(instances, 1), Store(folder / f"run {where.scheduler is not None}"), how.settings,
-                            "never") as opened:  # fmt: skip
+            records = Records(folder / f"run {where.scheduler is not None}")
+            with Run.opened(how.tasks(instances, 1), records, how.settings) as opened:
                 for number, _ in enumerate(opened.go(where), 1):
                     if where.scheduler is not None and number == max(1, len(instances) // 10):
                         lose()

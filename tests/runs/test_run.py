@@ -22,7 +22,7 @@ from bnn_vnnlib.jobs import worker
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
-from bnn_vnnlib.runs.store import Store
+from bnn_vnnlib.runs.records import Records
 from bnn_vnnlib.runs.tables import COLUMNS
 from bnn_vnnlib.system.durable import locked
 from support.command import call
@@ -315,16 +315,29 @@ def json_of(data: bytes) -> object:
         return bytes(data)
 
 
-def test_records_of_an_older_version_are_set_aside(stand_in, benchmark, tmp_path):
+def test_records_of_an_older_version_do_not_count(stand_in, benchmark, tmp_path):
+    """They did not say which files and options they are of."""
     folder, out = benchmark("unsat"), tmp_path / "out"
     run(folder, "--out", out)
-    settings = json.loads((out / "run.json").read_text())
-    del settings["format"]
-    (out / "run.json").write_text(json.dumps(settings))
-    said = run(folder, "--out", out).stderr
-    assert "instances.old" in said
-    assert "run again" in said
-    assert len(list((out / "instances.old").glob("*/*.txt"))) == len(list((out / "instances").glob("*/*.txt"))) == 1
+    (out / "run.json").write_text('{"version": "0.1.0"}')
+    (path,) = (out / "instances").glob("*/*.json")
+    old = json.loads(path.read_text())
+    del old["run"]["digest"], old["run"]["asked"]
+    path.write_text(json.dumps(old))
+    assert "(format: not given there, 2 now" in run(folder, "--out", out, code=2).stderr
+    said = run(folder, "--out", out, "--rerun", "failed").stderr
+    assert "finished, but damaged, so run again: 1" in said
+    assert results(out) == [("unsat", "unsat")]
+
+
+def test_a_flipped_bit_in_the_settings_is_seen(stand_in, benchmark, tmp_path):
+    folder, out = benchmark("unsat"), tmp_path / "out"
+    run(folder, "--out", out)
+    path = out / "run.json"
+    path.write_text(path.read_text().replace("mixed", "mixee"))
+    assert "damaged settings; delete the file" in run(folder, "--out", out, code=2).stderr
+    path.unlink()
+    assert "1 of 1 instances are finished" in run(folder, "--out", out).stderr
 
 
 def test_a_folder_has_one_run_at_a_time(stand_in, benchmark, tmp_path):
@@ -457,7 +470,7 @@ def test_workers_follow_the_cores_and_their_threads(monkeypatch):
 def test_a_place_depends_on_the_line_alone(tmp_path):
     def place(category="c", onnx="onnx/a.onnx", vnnlib="vnnlib/p.vnnlib", limit=60.0):
         task = tasks.Task(category, onnx, vnnlib, models=(), prop="", timeout=5, own_timeout=limit)
-        return Store(tmp_path).place(task)
+        return Records(tmp_path).place(task)
 
     assert re.fullmatch(r"instances/c/a_p-[0-9a-f]{12}\.txt", place())
     assert place("c/2.0", "a", "p.gz").startswith("instances/c_2.0/a_p-")
@@ -467,12 +480,6 @@ def test_a_place_depends_on_the_line_alone(tmp_path):
     assert len(set(others)) == 5
     long = "x" * 300
     assert place(onnx=f"{long}1.onnx") != place(onnx=f"{long}2.onnx")
-
-
-def test_a_damaged_record_is_named(tmp_path):
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(InputError, match="delete it"):
-        Store(tmp_path).open({}, "never")
 
 
 def test_a_cluster_needs_dask(stand_in, benchmark, tmp_path, monkeypatch):
@@ -489,7 +496,7 @@ def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_pa
         raise OptionError("the cluster is gone")
 
     instances = read_benchmarks([benchmark("unsat")])
-    with Run.opened(How().tasks(instances, 1), Store(tmp_path / "out"), How().settings, "never") as opened:
+    with Run.opened(How().tasks(instances, 1), Records(tmp_path / "out"), How().settings) as opened:
         (entry,) = opened.go(Places(1, 1), lose)
     assert entry.verdict is Verdict.ERROR
     assert "the cluster is gone" in table(tmp_path / "out")[0]["reason"]
@@ -589,12 +596,15 @@ def test_an_instance_cannot_allocate_more_than_it_may(benchmark, tmp_path, monke
 )
 def test_a_damaged_settings_file_is_one_message(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(InputError, match="delete it; instances that are finished still count"):
-        Store(tmp_path).open({}, "never")
+    with (
+        pytest.raises(InputError, match="delete the file: instances that are finished still count"),
+        Records(tmp_path).opened({}),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("settings", ['"memory": "much"', '"arguments": 3', '"arguments": [3]', '"queries": [[]]'])
 def test_settings_of_other_types_are_one_message(tmp_path, settings):
     (tmp_path / "run.json").write_text(f'{{"format": 2, {settings}}}')
-    with pytest.raises(InputError, match="damaged settings; delete the file"):
-        Store(tmp_path).open({"arguments": []}, "never")
+    with pytest.raises(InputError, match="damaged settings; delete the file"), Records(tmp_path).opened({}):
+        pass

@@ -11,7 +11,7 @@ import numpy as np
 from bnn_vnnlib.files.sidecar import record, unfinished
 from bnn_vnnlib.report.row import Row, read_row
 from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
-from bnn_vnnlib.runs.store import Store, hashes
+from bnn_vnnlib.runs.records import Records, hashes
 from bnn_vnnlib.runs.task import Outcome
 
 TAILS = "linear, tails and centred boxes"
@@ -70,12 +70,12 @@ Entry = tuple[tuple[str, str, str], Result | str]
 
 def write_run(folder: Path, *entries: Entry, files: dict[str, Path] | None = None, seconds: float = 1.5) -> Path:
     """A folder of `run`: names with a result, or with the reason of an error."""
-    store = Store(folder)
-    store.open({"version": "0.1.0", "queries": [None], "timeout": 5.0}, "never")
-    for names, result in entries:
-        word = result.verdict.value if isinstance(result, Result) else "error"
-        task = Name(*names, files=files or {})
-        store.write(task, Outcome(f"{word}\n", values(result, files or {}), 0.0, seconds), hashes(task))
+    records = Records(folder)
+    with records.opened({"version": "0.1.0", "queries": [None], "timeout": 5.0}):
+        for names, result in entries:
+            word = result.verdict.value if isinstance(result, Result) else "error"
+            task = Name(*names, files=files or {})
+            records.write(task, Outcome(f"{word}\n", values(result, files or {}), 0.0, seconds), hashes(task))
     return folder
 
 

@@ -18,11 +18,12 @@ from rich.console import Console
 
 import bit_flips
 from bnn_vnnlib import InputError, OptionError, read_model, verify_batch
-from bnn_vnnlib.cli import long_jobs
 from bnn_vnnlib.files.arrays import read_columns
-from bnn_vnnlib.jobs.chunks import Progress, carry_out, growing, usual_chunk
-from bnn_vnnlib.jobs.folder import Folder
+from bnn_vnnlib.jobs import progress
+from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
+from bnn_vnnlib.jobs.parts import PartsFolder
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.progress import Progress
 from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Source, make_inputs, make_table, radii, sweep
 from bnn_vnnlib.system.durable import LOCK, locked
 from sweeps.sweep_models import Killing, boxes, documented, told, write_net
@@ -184,8 +185,9 @@ def again(pair, out: Path) -> tuple[int, bytes]:
     """How many chunks a sweep does again, and the file that it writes."""
     seen = []
     sweep(pair, out=out, watch=seen.append)
-    assert seen[0].rows - seen[0].kept == sum(2 for _ in range(seen[0].again))  # chunks of two rows
-    return seen[0].again, (out / "bounds.parquet").read_bytes()
+    redone = sum(seen[0].redone.values())
+    assert seen[0].rows - seen[0].kept == 2 * redone  # chunks of two rows
+    return redone, (out / "bounds.parquet").read_bytes()
 
 
 def test_a_damaged_part_is_done_again(nets, tmp_path):
@@ -268,7 +270,7 @@ def test_a_sweep_that_goes_on_keeps_its_chunks(nets, tmp_path):
     pair = [Pair(Source(nets / "one.onnx"), make_table(boxes(40, 3, 4)))]
     out, seen = tmp_path / "out", []
     sweep(pair, out=out, workers=2)
-    assert Folder(out).chunk == 20
+    assert PartsFolder(out).chunk == 20
     names = sorted(path.name for path in (out / "parts").iterdir())
     assert len(names) == 3  # 4, 16 and 20 rows
     whole = (out / "bounds.parquet").read_bytes()
@@ -283,12 +285,12 @@ def test_a_sweep_that_goes_on_keeps_its_chunks(nets, tmp_path):
 
 def test_somebody_who_looks_at_no_terminal_hears_of_it(monkeypatch):
     """At once, after the first step, and every now and then, whether anything is finished or not."""
-    monkeypatch.setattr(long_jobs, "EVERY", 1.0)
+    monkeypatch.setattr(progress, "EVERY", 1.0)
     text = io.StringIO()
-    with long_jobs.shown(Console(file=text, width=200), "boxes") as watch:
-        watch(Progress(4, 20, 4, again=1))
+    with progress.shown(Console(file=text, width=200), "boxes") as watch:
+        watch(Progress(4, 20, 4, redone={"damaged": 1}))
         assert text.getvalue().splitlines() == [
-            "damaged, or of another job, so done again: 1",
+            "finished, but damaged, so run again: 1",
             "4 of 20 boxes are finished; 16 to go",
         ]
         watch(Progress(4, 20, 4, 1))

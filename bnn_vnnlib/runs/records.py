@@ -1,15 +1,13 @@
-"""The folder of a run: what is finished lies in it, so that a run that was ended goes on where it was.
+"""The finished instances of a run, as files of its folder.
 
-    run.json                              how the instances were run
     instances/CATEGORY/NAME-DIGEST.txt    results file, as the competition reads it
     instances/CATEGORY/NAME-DIGEST.txt.json  record
     instances/CATEGORY/NAME-DIGEST.log    what was printed, for an instance that failed
     results.csv, table.csv, table.parquet the tables, made of the above
 
-Every file is written in one step, the results file last: an instance is finished when it is there. It counts as
-finished only if its record is undamaged and was made of the same files (by their SHA-256) with the same options; else
-it is run again. The digest is that of the instance's line in its table, so an instance keeps its place wherever the
-line stands.
+The results file is written last: an instance is finished when it is there. It counts as finished only if its record is
+undamaged and was made of the same files (by their SHA-256) with the same options; else it is run again. The digest is
+that of the instance's line in its table, so an instance keeps its place wherever the line stands.
 """
 
 from __future__ import annotations
@@ -18,21 +16,20 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
-from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path, to_text, unfinished
+from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path, to_text
 from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.jobs.folder import Folder
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.task import Outcome
-from bnn_vnnlib.system.durable import clear, make_folder
-
-FORMAT = 2
-"""Of the folder. Before 2, records did not say which options they were made with."""
+from bnn_vnnlib.runs.task import Outcome, Task, unanswered
+from bnn_vnnlib.runs.tools import ToolTask
+from bnn_vnnlib.system.durable import make_folder
 
 Again = Literal["never", "failed", "unknown", "all"]
 _AGAIN: Mapping[Again, frozenset[Verdict]] = {
@@ -48,25 +45,8 @@ _SPECIAL = re.compile(r"[^A-Za-z0-9._+=-]+")
 _LONGEST = 150  # characters of a file's name, well below what file systems allow
 
 
-class Runnable(Protocol):
-    """A task of any kind, as a run sees it; see `Task`."""
-
-    @property
-    def category(self) -> str: ...
-    @property
-    def onnx(self) -> str: ...
-    @property
-    def vnnlib(self) -> str: ...
-    @property
-    def own_timeout(self) -> float | None: ...
-    @property
-    def files(self) -> dict[str, Path]: ...
-    @property
-    def asked(self) -> dict[str, Any]: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def timeout(self) -> float | None: ...
+AnyTask = Task | ToolTask
+"""One instance for our verifier, or for another tool."""
 
 
 @dataclass(frozen=True)
@@ -88,76 +68,61 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Store:
-    """The folder of a run, which only one process at a time may open (`durable.locked`)."""
+class Records(Folder):
+    """The folder of a run.
 
-    folder: Path
+    Attributes
+    ----------
+    again : which finished instances are to be run again, and so may have been run with other settings
+    """
 
-    def open(self, settings: Mapping[str, Any], again: Again) -> tuple[str, ...]:
-        """Make the folder, or make sure that what is in it may be gone on with; returns remarks for people.
+    again: Again = "never"
+    FILE: ClassVar[str] = "run.json"
 
-        Raises
-        ------
-        OptionError : it holds a run with other settings, and the new ones were not asked for with `again`
-        """
-        path, instances = self.folder / "run.json", self.folder / "instances"
-        remarks: tuple[str, ...] = ()
-        now = {"format": FORMAT, **settings}
-        if path.exists():
-            earlier = read_object(path, "delete it; instances that are finished still count")
-            if earlier.get("format") != FORMAT:
-                remarks = self._set_aside(instances)
-            elif again == "never":
-                self._compare(earlier, now)
-        clear(self.folder)
-        make_folder(instances)
-        write_text(path, to_text(now))
-        return remarks
+    def _advice(self, earlier: Mapping[str, Any], now: Mapping[str, Any], differing: Collection[str]) -> str | None:
+        if self.again != "never":
+            return None
+        advice = "take another folder, or add --rerun all to run everything again"
+        return advice if set(differing) - set(_LIMITS) else f"{advice}, or --rerun unknown to keep what is decided"
 
-    def _set_aside(self, instances: Path) -> tuple[str, ...]:
-        """Records that do not say what they are of are no use to us, but perhaps to their owner."""
-        aside = instances.with_name("instances.old")
-        if not instances.is_dir():
-            return ()
-        if aside.exists():
-            raise OptionError("is in the way of records of an older version: move it elsewhere", path=aside)
-        instances.rename(aside)
-        return (f"the records of an older version, which do not say which files they are of, are now in {aside}; their "
-                "instances are run again",)  # fmt: skip
+    def _shown(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As they are given on the command line."""
+        found = dict(settings)
+        memory, queries, arguments = (found.pop(name, None) for name in ("memory", "queries", "arguments"))
+        try:
+            found["--timeout"] = found.pop("timeout", None)
+            found["--memory"] = None if memory is None else memory / 2**30
+            found["--query"] = " ".join(query for query in queries or () if query is not None) or None
+            for argument in arguments or ():
+                name, _, value = argument.partition("=")
+                found[name] = value or "given"
+        except (AttributeError, TypeError):
+            raise self._damaged from None
+        return found
 
-    def _compare(self, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        differing = sorted(key for key in {*now, *earlier} if now.get(key) != earlier.get(key))
-        if differing:
-            try:
-                there, here = _as_options(earlier), _as_options(now)
-            except (AttributeError, TypeError):
-                damaged = "damaged settings; delete the file: instances that are finished still count"
-                raise InputError(damaged, path=self.folder / "run.json") from None
-            pairs = ", ".join(
-                f"{name}: {there.get(name, 'not given')} there, {here.get(name, 'not given')} now"
-                for name in dict.fromkeys((*there, *here)) if there.get(name) != here.get(name)
-            )  # fmt: skip
-            message = (f"the folder holds a run with other settings ({pairs}); take another folder, or add --rerun all "
-                       "to run everything again")  # fmt: skip
-            if all(key in _LIMITS for key in differing):
-                message += ", or --rerun unknown to keep what is decided"
-            raise OptionError(message, path=self.folder)
+    def _check_damaged(self, now: Mapping[str, Any]) -> None:
+        raise self._damaged
 
-    def place(self, task: Runnable) -> str:
+    @property
+    def _damaged(self) -> InputError:
+        message = "damaged settings; delete the file: instances that are finished still count"
+        return InputError(message, path=self.path / self.FILE)
+
+    def place(self, task: AnyTask) -> str:
         """Path of its results file, relative to the folder: the same whenever and wherever its line is in the table."""
         name = f"{_stem(task.onnx, 'onnx')}_{_stem(task.vnnlib, 'vnnlib')}"[:_LONGEST]
         line = json.dumps([task.category, task.onnx, task.vnnlib, task.own_timeout])
         mark = hashlib.sha256(line.encode()).hexdigest()[:12]
         return f"instances/{_SPECIAL.sub('_', task.category)}/{name}-{mark}.txt"
 
-    def entry(self, task: Runnable) -> Entry | None:
+    def entry(self, task: AnyTask) -> Entry | None:
         """A finished instance, or None."""
         found = self._found(task)
         return found if isinstance(found, Entry) else None
 
-    def _found(self, task: Runnable) -> Entry | str | None:
+    def _found(self, task: AnyTask) -> Entry | str | None:
         """A finished instance, or why what is there does not count (in a few words), or None where nothing is."""
-        results = self.folder / self.place(task)
+        results = self.path / self.place(task)
         if not (results.is_file() and sidecar_path(results).is_file()):
             return None
         try:
@@ -179,7 +144,7 @@ class Store:
             return "not checked"
         return Entry(results, record)
 
-    def todo(self, tasks: Iterable[Runnable], again: Again) -> tuple[list[Any], dict[str, int]]:
+    def todo(self, tasks: Iterable[AnyTask]) -> tuple[list[AnyTask], dict[str, int]]:
         """Those that are to be run, and {why what was finished does not count: how often}.
 
         An instance is to be run if it is not finished, if what is there does not count, or if it was finished with a
@@ -190,15 +155,11 @@ class Store:
             found = self._found(task)
             if isinstance(found, str):
                 why[found] += 1
-            if not isinstance(found, Entry) or found.verdict in _AGAIN[again]:
+            if not isinstance(found, Entry) or found.verdict in _AGAIN[self.again]:
                 todo.append(task)
         return todo, dict(why)
 
-    def entries(self, tasks: Iterable[Runnable]) -> Iterator[Entry]:
-        """The finished ones among these, in their order; a task that is there twice is there twice."""
-        return (entry for task in tasks if (entry := self.entry(task)) is not None)
-
-    def write(self, task: Runnable, outcome: Outcome, of: Mapping[str, str | None]) -> Entry:
+    def write(self, task: AnyTask, outcome: Outcome, of: Mapping[str, str | None]) -> Entry:
         """Keep an outcome; the record gains an entry "run".
 
         Parameters
@@ -208,8 +169,9 @@ class Store:
         """
         read, now = outcome.record.get("sha256", {}), hashes(task)
         if now != of or any(of.get(role) != found for role, found in read.items()):
-            outcome = _spoilt(task, outcome)
-        results = self.folder / self.place(task)
+            reason = "the instance's files changed while the run went on; --rerun failed runs it again"
+            outcome = unanswered(task, Verdict.ERROR, reason, outcome.prepare_time, outcome.run_time, outcome.log)
+        results = self.path / self.place(task)
         make_folder(results.parent)
         run = {
             "category": task.category, "network": task.onnx, "property": task.vnnlib,
@@ -234,7 +196,7 @@ def reason_of(record: Mapping[str, Any]) -> str | None:
     return notes[0] if record.get("method") is None else None
 
 
-def hashes(task: Runnable) -> dict[str, str | None]:
+def hashes(task: AnyTask) -> dict[str, str | None]:
     """SHA-256 of each file of a task by role, as the record names them; with the files that a model's weights lie in.
 
     None where it cannot be read.
@@ -276,34 +238,11 @@ def _weights_of(path: Path, _state: tuple[int, ...]) -> tuple[Path, ...]:
         return ()
 
 
-def _as_options(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of a run as they are given on the command line, without those that are not given."""
-    found = {"version": settings.get("version"), "--timeout": settings.get("timeout")}
-    memory = settings.get("memory")
-    found["--memory"] = None if memory is None else memory / 2**30
-    found["--query"] = " ".join(query for query in settings.get("queries", ()) if query is not None) or None
-    for argument in settings.get("arguments", ()):
-        name, _, value = argument.partition("=")
-        found[name] = value or "given"
-    return {
-        name: f"{value:g}" if isinstance(value, float) else str(value)
-        for name, value in found.items() if value is not None
-    }  # fmt: skip
-
-
 def _digest(record: Mapping[str, Any], results: bytes) -> str:
     """Of a record, but for the digest itself, and its results file."""
     run = {key: value for key, value in record["run"].items() if key != "digest"}
     text = json.dumps({**record, "run": run}, sort_keys=True)
     return hashlib.sha256(text.encode() + b"\0" + results).hexdigest()
-
-
-def _spoilt(task: Runnable, outcome: Outcome) -> Outcome:
-    reason = "the instance's files changed while the run went on; --rerun failed runs it again"
-    record = unfinished(
-        Verdict.ERROR, reason, task.files, query=None, seed=task.seed, timeout=task.timeout, time_s=outcome.run_time
-    )  # fmt: skip
-    return replace(outcome, results=f"{Verdict.ERROR}\n", record=record, checked=None)
 
 
 def _stem(cell: str, folder: str) -> str:
