@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path
@@ -17,13 +16,12 @@ from bnn_vnnlib.files.vnncomp import ResultsFile
 from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.result import Query, Result, Verdict
-from bnn_vnnlib.signature import Variable
+from bnn_vnnlib.signature import Floats, Variable
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
 
-Floats = NDArray[np.float64]
 
 INPUT_TOLERANCE = 1e-4
 """By how much the competition lets an input miss a bound, where no strict reading accepts the witness. Outputs: 0."""

@@ -27,12 +27,12 @@ from bnn_vnnlib.problem.weight_sets import SampledWeights, over
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
 from bnn_vnnlib.setting import Answer, Setting
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.clock import Deadline
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = NDArray[np.float64]
 
 REPLAYED = 64
 """Candidates for a deterministic witness that are replayed, at most."""

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import Model, WeightSamples, sample
-from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

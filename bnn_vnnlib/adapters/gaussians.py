@@ -18,8 +18,8 @@ from bnn_vnnlib.adapters.samples import UNCOMPARED, network_of, shapes_of, untou
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Posterior
 from bnn_vnnlib.network.families import from_covariance, from_low_rank
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.parts import with_values
+from bnn_vnnlib.signature import Floats
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,7 +16,7 @@ import numpy as np
 
 from bnn_vnnlib.adapters.agreement import array
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.signature import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

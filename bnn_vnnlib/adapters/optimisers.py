@@ -11,8 +11,8 @@ from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_
 from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.parts import with_values
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

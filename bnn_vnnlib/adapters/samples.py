@@ -19,7 +19,7 @@ from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.stored import float_shapes
-from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from bnn_vnnlib.adapters.adapted import Adapted, adapt
 from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
-from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 _ACTIVATIONS = {

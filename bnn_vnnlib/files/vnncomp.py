@@ -17,16 +17,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.readers import kinds, located, read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
-from bnn_vnnlib.signature import Variable
+from bnn_vnnlib.signature import Floats, Variable
 from bnn_vnnlib.system.durable import replacing, scratch_of
-
-Floats = NDArray[np.float64]
 
 _SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
 _PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")

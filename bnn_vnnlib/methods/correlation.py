@@ -9,7 +9,6 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails.shared import Correlation, Dense, Group, Kron
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.network import (
-    Floats,
     Gaussian,
     GaussianDiagonal,
     GaussianFull,
@@ -19,6 +18,7 @@ from bnn_vnnlib.network.network import (
     Network,
 )
 from bnn_vnnlib.network.nodes import Linear, Node, Param, Shift
+from bnn_vnnlib.signature import Floats
 
 Device = torch.device | str
 

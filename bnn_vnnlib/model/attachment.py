@@ -36,8 +36,9 @@ from bnn_vnnlib.network.families import (
     names_of,
     weighted_mean,
 )
-from bnn_vnnlib.network.network import Component, Floats, Gaussian, Mixture, Model, Posterior, WeightSamples
+from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
 from bnn_vnnlib.readers import kinds, read_npz
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"

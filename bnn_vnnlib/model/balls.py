@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from bnn_vnnlib.signature import Floats
+
 UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
 _UNIT = 2.0**-53  # relative error of one operation
 _TINY = math.ulp(0.0)  # 2^-1074: absolute error of one operation that underflows; 2.0**-1074 could be compiled to 0

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PosteriorError
-
-Floats = NDArray[np.float64]
+from bnn_vnnlib.signature import Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,8 @@ from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Node, Param
 from bnn_vnnlib.rounding import LOST, TINY, UNIT, gamma
+from bnn_vnnlib.signature import Floats
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")

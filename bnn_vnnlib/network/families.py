@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, did_you_mean
 from bnn_vnnlib.network.network import (
     Component,
-    Floats,
     Gaussian,
     GaussianDiagonal,
     GaussianFull,
@@ -31,7 +30,7 @@ from bnn_vnnlib.network.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.signature import Likelihood
+from bnn_vnnlib.signature import Floats, Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.network.correlated import Floats as Floats
 from bnn_vnnlib.network.correlated import GaussianFull as GaussianFull
 from bnn_vnnlib.network.correlated import GaussianKron as GaussianKron
 from bnn_vnnlib.network.correlated import GaussianLowRank as GaussianLowRank
 from bnn_vnnlib.network.correlated import KronLayer as KronLayer
 from bnn_vnnlib.network.nodes import Node
+from bnn_vnnlib.signature import Floats as Floats
 from bnn_vnnlib.signature import Likelihood, Signature
 
 

@@ -17,9 +17,8 @@ from scipy.linalg import block_diag
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.layers import Affine, Layer
-from bnn_vnnlib.signature import Signature, Variable
+from bnn_vnnlib.signature import Floats, Signature, Variable
 
 End = Literal["outputs", "softmax", "sigmoid"]
 ACTIVATIONS = {

@@ -15,8 +15,8 @@ from onnx import ModelProto
 
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.model.attributes import array_of, holders
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.parts import with_values
+from bnn_vnnlib.signature import Floats
 
 Places = NDArray[np.int64]
 

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model import Network
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.readers import read_npz
-from bnn_vnnlib.signature import Likelihood
+from bnn_vnnlib.signature import Floats, Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

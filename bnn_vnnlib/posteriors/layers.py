@@ -10,8 +10,8 @@ import numpy as np
 
 from bnn_vnnlib.model import Network, WeightSamples
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.network.nodes import Param
+from bnn_vnnlib.signature import Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,12 @@ from onnx import ModelProto
 from bnn_vnnlib.errors import OptionError, PosteriorError, SoundnessError
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, model_from_proto, replay, sample
 from bnn_vnnlib.network.families import family_of
-from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.blocks import End, merged_blocks
 from bnn_vnnlib.posteriors.copies import merged_copies
 from bnn_vnnlib.posteriors.layers import layers
 from bnn_vnnlib.posteriors.parts import Parts
 from bnn_vnnlib.posteriors.plain import drawn
-from bnn_vnnlib.signature import Likelihood
+from bnn_vnnlib.signature import Floats, Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 Form = Literal["auto", "blocks", "copies"]

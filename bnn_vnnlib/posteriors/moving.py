@@ -18,8 +18,9 @@ from bnn_vnnlib.model import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.network.network import Floats, Gaussian
+from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.posteriors.fingerprints import Fingerprints, Places
+from bnn_vnnlib.signature import Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, Network
 from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Floats
+from bnn_vnnlib.signature import Floats
 
 _TRANSPARENT = (nodes.Reshape, nodes.Transpose, nodes.Broadcast, nodes.Sum, nodes.Scale, nodes.Shift)
 

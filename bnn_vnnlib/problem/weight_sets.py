@@ -22,7 +22,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
@@ -32,10 +31,8 @@ from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.memory import at_once
-
-Floats = NDArray[np.float64]
-
 
 # 1. Posterior mass
 

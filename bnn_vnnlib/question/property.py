@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError, SoundnessError
-from bnn_vnnlib.signature import Hidden, Signature
-
-Floats = NDArray[np.float64]
+from bnn_vnnlib.signature import Floats, Hidden, Signature
 
 
 def _frozen(array: NDArray) -> NDArray:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.question.options import Question
 from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.signature import Variable
+from bnn_vnnlib.signature import Floats, Variable
 
 # 1. Vacuous properties
 
@@ -43,8 +43,6 @@ MAX_COEFFICIENTS = 1_000_000
 
 DENOMINATORS = (1, 12, 1000, 10**6)
 """Largest denominators of the multipliers, the simplest first."""
-
-Floats = NDArray[np.float64]
 
 
 def vacuous(property: Property) -> str | None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import sha256
 from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.signature import Floats
 
 Shape = tuple[int, int, int]
-Floats = NDArray[np.float64]
 _MAX_VALUES = 2**18
 """Values of an image at most: a page of larger ones is slow to open."""
 _TRIED = 20

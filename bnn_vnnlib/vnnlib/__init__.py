@@ -1,6 +1,6 @@
 """TEXT -> PROPERTY: VNN-LIB 1.0 and 2.x, from a file to the normal form.
 
-The street: read (bytes to text), parse (text to tree), check (declarations), linear (comparisons), dnf (and/or),
+The street: parse (file to tree), check (declarations), linear (comparisons), dnf (and/or),
 assemble (arrays); match compares the result with a model.
 """
 
@@ -13,8 +13,7 @@ from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.vnnlib.assemble import normalise
 from bnn_vnnlib.vnnlib.groups import match
-from bnn_vnnlib.vnnlib.parse import parse
-from bnn_vnnlib.vnnlib.read import looks_like_vnnlib, read_text
+from bnn_vnnlib.vnnlib.parse import looks_like_vnnlib, parse, read_text
 from bnn_vnnlib.vnnlib.tree import Source
 
 __all__ = ["looks_like_vnnlib", "match", "parse_property", "read_property"]

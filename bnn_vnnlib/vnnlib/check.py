@@ -14,18 +14,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.signature import Hidden, Signature, Variable
+from bnn_vnnlib.signature import Flags, Floats, Hidden, Ints, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.tree import Error, Network, Query, Source, Tensor, read_literal
 
 # 1. Constraints
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.signature import Ints
 from bnn_vnnlib.vnnlib.check import Row, Table
-from bnn_vnnlib.vnnlib.groups import Groups, Ints
+from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Comparisons
 from bnn_vnnlib.vnnlib.simple import Simple
 from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, Source

@@ -12,11 +12,10 @@ from itertools import repeat
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.signature import Signature, Variable
+from bnn_vnnlib.signature import Flags, Ints, Signature, Variable
 
 # 1. A property against a model
 
@@ -106,10 +105,6 @@ def _count(number: int, what: str) -> str:
 
 def _names(variables: tuple[Variable, ...]) -> str:
     return ", ".join(variable.name for variable in variables)
-
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 # 2. Many short lists as two arrays

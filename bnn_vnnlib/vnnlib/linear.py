@@ -16,12 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
+from bnn_vnnlib.signature import Floats, Ints
 from bnn_vnnlib.vnnlib.check import Row, Scope
 from bnn_vnnlib.vnnlib.tree import Apply, Compare, bracket, bracket_literal, is_number, read_literal
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 
 # 1. Many decimal numbers at once
 

@@ -1,6 +1,9 @@
-"""Text to syntax tree, by an LALR parser that builds the tree as it reads.
+"""Property files to syntax trees.
 
-First the words in which a user is told of a syntax error; then the parser.
+1. A file to its text, plain or compressed.
+2. The options in comment lines, which other tools ignore: `; bnn-vnnlib: query=probabilistic tau_safe=0.98`.
+3. The words in which a user is told of a syntax error.
+4. An LALR parser that builds the tree as it reads.
 """
 
 from __future__ import annotations
@@ -10,16 +13,90 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bnn_vnnlib import readers
 from bnn_vnnlib.errors import InputError, PropertyError, UnsupportedError, VnnlibSyntaxError
-from bnn_vnnlib.vnnlib.read import looks_like_marabou
+from bnn_vnnlib.readers import kinds
 from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Run, Source, Symbol, Tensor
 
 if TYPE_CHECKING:
     from lark import Lark, Token
     from lark.exceptions import UnexpectedInput
 
+
+# 1. Files
+
+MAX_BYTES = 128 * 2**20
+_MARABOU = re.compile(r"\s*(?:[+-]?[\d.]*\s*(?:[xy]|ws_\d++_)\d++\s*)++(?:<=|>=|=)\s*[-+.\deE]+\s*(?:[\r\n]|\Z)")
+
+
+def read_text(path: str | Path, limit: int = MAX_BYTES, what: str = "VNN-LIB") -> tuple[str, Path]:
+    """The text of a property file (or of `what` is expected) and the path that was opened.
+
+    A file is decompressed if it is a gzip file, whatever its name; if `path` is missing, `path`.gz is tried.
+
+    Raises
+    ------
+    InputError : missing, unreadable, broken or larger than `limit` bytes (decompressed)
+    VnnlibSyntaxError : not UTF-8 text
+    """
+    found = readers.located(path)
+    kinds.expect(found, kinds.PROPERTY, VnnlibSyntaxError)
+    return readers.read_text(found, limit, what, VnnlibSyntaxError), found
+
+
+def looks_like_vnnlib(path: str | Path) -> bool:
+    """Whether a file (or `path`.gz) starts like VNN-LIB, by content: "(" or ";" after blanks. False if unreadable.
+
+    A file of nothing but blanks is judged by its name. Marabou's text counts as well: it is the property, if not one
+    that is read.
+    """
+    try:
+        found = readers.located(path)
+        start = readers.read_start(found, 4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except InputError:
+        return False
+    if _looks_like_marabou(start.decode("utf-8", "replace")):
+        return True
+    return start[:1] in (b"(", b";") if start else ".vnnlib" in found.name.lower()
+
+
+def _looks_like_marabou(text: str) -> bool:
+    """Whether a text starts with a line such as `x0 >= 0.5` or `+y0 -y1 <= 0`: the verifier Marabou's own format."""
+    return _MARABOU.match(text[:1000]) is not None
+
+
+# 2. Options
+
+_COMMENT = re.compile(r"^[^;\r\n]*;[; \t]*bnn-vnnlib(?![\w.\-/])(?P<rest>[^\r\n]*)", re.MULTILINE)
+_ITEM = re.compile(r"(?P<key>[a-z][a-z0-9_]*)=(?P<value>[^\s=]+)")
+
+
+def read_options(source: Source) -> dict[str, str]:
+    """The options of a text; a malformed or contradictory one is a PropertyError with its line."""
+    options: dict[str, str] = {}
+    if "bnn-vnnlib" not in source.text:
+        return options
+    for comment in _COMMENT.finditer(source.text):
+        at = comment.start("rest")
+        if not comment["rest"].startswith(":"):
+            if _ITEM.search(comment["rest"]):
+                raise source.error(PropertyError, "expected ':' after bnn-vnnlib", at)
+            continue
+        for word in comment["rest"][1:].split():
+            item = _ITEM.fullmatch(word)
+            if item is None:
+                message = f"found '{word}', expected options such as query=probabilistic tau_safe=0.98"
+                raise source.error(PropertyError, message, source.text.find(word, at))
+            if options.setdefault(item["key"], item["value"]) != item["value"]:
+                message = f"option {item['key']} is given twice: {options[item['key']]} and {item['value']}"
+                raise source.error(PropertyError, message, source.text.find(word, at))
+    return options
+
+
+# 3. Syntax errors
 
 # Words for the terminals of both grammars, in the order in which they are named.
 _WORDS = {
@@ -89,10 +166,10 @@ _HINTS_2 = {
 _FOUND = re.compile(r"[()\[\],]|[^\s()\[\],;]+|.", re.DOTALL)
 
 
-def syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> InputError:
+def _syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> InputError:
     """The error to raise for what the parser met: where, what was found, what was expected, what to do."""
     terminals, at = _expected(unexpected, source)
-    if looks_like_marabou(source.text):
+    if _looks_like_marabou(source.text):
         message = (
             "this is Marabou's text format, not VNN-LIB: declare the variables and write (assert (>= X_0 0.5)) for"
         )
@@ -147,6 +224,8 @@ def _hint(word: str, terminals: set[str], major: int) -> str | None:
         return "a closing parenthesis is missing"
     return None
 
+
+# 4. The parser
 
 _GAP = r"(?:[ \t\r\n]+|;[^\r\n]*)*+"
 _VERSION = re.compile(
@@ -302,7 +381,7 @@ def parse(source: Source) -> Query:
     try:
         query: Query = _parser(major).parse(source.text)  # type: ignore[assignment]
     except UnexpectedInput as unexpected:
-        raise syntax_error(source, unexpected, major) from None
+        raise _syntax_error(source, unexpected, major) from None
     return query
 
 

@@ -1,24 +1,102 @@
-"""Simple comparisons to constraints: what `linear` says of them one by one, by whole arrays."""
+"""Simple comparisons, by whole arrays.
+
+1. `read_runs`: the text of runs of simple comparisons to arrays of operators and atoms by number.
+2. `read_simple`: these to constraints, as `linear` makes them one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count, islice, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
+from bnn_vnnlib.signature import Floats, Ints
 from bnn_vnnlib.vnnlib.check import Row, Scope, Table
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals
-from bnn_vnnlib.vnnlib.runs import AND, OPERATORS, Runs
-from bnn_vnnlib.vnnlib.tree import Run, Source, bracket_literal, is_number
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, Source, bracket_literal, is_number
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+# 1. Words to numbers
+
+OPERATORS = (">=", ">", "<=", "<", "=", "==", "!=")
+AND = len(OPERATORS)
+_COMPARISON = re.compile(r"\([ \t\r\n]*[<>=!]")
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """All simple comparisons s = 0, ..., S - 1 of a property, in the order of the text.
+
+    Attributes
+    ----------
+    atoms : the words; the first ones are OPERATORS and "and", all others are operands
+    operators, left, right : (S,) words
+    runs : where they come from
+    first : (len(runs) + 1,) first comparison of each run
+    clauses : the first comparison of each clause, in the runs that consist of clauses
+    """
+
+    atoms: list[str]
+    operators: Ints
+    left: Ints
+    right: Ints
+    runs: list[Run]
+    first: Ints
+    clauses: Ints
+
+    def compare(self, s: int) -> Compare:
+        """Comparison s as a node of the tree."""
+        number = int(np.searchsorted(self.first, s, "right")) - 1
+        run = self.runs[number]
+        place = next(islice(_COMPARISON.finditer(run.text), s - int(self.first[number]), None))
+        operator, left, right = (self.atoms[column[s]] for column in (self.operators, self.left, self.right))
+        return Compare(operator, left, right, run.at + place.start() + 1)
+
+    def first_use(self, atom: int) -> int:
+        """The first comparison in which an atom is an operand."""
+        return int(np.argmax((self.left == atom) | (self.right == atom)))
+
+    @property
+    def numbers(self) -> list[str]:
+        """The atoms that are numbers."""
+        return [atom for atom in self.atoms[AND + 1 :] if is_number(atom)]
+
+
+def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
+    """Gather the runs of all formulas."""
+    known = (*OPERATORS, "and")
+    numbers = defaultdict(count(len(known)).__next__, zip(known, range(len(known)), strict=True))
+    runs, parts = [*_leaves(assertions)], [np.zeros(0, np.int32)]
+    for run in runs:
+        words = run.words()
+        if run.kind == "assertions":
+            del words[::4]  # assert
+        parts.append(np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)))
+    codes = np.concatenate(parts)
+    ands = np.flatnonzero(codes == AND)  # the grammar lets no variable be named so
+    clauses = (ands - np.arange(len(ands))) // 3
+    first = np.array([*map(len, parts)]).cumsum()
+    first = (first - ands.searchsorted(first)) // 3
+    operators, left, right = np.delete(codes, ands).reshape(-1, 3).T.astype(np.int64)
+    return Runs(list(numbers), operators, left, right, runs, first, clauses)
+
+
+def _leaves(assertions: Iterable[Compare | Junction | Run]) -> Iterable[Run]:
+    pending = list(assertions)[::-1]
+    while pending:
+        formula = pending.pop()
+        if isinstance(formula, Run):
+            yield formula
+        elif isinstance(formula, Junction):
+            pending.extend(reversed(formula.parts))
+
+
+# 2. Constraints
 
 _STRICT = np.array(["=" not in word for word in OPERATORS])
 _UPPER = np.array([word.startswith("<") for word in OPERATORS])
@@ -37,7 +115,7 @@ class Simple:
     alternatives : for each comparison in turn, the conjunctions (numbers of constraints) one of which must hold
     first : (S + 1,) the first alternative of each comparison; nearly all have one
     places : the first comparison of each run, and its last one + 1
-    clauses : as in `Runs`
+    clauses : the first comparison of each clause, in the runs that consist of clauses
     """
 
     table: Table

@@ -11,7 +11,7 @@ from random import Random
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.files import read_proto
-from bnn_vnnlib.vnnlib.read import read_text
+from bnn_vnnlib.vnnlib.parse import read_text
 from hostile.mutate_archive import archives, mangled_archive, mangled_parquet, parquets
 from hostile.mutate_model import mangled_model
 from hostile.mutate_text import mangled_text

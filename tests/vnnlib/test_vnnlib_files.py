@@ -12,7 +12,7 @@ import pytest
 from bnn_vnnlib.errors import InputError, PropertyError, VnnlibSyntaxError
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.vnnlib import looks_like_vnnlib, match, parse_property, read_property
-from bnn_vnnlib.vnnlib.read import read_text
+from bnn_vnnlib.vnnlib.parse import read_text
 
 TEXT = "; café\n(declare-const X_0 Real)(declare-const Y_0 Real)\n(assert (and (>= X_0 0) (<= X_0 1) (>= Y_0 0.5)))"
 

@@ -26,7 +26,8 @@ from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, correlated, local_noises, marginals, some_input
 from bnn_vnnlib.model.stored import KEY, stored_posterior
-from bnn_vnnlib.network.network import Floats, GaussianDiagonal
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 _FOLLOWED = (*MOVES, "Identity", "Cast")
