@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bnn_vnnlib.adapters.adapted import Adapted as Adapted
-    from bnn_vnnlib.adapters.agreement import Agreement as Agreement
-    from bnn_vnnlib.adapters.agreement import check_predictive as check_predictive
-    from bnn_vnnlib.adapters.agreement import check_samples as check_samples
+    from bnn_vnnlib.adapters.adapted import Agreement as Agreement
+    from bnn_vnnlib.adapters.adapted import check_predictive as check_predictive
+    from bnn_vnnlib.adapters.adapted import check_samples as check_samples
     from bnn_vnnlib.adapters.guides import from_numpyro_guide as from_numpyro_guide
     from bnn_vnnlib.adapters.guides import from_pyro_guide as from_pyro_guide
     from bnn_vnnlib.adapters.laplace_torch import from_laplace as from_laplace
-    from bnn_vnnlib.adapters.layouts import Layout as Layout
     from bnn_vnnlib.adapters.optimisers import from_ivon as from_ivon
     from bnn_vnnlib.adapters.optimisers import from_swag as from_swag
     from bnn_vnnlib.adapters.samples import from_ensemble as from_ensemble
     from bnn_vnnlib.adapters.samples import from_samples as from_samples
     from bnn_vnnlib.adapters.tensorflow_probability import from_tfp as from_tfp
+    from bnn_vnnlib.adapters.torch_layers import Layout as Layout
     from bnn_vnnlib.adapters.torch_layers import from_torch as from_torch
 
 _HOME_OF = {
     "Adapted": "adapted",
-    "Agreement": "agreement",
-    "Layout": "layouts",
-    "check_predictive": "agreement",
-    "check_samples": "agreement",
+    "Agreement": "adapted",
+    "Layout": "torch_layers",
+    "check_predictive": "adapted",
+    "check_samples": "adapted",
     "from_ensemble": "samples",
     "from_ivon": "optimisers",
     "from_laplace": "laplace_torch",

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto
 
-from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import check_predictive
-from bnn_vnnlib.adapters.placing import places
-from bnn_vnnlib.adapters.samples import UNCOMPARED, network_of, shapes_of, untouched, without
-from bnn_vnnlib.errors import OptionError, PosteriorError
+from bnn_vnnlib.adapters.adapted import Adapted, adapt, check_predictive
+from bnn_vnnlib.adapters.samples import network_of, places, shapes_of, untouched, without
+from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Posterior
 from bnn_vnnlib.network.families import from_covariance, from_low_rank
 from bnn_vnnlib.posteriors.parts import with_values
@@ -92,8 +90,4 @@ def placed(
     positions = {name: positions[name] for name in shapes if name in positions}  # in the order of the layers
     moved = with_values(proto, {name: gaussian.mean[part] for name, part in positions.items()})
     adapted = adapt(moved, gaussian.over(positions), likelihood, untouched(proto, positions))
-    if outputs is None:
-        return adapted.noted(UNCOMPARED)
-    if x is None:
-        raise OptionError("outputs need the inputs x at which they were computed")
-    return adapted.checked(check_predictive(adapted.model, outputs, x))
+    return adapted.against(check_predictive, x, outputs)

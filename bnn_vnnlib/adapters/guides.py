@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto
 
-from bnn_vnnlib.adapters.adapted import Adapted
-from bnn_vnnlib.adapters.agreement import array
+from bnn_vnnlib.adapters.adapted import Adapted, array
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, placed, successive
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.system.environment import plain_state

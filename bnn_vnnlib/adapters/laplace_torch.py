@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import DRAWS, Link, array, check_predictive
+from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, Link, adapt, array
 from bnn_vnnlib.adapters.export import evaluating, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
@@ -67,14 +66,14 @@ def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Ad
     proto = with_values(plain(module, x), {name: mean[part] for name, part in positions.items()})
     kind = str(getattr(la.likelihood, "value", la.likelihood))
     likelihood = {"classification": "categorical", "regression": "gaussian"}.get(kind)
-    adapted = adapt(proto, posterior, likelihood, (_LINEARISED,))
-    if not draws:
-        return adapted.noted("not compared with the library's own outputs, as asked for")
-    with evaluating(la.model), torch.no_grad():
-        generator = torch.Generator(device=la._device).manual_seed(seed)
-        outputs = la.predictive_samples(x, pred_type="nn", n_samples=draws, generator=generator)
     link: Link = "softmax" if likelihood == "categorical" else "identity"
-    return adapted.checked(check_predictive(adapted.model, outputs, x, link=link, seed=seed + 1))
+
+    def outputs(draws: int) -> Any:
+        with evaluating(la.model), torch.no_grad():
+            generator = torch.Generator(device=la._device).manual_seed(seed)
+            return la.predictive_samples(x, pred_type="nn", n_samples=draws, generator=generator)
+
+    return adapt(proto, posterior, likelihood, (_LINEARISED,)).compared(outputs, x, draws, link=link, seed=seed)
 
 
 def _is(la: Any, name: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
+from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.adapters.export import evaluating, first, plain
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.errors import PosteriorError
@@ -37,8 +37,6 @@ def from_ivon(
     ------
     PosteriorError : no Hessian, or one that never saw data; parameters that are not the module's; the comparison fails
     """
-    import torch
-
     names = {id(part): name for name, part in module.named_parameters()}
     deviations: dict[str, Floats] = {}
     for group in optimizer.param_groups:
@@ -54,18 +52,13 @@ def from_ivon(
     fixed = [name for name in names.values() if name not in deviations]
     notes = (f"{', '.join(fixed)}: not trained by the optimizer, without posterior",) if fixed else ()
     flat = _flat({name: array(module.get_parameter(name)) for name in deviations}, deviations)
-    adapted = adapt(plain(module, x), flat.over(flat.positions), likelihood, notes)
-    if not draws:
-        return adapted.noted("not compared with the library's own outputs, as asked for")
 
     def forward() -> Tensor:
         with optimizer.sampled_params():
             return first(module(x))
 
-    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        outputs = drawn_outputs(forward, draws)
-    return adapted.checked(check_predictive(adapted.model, outputs, x, seed=seed + 1))
+    adapted = adapt(plain(module, x), flat.over(flat.positions), likelihood, notes)
+    return adapted.compared(_outputs(module, forward, seed), x, draws, seed=seed)
 
 
 @plain_state(device=False)
@@ -93,8 +86,6 @@ def from_swag(
     ------
     PosteriorError : no models collected, no low-rank part; the comparison fails
     """
-    import torch
-
     if not int(swag.n_models):
         raise PosteriorError("the SWAG model has collected no weights: call collect_model while training")
     means: dict[str, Floats] = {}
@@ -113,18 +104,25 @@ def from_swag(
             roots.append(np.sqrt(scale / (swag.max_num_models - 1)) * rows.T)
     flat = _flat(means, deviations, np.concatenate(roots) if cov else None)
     proto = with_values(plain(module, x), means)
-    adapted = adapt(proto, flat.over(flat.positions), likelihood)
-    if not draws:
-        return adapted.noted("not compared with the library's own outputs, as asked for")
 
     def forward() -> Tensor:
         swag.sample(scale=scale, cov=cov)
         return first(swag(x))
 
-    with evaluating(swag), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        outputs = drawn_outputs(forward, draws)
-    return adapted.checked(check_predictive(adapted.model, outputs, x, seed=seed + 1))
+    adapted = adapt(proto, flat.over(flat.positions), likelihood)
+    return adapted.compared(_outputs(swag, forward, seed), x, draws, seed=seed)
+
+
+def _outputs(module: nn.Module, forward: Callable[[], Tensor], seed: int) -> Callable[[int], Floats]:
+    """The module's outputs for so many draws (draws, N, m), in evaluation mode, from a seed of their own."""
+    import torch
+
+    def outputs(draws: int) -> Floats:
+        with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return drawn_outputs(forward, draws)
+
+    return outputs
 
 
 def _flat(means: dict[str, Floats], deviations: dict[str, Floats], root: Floats | None = None) -> FlatGaussian:

@@ -1,19 +1,22 @@
-"""Weight samples from anywhere: MCMC (Pyro, NumPyro, BlackJAX), ensembles, SWAG, draws of a Laplace approximation."""
+"""Weight samples from anywhere: MCMC (Pyro, NumPyro, BlackJAX), ensembles, SWAG, draws of a Laplace approximation.
+
+1. Which of a library's arrays belongs to which tensor of the network, and how its axes lie there.
+2. `from_samples`, `from_ensemble`, and what other adapters need of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto
 
-from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import array, check_samples
+from bnn_vnnlib.adapters.adapted import Adapted, adapt, array, check_samples
 from bnn_vnnlib.adapters.export import evaluating, first, plain
-from bnn_vnnlib.adapters.placing import Shape, places
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.attributes import holders
@@ -25,7 +28,105 @@ from bnn_vnnlib.system.environment import plain_state
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-UNCOMPARED = "not compared with the library's own outputs: give x and outputs, or call check_predictive"
+
+# 1. Places
+
+Shape = tuple[int, ...]
+# input first, as JAX, TensorFlow and most hand-written models have it, to torch's and ONNX's output first
+_INPUT_FIRST = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor of the network, and how an array comes to lie in it.
+
+    Attributes
+    ----------
+    tensor, shape : the tensor's name and shape
+    axes : the array's axes in the tensor's order; () where the order says nothing (vectors)
+    """
+
+    tensor: str
+    shape: Shape
+    axes: Shape
+
+    def put(self, values: NDArray, lead: int = 0) -> NDArray:
+        """Values (*lead, *shape of the array) in the tensor's layout (*lead, *shape)."""
+        front = values.shape[:lead]
+        if self.axes:
+            values = values.transpose(*range(lead), *(lead + axis for axis in self.axes))
+        return values.reshape(*front, *self.shape)
+
+
+def places(
+    tensors: Mapping[str, Shape],
+    arrays: Mapping[str, Shape],
+    names: Mapping[str, str] | None,
+    transposed: bool | Collection[str] | None,
+) -> dict[str, _Place]:
+    """The place of every array.
+
+    Parameters
+    ----------
+    tensors, arrays : shapes by name: the network's, the library's
+    names : array -> tensor; arrays that are left out have the tensor's own name
+    transposed : whether arrays have their input axis first, (in, out) or (height, width, in, out): True, False, or the
+        names of those that have; None = told from the shapes
+
+    Raises
+    ------
+    PosteriorError : a name that is not there, two arrays for one tensor, a shape that does not fit, or one that fits
+        both ways (a square matrix); says what to give
+    """
+    names = names or {}
+    _refuse_unknown("names", names, arrays)
+    if not isinstance(transposed, bool) and transposed is not None:
+        _refuse_unknown("transposed", transposed, arrays)
+    found: dict[str, _Place] = {}
+    for name, shape in arrays.items():
+        tensor = names.get(name, name)
+        if tensor not in tensors:
+            here = ", ".join(f"{one} {size}" for one, size in tensors.items())
+            raise PosteriorError(
+                f"belongs to no tensor of the network, which has {here}. Give names={{{name!r}: tensor}}, or ignore "
+                f"it with ignore=[{name!r}]",
+                node=name,
+            )
+        twin = next((other for other, place in found.items() if place.tensor == tensor), None)
+        if twin is not None:
+            raise PosteriorError(f"and {twin} both belong to {tensor}", node=name)
+        wanted = transposed if transposed is None or isinstance(transposed, bool) else name in transposed
+        found[name] = _place(name, shape, tensor, tensors[tensor], wanted)
+    return found
+
+
+def _place(array: str, shape: Shape, tensor: str, target: Shape, transposed: bool | None) -> _Place:
+    lengths = [tuple(length for length in sizes if length != 1) for sizes in (shape, target)]
+    if len(lengths[0]) < 2 and lengths[0] == lengths[1]:  # a vector, however many axes of length 1 it has
+        return _Place(tensor, target, ())
+    order = _INPUT_FIRST.get(len(shape), ())
+    turned = tuple(shape[axis] for axis in order)
+    if transposed is None and shape == turned == target:
+        raise PosteriorError(
+            f"has shape {shape}, which fits {tensor} with its input axis first and with its output axis first: say "
+            f"transposed=[{array!r}] (input first, as in x @ W) or transposed=False (output first, as torch has it)",
+            node=array,
+        )
+    if order and turned == target and transposed is not False:
+        return _Place(tensor, target, order)
+    if shape == target and not transposed:
+        return _Place(tensor, target, tuple(range(len(shape))))
+    way = {None: "", True: " with its input axis first", False: " as it is"}[transposed]
+    raise PosteriorError(f"has shape {shape}, which does not fit {tensor} of shape {target}{way}", node=array)
+
+
+def _refuse_unknown(what: str, given: Collection[str], arrays: Collection[str]) -> None:
+    for name in given:
+        if name not in arrays:
+            raise PosteriorError(f"{what} speaks of {name!r}, which is not among {', '.join(arrays)}")
+
+
+# 2. Samples
 
 
 @plain_state(device=False)
@@ -68,12 +169,7 @@ def from_samples(
     stacks = {place.tensor: place.put(kept[name], 1) for name, place in placed.items()}
     weights = np.full(count, 1 / count) if probabilities is None else array(probabilities)
     notes = untouched(proto, stacks)
-    adapted = adapt(proto, WeightSamples(stacks, weights), likelihood, notes)
-    if outputs is None:
-        return adapted.noted(UNCOMPARED)
-    if x is None:
-        raise OptionError("outputs need the inputs x at which they were computed")
-    return adapted.checked(check_samples(adapted.model, outputs, x))
+    return adapt(proto, WeightSamples(stacks, weights), likelihood, notes).against(check_samples, x, outputs)
 
 
 @plain_state(device=False)

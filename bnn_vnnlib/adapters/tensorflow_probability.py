@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.adapters.adapted import Adapted, adapt
-from bnn_vnnlib.adapters.agreement import DRAWS, array, check_predictive, drawn_outputs
+from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
 from bnn_vnnlib.signature import Floats
@@ -81,15 +80,14 @@ def from_tfp(model: Any, x: ArrayLike, *, likelihood: str | None, draws: int = D
         rule(layer, graph)
     if not graph.deviations:
         raise PosteriorError("no layer of the model draws its weights")
-    outputs = array(model(inputs.astype(np.float32)))
-    proto = _proto(graph, (1, *inputs.shape[1:]), (1, *outputs.shape[1:]))
-    adapted = adapt(proto, from_standard_deviations(graph.deviations), likelihood)
-    if not draws:
-        return adapted.noted("not compared with the library's own outputs, as asked for")
-    # a graph draws anew whenever it runs, as the model does, and runs a hundred times as fast
-    forward = import_module("tensorflow").function(lambda: model(inputs.astype(np.float32)))
-    drawn = drawn_outputs(forward, draws)
-    return adapted.checked(check_predictive(adapted.model, drawn, inputs, seed=1))
+    example = array(model(inputs.astype(np.float32)))
+    proto = _proto(graph, (1, *inputs.shape[1:]), (1, *example.shape[1:]))
+
+    def outputs(draws: int) -> Floats:
+        # a graph draws anew whenever it runs, as the model does, and runs a hundred times as fast
+        return drawn_outputs(import_module("tensorflow").function(lambda: model(inputs.astype(np.float32))), draws)
+
+    return adapt(proto, from_standard_deviations(graph.deviations), likelihood).compared(outputs, inputs, draws)
 
 
 def _dense(layer: Any, graph: _Graph) -> None:

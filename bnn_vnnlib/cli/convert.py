@@ -91,8 +91,7 @@ def _recipe(
     console: Console,
 ) -> tuple[Recipe, str]:
     """The one way that the options name, and the same in words."""
-    from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Stated
-    from bnn_vnnlib.posteriors.stated import Spread
+    from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Spread, Stated
 
     stated = sd is not None or relative_sd is not None or bool(layer)
     if (sd is not None and relative_sd is not None) or (fit is None) != (data is None):

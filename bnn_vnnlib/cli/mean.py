@@ -22,8 +22,7 @@ def mean(
         from bnn_vnnlib.display import show_notes
         from bnn_vnnlib.model import Mixture, WeightSamples
         from bnn_vnnlib.model.files import keep_inputs
-        from bnn_vnnlib.posteriors.parts import read_parts
-        from bnn_vnnlib.posteriors.plain import write_mean
+        from bnn_vnnlib.posteriors.parts import read_parts, write_mean
 
         keep_inputs(target, model)
         parts = read_parts(model)

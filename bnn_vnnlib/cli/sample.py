@@ -24,8 +24,7 @@ def sample(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes
-        from bnn_vnnlib.posteriors.parts import read_parts
-        from bnn_vnnlib.posteriors.plain import INDEX, write_drawn
+        from bnn_vnnlib.posteriors.parts import INDEX, read_parts, write_drawn
 
         parts = read_parts(model)
         written = write_drawn(parts, folder, n, seed)

@@ -12,7 +12,7 @@ from bnn_vnnlib.model import Mixture, Model, WeightSamples
 from bnn_vnnlib.model.recovery import is_stochastic
 from bnn_vnnlib.model.stored import KEY
 from bnn_vnnlib.network.families import names_of
-from bnn_vnnlib.posteriors.stated import weight_names
+from bnn_vnnlib.posteriors.convert import weight_names
 
 _LIBRARIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torchbnn", (r"weight_mu$", r"weight_log_sigma$")),

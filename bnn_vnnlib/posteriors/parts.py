@@ -1,8 +1,14 @@
-"""A model taken apart: the plain network and its posterior."""
+"""A model taken apart: the plain network and its posterior; and plain networks for deterministic tools.
+
+1. `read_parts`, and back: `with_posterior`, `with_values`.
+2. `write_mean`, `write_drawn`: the network of the means, draws, or every sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import csv
+import io
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, PosteriorError
-from bnn_vnnlib.model import Likelihood, Model, Posterior, attach, model_from_proto
+from bnn_vnnlib.errors import InputError, OptionError, PosteriorError
+from bnn_vnnlib.files.vnncomp import write_text
+from bnn_vnnlib.model import Likelihood, Model, Posterior, WeightSamples, attach, model_from_proto, sample
 from bnn_vnnlib.model.attributes import array_of, holders, label
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.inlining import inlined, reads
+from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
 from bnn_vnnlib.model.stored import stored_posterior, without_posterior
-from bnn_vnnlib.network.families import checked_likelihood, names_of
+from bnn_vnnlib.network.families import checked_likelihood, family_of, names_of
 from bnn_vnnlib.system.environment import plain_state
+
+# 1. Apart, and together again
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,3 +149,62 @@ def with_values(proto: ModelProto, values: Mapping[str, NDArray]) -> ModelProto:
         new = np.asarray(array, np.float64).reshape(old.shape).astype(old.dtype)
         tensors[name].CopyFrom(numpy_helper.from_array(np.asarray(new, order="C"), tensors[name].name))
     return copy
+
+
+# 2. Plain networks
+
+INDEX = "networks.csv"
+
+
+@plain_state()
+def write_mean(parts: Parts, target: str | Path) -> Path:
+    """Write the network of the posterior means."""
+    return write_readable(parts.plain, target)
+
+
+def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[ModelProto, float]]:
+    """Networks of the posterior, each with its probability.
+
+    Parameters
+    ----------
+    count : how many are drawn (probability 1 / count each); None = every weight sample once, with its own probability
+
+    Raises
+    ------
+    PosteriorError : the model has no posterior
+    OptionError : every sample of a posterior that is not made of samples
+    """
+    posterior = parts.posterior
+    if posterior is None:
+        raise PosteriorError("the model carries no posterior, so there is nothing to draw from", path=parts.model.path)
+    if count is None:
+        if not isinstance(posterior, WeightSamples):
+            family = family_of(posterior)
+            raise OptionError(f"a posterior of family {family} has no samples of its own: say how many to draw (--n)")
+        for index, probability in enumerate(posterior.probabilities):
+            yield (
+                with_values(parts.plain, {name: values[index] for name, values in posterior.stored.items()}),
+                float(probability),
+            )
+        return
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        weights = sample(parts.model.network, posterior, 1, generator)
+        yield with_values(parts.plain, {name: values[0].numpy() for name, values in weights.items()}), 1 / count
+
+
+@plain_state()
+def write_drawn(parts: Parts, folder: str | Path, count: int | None, seed: int = 0) -> list[Path]:
+    """Write networks of the posterior into a folder, and networks.csv with their probabilities."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = "draw" if count is not None else "sample"
+    written, table = [], io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    for index, (proto, probability) in enumerate(drawn(parts, count, seed)):
+        written.append(write_readable(proto, folder / f"{stem}_{index:04d}.onnx"))
+        rows.writerow([written[-1].name, repr(probability)])
+    write_text(folder / INDEX, table.getvalue())
+    return written

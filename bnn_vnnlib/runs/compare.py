@@ -164,8 +164,7 @@ def _write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int
     from bnn_vnnlib.model import WeightSamples
     from bnn_vnnlib.model.reading import write_readable
     from bnn_vnnlib.posteriors.merge import merge
-    from bnn_vnnlib.posteriors.parts import read_parts
-    from bnn_vnnlib.posteriors.plain import write_drawn, write_mean
+    from bnn_vnnlib.posteriors.parts import read_parts, write_drawn, write_mean
 
     if draws < 1:
         raise OptionError(f"at least one network must be drawn, found {draws}")

@@ -26,8 +26,7 @@ from bnn_vnnlib.display import interval
 from bnn_vnnlib.files.benchmarks import read_benchmarks
 from bnn_vnnlib.network.families import checked_likelihood
 from bnn_vnnlib.posteriors.benchmark import convert_benchmark
-from bnn_vnnlib.posteriors.convert import Stated
-from bnn_vnnlib.posteriors.stated import Spread
+from bnn_vnnlib.posteriors.convert import Spread, Stated
 from bnn_vnnlib.signature import Likelihood
 
 

@@ -22,8 +22,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto
 from bnn_vnnlib.network.network import Floats, Posterior
 from bnn_vnnlib.posteriors.parts import Parts, read_parts
-from bnn_vnnlib.posteriors.simplify import simplified
-from bnn_vnnlib.posteriors.tools import Tool, run_tool
+from bnn_vnnlib.posteriors.simplify import Tool, run_tool, simplified
 
 
 def entries(posterior: Posterior) -> Floats:

@@ -13,7 +13,7 @@ from torch import nn
 
 from bnn_vnnlib import PosteriorError, UnsupportedError
 from bnn_vnnlib.adapters import Adapted, check_predictive, from_torch
-from bnn_vnnlib.adapters.agreement import drawn_outputs
+from bnn_vnnlib.adapters.adapted import drawn_outputs
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from bnn_vnnlib import PosteriorError, read_model
 from bnn_vnnlib.adapters import from_ensemble, from_samples
-from bnn_vnnlib.adapters.placing import places
+from bnn_vnnlib.adapters.samples import places
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import WeightSamples
 

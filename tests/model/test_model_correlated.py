@@ -428,8 +428,7 @@ def test_entries_follow_their_weights_through_a_clean_up(name: str, tmp_path: Pa
 
 
 def test_kronecker_factors_do_not_follow_moved_entries(tmp_path: Path) -> None:
-    from bnn_vnnlib.posteriors.fingerprints import Fingerprints
-    from bnn_vnnlib.posteriors.moving import Moves, moved
+    from bnn_vnnlib.posteriors.simplify import Fingerprints, Moves, moved
 
     marks = Fingerprints(small_net(np.float64), list(SHAPES))
     places = {

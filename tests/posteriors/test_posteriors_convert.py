@@ -22,10 +22,9 @@ from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.posteriors import benchmark
 from bnn_vnnlib.posteriors.benchmark import convert_benchmark
-from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Stated, convert
+from bnn_vnnlib.posteriors.convert import Ensemble, FittedOn, Spread, Stated, convert, weight_names
 from bnn_vnnlib.posteriors.fit import Data, as_module
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.posteriors.stated import Spread, weight_names
 
 ALL = ["W1", "b1", "W2", "b2", "W3"]
 

@@ -18,8 +18,7 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples, read_model
 from bnn_vnnlib.posteriors.merge import merge
-from bnn_vnnlib.posteriors.parts import read_parts, with_values
-from bnn_vnnlib.posteriors.plain import drawn, write_drawn, write_mean
+from bnn_vnnlib.posteriors.parts import drawn, read_parts, with_values, write_drawn, write_mean
 
 ALL = ("W1", "b1", "W2", "b2", "W3")
 X = np.random.default_rng(5).normal(size=(20, 4)).astype(np.float32)
@@ -124,7 +123,7 @@ def test_nothing_to_merge(tmp_path: Path) -> None:
 def test_a_matrix_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proto = mlp()
     parts = read_parts(saved(proto, tmp_path / "b.onnx", samples(proto, ALL), "gaussian"))
-    monkeypatch.setattr("bnn_vnnlib.posteriors.blocks._MAX_MATRIX_ENTRIES", 200)
+    monkeypatch.setattr("bnn_vnnlib.posteriors.merge._MAX_MATRIX_ENTRIES", 200)
     with pytest.raises(OptionError, match="--form copies"):
         merge(parts, form="blocks")
 

@@ -16,9 +16,8 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import ModelError, OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, model_from_proto, read_model, replay
 from bnn_vnnlib.posteriors import simplify as module
-from bnn_vnnlib.posteriors.fingerprints import Fingerprints
 from bnn_vnnlib.posteriors.parts import Parts, read_parts, with_values, without_posterior
-from bnn_vnnlib.posteriors.simplify import simplified
+from bnn_vnnlib.posteriors.simplify import Fingerprints, simplified
 from support.command import call
 
 TOOLS = ("onnxruntime", "onnxsim", "onnxslim", "onnxoptimizer")
