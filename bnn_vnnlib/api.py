@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import OptionError, PropertyError
-from bnn_vnnlib.methods import names as methods
+from bnn_vnnlib.methods import method as methods
 from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property

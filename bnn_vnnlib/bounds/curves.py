@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.network.functions import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
+from bnn_vnnlib.network.evaluate import CUBIC, FUNCTIONS, ROOT, gelu_tanh, like, limits, softplus
 from bnn_vnnlib.rounding import ELEMENTARY, TINY, UNIT, down, up
 
 _Function = Callable[[Tensor], Tensor]

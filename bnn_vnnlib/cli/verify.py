@@ -48,8 +48,8 @@ def verify(
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.files.assignments import make_folder, write_assignments
         from bnn_vnnlib.files.outlet import Outlet
+        from bnn_vnnlib.files.vnncomp import make_folder, write_assignments
 
         timeout = options["timeout"]
         check_positive("--timeout", timeout)

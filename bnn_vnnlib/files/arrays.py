@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.readers import kinds, parse_json, read_npz, read_start
-from bnn_vnnlib.readers.packed import RATIO, SMALL
+from bnn_vnnlib.readers.text import RATIO, SMALL
 from bnn_vnnlib.system.durable import replacing
 
 Arrays = dict[str, NDArray]

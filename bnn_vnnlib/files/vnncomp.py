@@ -1,8 +1,9 @@
-"""The competition's results files: writing them exactly, reading them leniently.
+"""The competition's files of results: writing them exactly, reading them leniently.
 
-VNN-LIB 1.0: the verdict, then `((X_0 v)`, `(X_1 v)`, ..., `(Y_0 v))`, one pair a line.
+1. Results files. VNN-LIB 1.0: the verdict, then `((X_0 v)`, `(X_1 v)`, ..., `(Y_0 v))`, one pair a line.
 VNN-LIB 2.x: the verdict, then for every declared variable (inputs, hidden nodes, outputs) a line `name type [dims]` and
 one value a line.
+2. Witnesses as serialised tensors, a file a variable: what `--serialise-assignments` of VNN-LIB 2.x asks for.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.readers import kinds, located, read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
-from bnn_vnnlib.signature import Floats, Variable
+from bnn_vnnlib.signature import Floats, Signature, Variable
 from bnn_vnnlib.system.durable import replacing, scratch_of
+
+# 1. Results files
 
 _SPELLINGS = {**{word.value: word for word in Verdict}, "timed-out": Verdict.TIMEOUT}
 _PAIR = re.compile(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)")
@@ -222,3 +226,50 @@ def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
         found[header[1]] = np.array(values).reshape(shape)
         place += 1 + size
     return found
+
+
+# 2. Serialised tensors
+
+
+def make_folder(folder: Path) -> None:
+    """Make sure, before any work, that files can be written there; InputError if not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the folder cannot be made: {error.strerror}", path=folder) from None
+    check_writable(folder / "X.pb")
+
+
+def write_assignments(folder: Path, witness: Witness, prop: Property, model: Signature) -> list[Path]:
+    """Write VARIABLE.pb (an ONNX TensorProto) for every declared variable.
+
+    Parameters
+    ----------
+    folder : see `make_folder`
+    witness : x and y, flattened in the order of declaration
+    prop : declares the names and shapes
+    model : has the element types, which a property with `real` variables leaves open
+
+    Raises
+    ------
+    InputError : a file cannot be written
+    """
+    from onnx import numpy_helper
+
+    written = []
+    sides = ((witness.x, prop.signature.inputs, model.inputs), (witness.y, prop.signature.outputs, model.outputs))
+    tensors: dict[str, NDArray] = dict(zip((node.name for node in prop.hidden), witness.hidden, strict=True))
+    for values, declared, actual in sides:
+        start = 0
+        for variable, tensor in zip(declared, actual, strict=True):
+            piece = values[start : start + variable.size].reshape(variable.shape)
+            tensors[variable.name] = piece.astype(tensor.element_type)
+            start += variable.size
+    for name, piece in tensors.items():
+        written.append(folder / f"{name}.pb")
+        data = numpy_helper.from_array(piece, name).SerializeToString()
+        try:
+            written[-1].write_bytes(data)
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", path=written[-1]) from None
+    return written

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from bnn_vnnlib.errors import ModelError, OptionError
-from bnn_vnnlib.model.inlining import subgraphs
+from bnn_vnnlib.model.attributes import subgraphs
 from bnn_vnnlib.readers import is_gzip, kinds, located, read_bytes
 
 _MAX_BYTES = 2**31 - 1  # protobuf cannot hold more

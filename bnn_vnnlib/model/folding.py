@@ -15,12 +15,11 @@ from typing import cast as typed
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TypeProto, helper
-from onnx.reference import ReferenceEvaluator
+from onnx import NodeProto
 
 from bnn_vnnlib.model import balls
 from bnn_vnnlib.model import operators_elementwise as elementwise
-from bnn_vnnlib.model.attributes import attribute, inconsistent, label, unsupported
+from bnn_vnnlib.model.attributes import attribute, evaluate_node, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import Builder, Constant, Value
 from bnn_vnnlib.model.operators_shape import (
@@ -120,27 +119,6 @@ def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArra
         if (np.abs(wide - result.astype(np.float64)) >= 2.0 ** (8 * result.dtype.itemsize - 1)).any():
             raise inconsistent(node, f"overflows {result.dtype}")
     return result
-
-
-def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
-    """First output of one node, by ONNX's reference evaluator."""
-    alone = NodeProto()
-    alone.CopyFrom(node)
-    del alone.input[:], alone.output[:]
-    alone.input.extend("" if array is None else f"x{i}" for i, array in enumerate(arrays))
-    alone.output.append("y")
-    feeds: dict[str, Any] = {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    body = helper.make_graph([alone], "fold", inputs, [helper.make_value_info("y", TypeProto())])
-    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)])
-    try:
-        with np.errstate(all="ignore"):
-            return np.asarray(next(iter(ReferenceEvaluator(model).run(None, feeds))))
-    except Exception as error:  # the evaluator lets whatever happens inside it through
-        raise inconsistent(node, f"cannot be computed from its constants: {error}") from error
 
 
 def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:

@@ -12,21 +12,18 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import attributes
-from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
-from bnn_vnnlib.model.attributes import inconsistent, label, raw_attribute, unsupported
+from bnn_vnnlib.model.attributes import inconsistent, inlined, label, raw_attribute, reads, unsupported
 from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable
 from bnn_vnnlib.model.folding import FOLDABLE, fold
-from bnn_vnnlib.model.inlining import inlined, reads
-from bnn_vnnlib.model.operators import STOCHASTIC, find_converter, missing_operator
+from bnn_vnnlib.model.operators import FROZEN_NOISE, STOCHASTIC, find_converter, missing_operator
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.signature import Variable as SignatureVariable
 
 OLDEST_OPSET = 7
-FROZEN_NOISE = ("_sampler.eps_w", "_sampler.eps_b")
-WHATEVER = (shapes.shape_of, select.split)
+WHATEVER = (shapes.shape_of, shapes.split)
 """Converters that serve constants, too."""
 
 
@@ -310,7 +307,7 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
             return fold(graph, node, inputs, converter)
         if converter is None:
             raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")
-        if len(node.output) > 1 and converter is not select.split:
+        if len(node.output) > 1 and converter is not shapes.split:
             _refuse_further_outputs(node, values.body)
         return converter(graph, node, inputs)
     except InputError as error:

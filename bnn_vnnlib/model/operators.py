@@ -13,7 +13,6 @@ from bnn_vnnlib.model import attributes
 from bnn_vnnlib.model import operators_elementwise as elementwise
 from bnn_vnnlib.model import operators_linear as linear
 from bnn_vnnlib.model import operators_reduce as reduce
-from bnn_vnnlib.model import operators_select as select
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model import operators_window as window
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
@@ -22,6 +21,8 @@ from bnn_vnnlib.model.folding import FOLDABLE, Converter
 from bnn_vnnlib.model.operators_linear import einsum
 
 STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
+FROZEN_NOISE = ("_sampler.eps_w", "_sampler.eps_b")
+"""How BLiTZ names the buffers that hold the noise of its last forward pass."""
 
 
 def supported_operators() -> list[str]:
@@ -120,18 +121,18 @@ OPERATORS = operator_table(
     ("Conv", (1, 11, 22), window.conv),
     ("ConvTranspose", (1, 11, 22), window.conv_transpose),
     ("Cos", (7, 22), elementwise.plain("cos")),
-    ("DepthToSpace", (1, 11, 13, 28), select.moved),
+    ("DepthToSpace", (1, 11, 13, 28), shapes.moved),
     ("Div", (7, 13, 14), elementwise.divide),
     ("Dropout", (7, 10, 12, 13, 22), shapes.dropout),
     ("Einsum", (12,), einsum),
     ("Elu", (6, 22), elementwise.elu),
     ("Erf", (9, 13), elementwise.plain("erf")),
     ("Exp", (6, 13), elementwise.plain("exp")),
-    ("Expand", (8, 13), select.expand),
+    ("Expand", (8, 13), shapes.expand),
     ("Flatten", (1, 9, 11, 13, 21, 23, 24, 25), shapes.flatten),
-    ("Gather", (1, 11, 13), select.moved),
-    ("GatherElements", (11, 13), select.gather_elements),
-    ("GatherND", (11, 12, 13), select.moved),
+    ("Gather", (1, 11, 13), shapes.moved),
+    ("GatherElements", (11, 13), shapes.gather_elements),
+    ("GatherND", (11, 12, 13), shapes.moved),
     ("Gelu", (20,), elementwise.gelu),
     ("Gemm", (7, 9, 11, 13), linear.gemm),
     ("GlobalAveragePool", (1, 22), window.global_average_pool),
@@ -159,7 +160,7 @@ OPERATORS = operator_table(
     ("Neg", (6, 13), elementwise.negate),
     ("Not", (1,), elementwise.negation),
     ("PRelu", (7, 9, 16), elementwise.prelu),
-    ("Pad", (2, 11, 13, 18, 19, 21, 23, 24, 25), select.pad),
+    ("Pad", (2, 11, 13, 18, 19, 21, 23, 24, 25), shapes.pad),
     ("Pow", (7, 12, 13, 15), elementwise.power),
     ("RMSNormalization", (23,), linear.rms_normalization),
     ("Reciprocal", (6, 13), elementwise.plain("reciprocal")),
@@ -172,29 +173,29 @@ OPERATORS = operator_table(
     ("ReduceSumSquare", (1, 11, 13, 18), reduce.reduce_sum_square),
     ("Relu", (6, 13, 14), elementwise.plain("relu")),
     ("Reshape", (5, 13, 14, 19, 21, 23, 24, 25), shapes.reshape),
-    ("Resize", (10, 11, 13, 18, 19), select.resize),
+    ("Resize", (10, 11, 13, 18, 19), shapes.resize),
     ("Selu", (6, 22), elementwise.selu),
     ("Shape", (1, 13, 15, 19, 21, 23, 24, 25), shapes.shape_of),
     ("Sigmoid", (6, 13), elementwise.plain("sigmoid")),
     ("Sign", (9, 13), elementwise.plain("sign")),
     ("Sin", (7, 22), elementwise.plain("sin")),
-    ("Slice", (1, 10, 11, 13), select.moved),
+    ("Slice", (1, 10, 11, 13), shapes.moved),
     ("Softmax", (1, 11), reduce.softmax_flattening),
     ("Softmax", (13,), reduce.softmax),
     ("Softplus", (1, 22), elementwise.plain("softplus")),
     ("Softsign", (1, 22), elementwise.plain("softsign")),
-    ("SpaceToDepth", (1, 13, 28), select.moved),
-    ("Split", (2, 11, 13, 18), select.split),
+    ("SpaceToDepth", (1, 13, 28), shapes.moved),
+    ("Split", (2, 11, 13, 18), shapes.split),
     ("Sqrt", (6, 13), elementwise.plain("sqrt")),
     ("Squeeze", (1, 11, 13, 21, 23, 24, 25), shapes.squeeze),
     ("Sub", (7, 13, 14), elementwise.subtract),
     ("Sum", (6, 8, 13), reduce.total),
     ("Swish", (24,), elementwise.swish),
     ("Tanh", (6, 13), elementwise.plain("tanh")),
-    ("Tile", (6, 13), select.tile),
+    ("Tile", (6, 13), shapes.tile),
     ("Transpose", (1, 13, 21, 23, 24, 25), shapes.transpose),
     ("Unsqueeze", (1, 11, 13, 21, 23, 24, 25), shapes.unsqueeze),
-    ("Upsample", (7, 9), select.upsample),
+    ("Upsample", (7, 9), shapes.upsample),
     ("Where", (9, 16), elementwise.where),
 ) | operator_table(
     ("Scaler", (1,), elementwise.scaler), domain="ai.onnx.ml",

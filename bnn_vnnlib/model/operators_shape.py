@@ -1,17 +1,34 @@
-"""Operators that move entries about: each computes the new shape and appends a node."""
+"""Operators that move entries about.
+
+1. Each computes the new shape and appends a node.
+2. Those that pick, repeat, drop or pad entries of a computed tensor.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
-from bnn_vnnlib.model.builder import Builder, Constant, Value, Variable
+from bnn_vnnlib.model.attributes import (
+    attribute,
+    evaluate_node,
+    inconsistent,
+    ints_attribute,
+    label,
+    raw_attribute,
+    unsupported,
+)
+from bnn_vnnlib.model.balls import Ball
+from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
+
+# 1. Shapes
 
 Inputs = Sequence[Value | None]
 
@@ -189,3 +206,268 @@ def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     order = ["float16", "float32", "float64"]
     names = [source.name, target.name]
     return source == target or (set(names) <= set(order) and order.index(names[0]) <= order.index(names[1]))
+
+
+# 2. Entries
+
+
+def positions_of(x: Variable) -> NDArray[np.int64]:
+    """The flat index of each entry."""
+    return np.arange(math.prod(x.shape), dtype=np.int64).reshape(x.shape)
+
+
+def moved(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Slice, Gather and their like: what the operator does to the indices of the entries, it does to the entries."""
+    x = variable(graph, node, inputs)
+    others = [_values(node, value) for value in inputs[1:]]
+    _refuse_large(node, x, others)
+    return graph.select(label(node), x, evaluate_node(node, graph.opset, [positions_of(x), *others]))
+
+
+def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """The index says for each entry of the result where along `axis` it comes from; it may be smaller elsewhere."""
+    x = variable(graph, node, inputs)
+    index = _values(node, inputs[1] if len(inputs) > 1 else None)
+    axis = normal_axis(node, attribute(node, "axis", 0), len(x.shape))
+    if index is None or index.ndim != len(x.shape):
+        raise inconsistent(node, f"needs an index of {len(x.shape)} axes")
+    extent = tuple(slice(None if i == axis else size) for i, size in enumerate(index.shape))
+    lines = positions_of(x)[extent]
+    size = x.shape[axis]
+    if np.delete(lines.shape, axis).tolist() != np.delete(index.shape, axis).tolist():
+        raise inconsistent(node, f"an index of shape {index.shape} is larger than the data {x.shape}")
+    if index.size > MAX_ENTRIES or (index.size and not (-size <= index.min() and index.max() < size)):
+        raise inconsistent(node, f"its index must lie in {-size} .. {size - 1}")
+    return graph.select(label(node), x, np.take_along_axis(lines, index.astype(np.int64) % size, axis))
+
+
+def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None]) -> None:
+    """A small file may ask for a large result only by gathering."""
+    index = others[0] if others else None
+    if index is None or not node.op_type.startswith("Gather"):
+        return
+    size = index.size
+    if node.op_type == "Gather":
+        axis = normal_axis(node, attribute(node, "axis", 0), len(x.shape))
+        size = index.size * (math.prod(x.shape) // x.shape[axis])
+    elif node.op_type == "GatherND" and index.ndim:
+        size = index.size // max(index.shape[-1], 1) * math.prod(x.shape[attribute(node, "batch_dims", 0) :])
+    if size > MAX_ENTRIES:
+        raise unsupported(node, f"picks {size} entries")
+
+
+def _values(node: NodeProto, value: Value | None) -> NDArray[Any] | None:
+    if isinstance(value, Variable):
+        raise unsupported(node, "its indices (or sizes) must be constant")
+    return None if value is None else value.values
+
+
+def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """numpy broadcasting to the common shape."""
+    x = variable(graph, node, inputs)
+    wanted = integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape")
+    if math.prod(wanted) * math.prod(x.shape) > MAX_ENTRIES:
+        raise inconsistent(node, f"would make a tensor of shape {wanted}")
+    return graph.broadcast(label(node), x, np.broadcast_shapes(x.shape, wanted))
+
+
+def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Tile: copies along axes, as numpy.tile."""
+    x = variable(graph, node, inputs)
+    repeats = tile_repeats(node, inputs, len(x.shape))
+    if min(repeats, default=1) < 1 or math.prod(repeats) * math.prod(x.shape) > MAX_ENTRIES:
+        raise inconsistent(node, f"repeats {repeats} times")
+    return graph.select(label(node), x, np.tile(positions_of(x), repeats))
+
+
+def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
+    """Parts along an axis, of given or of equal sizes (the last may be smaller)."""
+    value = inputs[0] if inputs else None
+    if not isinstance(value, Constant):
+        value = variable(graph, node, inputs)
+    axis = normal_axis(node, attribute(node, "axis", 0), len(value.shape))
+    size, count = value.shape[axis], len(node.output)
+    sizes = ints_attribute(node, "split", ())
+    if len(inputs) > 1 and inputs[1] is not None:
+        sizes = integers(node, inputs[1], "the sizes")
+    if not sizes:
+        each = -(-size // count)
+        if graph.opset < 18 and size % count:
+            raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {count} equal parts")
+        sizes = tuple(min(each, size - i * each) for i in range(count))
+    if sum(sizes) != size or min(sizes) < 1 or len(sizes) != count:
+        raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {sizes} for {count} outputs")
+    cuts = np.cumsum(sizes)[:-1].tolist()
+    if isinstance(value, Constant):
+        return tuple(value.moved(partial(_part, cuts=cuts, axis=axis, i=i)) for i in range(count))
+    parts = np.split(positions_of(value), cuts, axis)
+    return tuple(graph.select(label(node), value, part) for part in parts)
+
+
+def _part(array: NDArray[Any], cuts: list[int], axis: int, i: int) -> NDArray[Any]:
+    return np.split(array, cuts, axis)[i]
+
+
+def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Constant, edge, reflect and wrap; negative pads cut off."""
+    x, name = variable(graph, node, inputs), label(node)
+    amounts, fill, axes = _pads(node, inputs, len(x.shape))
+    mode = attribute(node, "mode", "constant")
+    if mode != "constant" and min(amounts, default=0) < 0:
+        raise unsupported(node, f"mode {mode} with negative pads, which runtimes read differently; use a Slice")
+    widths = [(0, 0)] * len(x.shape)
+    for axis, before, after in zip(axes, amounts[: len(axes)], amounts[len(axes) :], strict=True):
+        widths[axis] = before, after
+    grown = [(max(before, 0), max(after, 0)) for before, after in widths]
+    if math.prod(size + a + b for size, (a, b) in zip(x.shape, grown, strict=True)) > MAX_ENTRIES:
+        raise inconsistent(node, f"pads {widths}")
+    index = positions_of(x)
+    if mode == "reflect" and any(max(pair) >= size for pair, size in zip(widths, x.shape, strict=True)):
+        raise unsupported(node, f"reflects more entries than {x.shape} has behind its first or before its last")
+    if mode == "constant":
+        index = np.pad(index, grown, constant_values=-1)
+    elif mode in ("edge", "reflect", "wrap"):
+        index = np.pad(index, grown, mode=mode)  # type: ignore[call-overload]
+    else:
+        raise inconsistent(node, f"mode {mode!r} is unknown")
+    cuts = zip(widths, index.shape, strict=True)
+    index = index[tuple(slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in cuts)]
+    y = graph.select(name, x, index)
+    if fill == 0 or (index >= 0).all():
+        return y
+    border = Ball(np.where(index < 0, fill, 0.0))
+    return graph.shift(name, y, graph.derived(f"{node.output[0]}.border", border, x.element))
+
+
+def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], float, list[int]]:
+    """Pads, value and axes: attributes before opset 11, inputs since."""
+    given = (*inputs, None, None, None)
+    if raw_attribute(node, "pads") is not None:
+        pads, fill = ints_attribute(node, "pads", ()), attribute(node, "value", 0.0)
+    else:
+        pads, constant = integers(node, given[1], "the pads"), given[2]
+        if isinstance(constant, Variable) or (
+            constant is not None and (not constant.known or constant.values.size != 1)
+        ):
+            raise unsupported(node, "the value that is put in must be one constant number, exactly")
+        fill = 0.0 if constant is None else float(constant.values.reshape(()))
+    axes = list(range(rank))
+    if given[3] is not None:
+        axes = [normal_axis(node, axis, rank) for axis in integers(node, given[3], "the axes")]
+    if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
+        raise inconsistent(node, f"{len(pads)} pads for axes {axes}")
+    if not math.isfinite(fill):
+        raise unsupported(node, f"pads with {fill}")
+    return pads, fill, axes
+
+
+# Upsample, Resize ------------------------------------------------------------------------------------------------
+
+
+def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Nearest neighbour: entry floor(i / scale); the scales are at least 1."""
+    x = variable(graph, node, inputs)
+    if attribute(node, "mode", "nearest") != "nearest":
+        raise unsupported(node, "only the mode nearest is supported")
+    scales = raw_attribute(node, "scales")
+    if scales is None:
+        scales = _floats(node, inputs[1] if len(inputs) > 1 else None, "the scales")
+    if min(scales, default=1) < 1:
+        raise inconsistent(node, f"scales {list(scales)}: it can only enlarge")
+    sizes = _scaled(node, x.shape, scales)
+    picks = [_nearest(graph, node, old, new, scale) for old, new, scale in zip(x.shape, sizes, scales, strict=True)]
+    return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
+
+
+def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    """Nearest neighbour, with the coordinates of ONNX."""
+    x, rank = variable(graph, node, inputs), len(variable(graph, node, inputs).shape)
+    if attribute(node, "mode", "nearest") != "nearest":
+        raise unsupported(node, "only the mode nearest is supported")
+    if attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise unsupported(node, "only keep_aspect_ratio_policy = stretch is supported")
+    if attribute(node, "antialias", 0) or attribute(node, "exclude_outside", 0):
+        raise inconsistent(node, "antialias and exclude_outside are for other modes than nearest")
+    if attribute(node, "coordinate_transformation_mode", "asymmetric") == "tf_crop_and_resize":
+        raise unsupported(node, "coordinate_transformation_mode 'tf_crop_and_resize'")
+    operands = (*inputs, None, None, None)[1:4]
+    scales, sizes = (None, operands[0], None)[1:] if graph.opset == 10 else (operands[1], operands[2])
+    axes = [normal_axis(node, axis, rank) for axis in ints_attribute(node, "axes", ())] or list(range(rank))
+    factors, lengths = np.ones(rank), list(x.shape)
+    if sizes is not None and sizes.shape != (0,):
+        for axis, new in zip(axes, integers(node, sizes, "the sizes"), strict=True):
+            factors[axis], lengths[axis] = new / x.shape[axis], new
+    else:
+        factors[axes] = _floats(node, scales, "the scales")
+        lengths = list(_scaled(node, x.shape, factors))
+    if min(lengths) < 1 or math.prod(lengths) > MAX_ENTRIES:
+        raise inconsistent(node, f"resizes {x.shape} to {tuple(lengths)}")
+    picks = [_nearest(graph, node, *sides) for sides in zip(x.shape, lengths, factors, strict=True)]
+    return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
+
+
+def _nearest(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.int64]:
+    """The entry along one axis that each new one takes.
+
+    Where a coordinate lies on the border between two entries, runtimes round differently unless all is exact: refused.
+    """
+    if old == new and scale == 1:
+        return np.arange(old)
+    at, rounded = _coordinates(graph, node, old, new, scale), _rounding(graph, node, scale)
+    picks = np.clip(rounded(at), 0, old - 1).astype(np.int64)
+    exact = scale == round(scale) or math.frexp(scale)[0] == 0.5
+    if not exact:
+        others = [np.clip(rounded(at + shift), 0, old - 1) for shift in (-1e-4, 1e-4)]
+        if any((other != picks).any() for other in others):
+            raise unsupported(node, f"which entry is the nearest depends on rounding (from {old} to {new} entries)")
+    return picks
+
+
+def _coordinates(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.float64]:
+    """Where each new entry lies among the old ones."""
+    default = "asymmetric" if graph.opset <= 10 else "half_pixel"
+    mode = attribute(node, "coordinate_transformation_mode", default)
+    i = np.arange(new, dtype=np.float64)
+    match mode:
+        case "asymmetric":
+            return i / scale
+        case "half_pixel":
+            return (i + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            return (i + 0.5) / scale - 0.5 if new > 1 else np.zeros(1)
+        case "align_corners":
+            return i * ((old - 1) / (new - 1)) if new > 1 else np.zeros(1)
+        case "half_pixel_symmetric":
+            return old / 2 * (1 - new / (scale * old)) + (i + 0.5) / scale - 0.5
+    raise unsupported(node, f"coordinate_transformation_mode {mode!r}")
+
+
+def _rounding(graph: Builder, node: NodeProto, scale: float) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    # opsets up to 10 leave it open; onnxruntime takes the entry below when it enlarges, above when it shrinks
+    default = ("floor" if scale >= 1 else "ceil") if graph.opset <= 10 else "round_prefer_floor"
+    mode = attribute(node, "nearest_mode", default)
+    match mode:
+        case "floor":
+            return np.floor
+        case "ceil":
+            return np.ceil
+        case "round_prefer_floor":
+            return lambda at: np.ceil(at - 0.5)
+        case "round_prefer_ceil":
+            return lambda at: np.floor(at + 0.5)
+    raise inconsistent(node, f"nearest_mode {mode!r} is unknown")
+
+
+def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
+    if not isinstance(value, Constant) or not value.known:
+        raise unsupported(node, f"{what} must be constant numbers, exactly and without a posterior")
+    return [float(item) for item in value.values.reshape(-1)]
+
+
+def _scaled(node: NodeProto, shape: tuple[int, ...], scales: Any) -> tuple[int, ...]:
+    if len(scales) != len(shape) or not all(0 < scale < MAX_ENTRIES for scale in scales):
+        raise inconsistent(node, f"scales {list(scales)} do not fit {shape}")
+    sizes = tuple(math.floor(size * scale) for size, scale in zip(shape, scales, strict=True))
+    if min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
+        raise inconsistent(node, f"resizes {shape} to {sizes}")
+    return sizes

@@ -18,8 +18,7 @@ from onnx import NodeProto
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
 from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
-from bnn_vnnlib.model.operators_select import positions_of
-from bnn_vnnlib.model.operators_shape import Inputs, variable
+from bnn_vnnlib.model.operators_shape import Inputs, positions_of, variable
 from bnn_vnnlib.network import nodes
 
 Ints = tuple[int, ...]

@@ -11,10 +11,9 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bnn_vnnlib.errors import InputError, ModelError, PosteriorError
-from bnn_vnnlib.model.attributes import array_of, holders
+from bnn_vnnlib.model.attributes import array_of, holders, inlined
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
-from bnn_vnnlib.model.inlining import inlined
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior, without_posterior
 from bnn_vnnlib.network.families import checked_likelihood, names_of, only

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model.attributes import array_of, holders
-from bnn_vnnlib.model.inlining import reads, subgraphs
+from bnn_vnnlib.model.attributes import array_of, holders, reads, subgraphs
 from bnn_vnnlib.network.families import (
     MIXTURE,
     PLAIN,

@@ -19,10 +19,9 @@ from onnx import ModelProto, numpy_helper
 from bnn_vnnlib.errors import InputError, OptionError, PosteriorError
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model import Likelihood, Model, Posterior, WeightSamples, attach, model_from_proto, sample
-from bnn_vnnlib.model.attributes import array_of, holders, label
+from bnn_vnnlib.model.attributes import array_of, holders, inlined, label, reads
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
-from bnn_vnnlib.model.inlining import inlined, reads
 from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone

@@ -6,9 +6,16 @@ than a file of that size can need. Nothing of a file is ever run: no pickles, no
 """
 
 from bnn_vnnlib.readers.archives import read_npz
-from bnn_vnnlib.readers.json_values import parse_json
-from bnn_vnnlib.readers.packed import is_gzip, located, read_bytes, read_start, read_text
-from bnn_vnnlib.readers.tables import read_rows, table_text
+from bnn_vnnlib.readers.text import (
+    is_gzip,
+    located,
+    parse_json,
+    read_bytes,
+    read_rows,
+    read_start,
+    read_text,
+    table_text,
+)
 
 __all__ = [
     "is_gzip",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.readers.packed import RATIO, SMALL
+from bnn_vnnlib.readers.text import RATIO, SMALL
 
 MAX_BYTES = 2**35
 """Bytes of all arrays, at most: 32 GiB."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.readers.packed import located, read_start
+from bnn_vnnlib.readers.text import located, read_start
 
 START_BYTES = 4096
 """Bytes that are read, and unpacked from a gzip file."""

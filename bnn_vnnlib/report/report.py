@@ -15,9 +15,8 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
 from bnn_vnnlib.report.guarantee import CERTAIN
 from bnn_vnnlib.report.page import Table, check_libraries, page_data, render
-from bnn_vnnlib.report.pairs import conflicts, instance_keys
 from bnn_vnnlib.report.pictures import Shape, pictures
-from bnn_vnnlib.report.source import Source, read_source
+from bnn_vnnlib.report.source import Source, conflicts, instance_keys, read_source
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.compare import SAYS
 

@@ -1,19 +1,27 @@
-"""Folders that `run` and `compare` wrote -> runs of rows."""
+"""Folders that `run` and `compare` wrote -> runs of rows.
+
+1. `read_source`: a folder to its runs.
+2. Runs side by side: which entries are about one instance, and which of their verdicts cannot both be right.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.sidecar import read_object, sidecar_path
 from bnn_vnnlib.readers import read_rows, read_start
-from bnn_vnnlib.report.row import Row, read_row
-from bnn_vnnlib.result import Query
+from bnn_vnnlib.report.row import Row, Vector, read_row
+from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.compare import OURS
+
+# 1. Folders
 
 Names = tuple[str, str, str]
 _COMPARISON = ("contradictions.csv", "agreement.csv", "solved.csv")
@@ -168,3 +176,72 @@ def _table(path: Path) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(row) for _, row in read_rows(path))
     except InputError as error:
         raise InputError(f"{error.message}; run the comparison again", path=path, line=error.line) from None
+
+
+# 2. Runs side by side
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two rows of ours about the same files that cannot both be right: a fault of the program, or a forged record."""
+
+    first: Row
+    second: Row
+    what: str
+
+
+def instance_keys(runs: Sequence[Run], same: Mapping[tuple[str, Names], Names]) -> list[int]:
+    """For every row of all runs, in their order, a number that rows of the same instance share.
+
+    Rows of one run never share a number: where it has the same names several times, the first belongs to the first of
+    another run, and so on. `same` is that of `Source`.
+    """
+    numbers: dict[tuple[Names, int], int] = {}
+    keys = []
+    for run in runs:
+        seen: Counter[Names] = Counter()
+        for row in run.rows:
+            names = same.get((run.label, row.names), row.names)
+            seen[names] += 1
+            keys.append(numbers.setdefault((names, seen[names]), len(numbers)))
+    return keys
+
+
+def conflicts(rows: Sequence[Row], keys: Sequence[int]) -> Iterator[Conflict]:
+    """Every pair of our own rows of one instance, of the same files, query and rule, that contradict each other."""
+    together: dict[int, list[Row]] = defaultdict(list)
+    for row, key in zip(rows, keys, strict=True):
+        if row.tool is None:
+            together[key].append(row)
+    for group in together.values():
+        for first, second in combinations(group, 2):
+            what = _conflict(first, second) if _same_question(first, second) else None
+            if what is not None:
+                yield Conflict(first, second, what)
+
+
+def _same_question(first: Row, second: Row) -> bool:
+    known = first.hashes.keys() == second.hashes.keys() != set()
+    return known and first.hashes == second.hashes and (first.query, first.rule) == (second.query, second.rule)
+
+
+def _conflict(first: Row, second: Row) -> str | None:
+    """P_safe >= a excludes P_safe < b where a >= b; bounds on one number overlap; other queries have no thresholds."""
+    if {first.verdict, second.verdict} == {Verdict.SAT, Verdict.UNSAT}:
+        unsat, sat = (first, second) if first.verdict is Verdict.UNSAT else (second, first)
+        apart = first.query is Query.PROBABILISTIC and (unsat.tau_safe or 0.0) < (sat.tau_unsafe or 0.0)
+        if not apart:
+            return "one is sat, the other unsat"
+    p_safe, also = first.p_safe, second.p_safe
+    if p_safe is not None and also is not None and _disjoint(*zip(p_safe, also, strict=True)):
+        return "the bounds on P_safe exclude each other"
+    one, other = first.decision, second.decision
+    if one is not None and other is not None and len(one[0]) == len(other[0]):
+        pairs = zip(zip(one[0], other[0], strict=True), zip(one[1], other[1], strict=True), strict=True)
+        if any(_disjoint(lowers, uppers) for lowers, uppers in pairs):
+            return "the bounds on D exclude each other"
+    return None
+
+
+def _disjoint(lowers: Vector, uppers: Vector) -> bool:
+    return max(lowers) > min(uppers)

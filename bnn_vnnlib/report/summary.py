@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from bnn_vnnlib.display import digits
 from bnn_vnnlib.report.guarantee import Guarantee, guarantee
 from bnn_vnnlib.report.page import Table
-from bnn_vnnlib.report.pairs import Conflict
 from bnn_vnnlib.report.row import Row
-from bnn_vnnlib.report.source import Run
+from bnn_vnnlib.report.source import Conflict, Run
 from bnn_vnnlib.result import Verdict
 
 OF_COMPARISON = {

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.curves import CURVES, Piece
-from bnn_vnnlib.network.functions import FUNCTIONS
+from bnn_vnnlib.network.evaluate import FUNCTIONS
 from support import exact
 
 KINDS: list[tuple[str, Any]] = [

@@ -15,7 +15,7 @@ from bnn_vnnlib.bounds.tails import claimed
 from bnn_vnnlib.bounds.tails.smoothing import Law, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Martingale
 from bnn_vnnlib.bounds.tails.variation import slopes
-from bnn_vnnlib.network.functions import FUNCTIONS
+from bnn_vnnlib.network.evaluate import FUNCTIONS
 from bnn_vnnlib.network.nodes import Activation
 from support.networks import Array, Builder, dense_network
 from support.tails import node_values, random_deviations, record, surprising, tensor

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from bnn_vnnlib.cli.commands import COMMANDS
-from bnn_vnnlib.model.recovery import diagnosis
+from bnn_vnnlib.model.recovery import graph as diagnosis
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "posteriors.md").read_text(encoding="utf-8")
 
@@ -32,4 +32,4 @@ def test_every_command_and_diagnosis_is_there() -> None:
     assert {"recover", "convert", "simplify", "mean", "sample", "merge", "inspect"} == named
     assert named <= commands
     kinds = set(re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.MULTILINE)) - {"blocks", "copies"}
-    assert kinds == set(diagnosis.Kind.__args__)
+    assert kinds == set(diagnosis.Obstacle.__args__)

@@ -18,8 +18,7 @@ from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds, c
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
-from bnn_vnnlib.problem.disjoint import apart, some_case
-from bnn_vnnlib.problem.problem import Problem, from_cases, from_property
+from bnn_vnnlib.problem.problem import Problem, apart, from_cases, from_property, some_case
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, model, outputs, problem, properties, random_model, rows

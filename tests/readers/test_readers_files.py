@@ -12,17 +12,9 @@ import pytest
 
 from bnn_vnnlib.errors import InputError, ModelError
 from bnn_vnnlib.printable import printable
-from bnn_vnnlib.readers import (
-    located,
-    packed,
-    parse_json,
-    read_bytes,
-    read_rows,
-    read_start,
-    read_text,
-    table_text,
-    tables,
-)
+from bnn_vnnlib.readers import located, parse_json, read_bytes, read_rows, read_start, read_text, table_text
+from bnn_vnnlib.readers import text as packed
+from bnn_vnnlib.readers import text as tables
 
 TEXT = b"a,b\n" * 10
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bnn_vnnlib.report.pairs import conflicts, instance_keys
-from bnn_vnnlib.report.source import Run
+from bnn_vnnlib.report.source import Run, conflicts, instance_keys
 from bnn_vnnlib.result import Rule
 from support.records import decision, plain, row, safe
 

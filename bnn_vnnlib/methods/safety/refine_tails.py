@@ -18,7 +18,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import outside
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import before_softmax
-from bnn_vnnlib.splitting.forest import Forest
+from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.memory import at_once
 
 SPLITS, FEWEST, INPUTS = 256, 16, 64

@@ -4,7 +4,7 @@ Lower: 1 - sum over items of (delta + sum over the cases of the least failure pr
 the budget of the item's own event. Upper: at one point x* the failures of the rows of one case add up, because all of
 them have to hold: P_safe <= delta + sum of failures. A plain pass with a small budget settles what is easy; the rest
 gets thorough ones, with a budget of the size of what the rows fail with. `improved` tunes all that is free. Cases that
-exclude each other add up at x* (`disjoint`).
+exclude each other add up at x* (`problem.some_case`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, only_compares_classes
-from bnn_vnnlib.problem.problem import Problem, point_box
+from bnn_vnnlib.problem.problem import Problem, point_box, some_case
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 

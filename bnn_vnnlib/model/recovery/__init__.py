@@ -6,7 +6,7 @@ standard deviation. `recover` says how.
 
 from __future__ import annotations
 
-from bnn_vnnlib.model.recovery.diagnosis import NotRecoverable as NotRecoverable
+from bnn_vnnlib.model.recovery.graph import NotRecoverable as NotRecoverable
 from bnn_vnnlib.model.recovery.recover import Recovery as Recovery
 from bnn_vnnlib.model.recovery.recover import is_stochastic as is_stochastic
 from bnn_vnnlib.model.recovery.recover import recover as recover

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
 from bnn_vnnlib.model.attributes import float_attribute, raw_attribute
-from bnn_vnnlib.model.recovery.diagnosis import NotRecoverable
 from bnn_vnnlib.model.recovery.draws import Draws
-from bnn_vnnlib.model.recovery.graph import NORMAL, Flow
+from bnn_vnnlib.model.recovery.graph import NORMAL, Flow, NotRecoverable
 from bnn_vnnlib.signature import Floats
 
 _SEED, _TRIALS = 0x5EED, 4

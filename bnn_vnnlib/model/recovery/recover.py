@@ -11,19 +11,20 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import InputError, PosteriorError
 from bnn_vnnlib.model.attachment import attach
-from bnn_vnnlib.model.attributes import array_of, holders, raw_attribute
+from bnn_vnnlib.model.attributes import array_of, holders, inlined, raw_attribute
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
-from bnn_vnnlib.model.inlining import inlined
-from bnn_vnnlib.model.recovery.diagnosis import (
-    FROZEN_NOISE,
+from bnn_vnnlib.model.operators import FROZEN_NOISE
+from bnn_vnnlib.model.recovery.draws import Draws
+from bnn_vnnlib.model.recovery.graph import (
+    Flow,
     NotRecoverable,
     diagnose,
     frozen,
+    is_random,
+    prune,
     refuse_activation_noise,
 )
-from bnn_vnnlib.model.recovery.draws import Draws
-from bnn_vnnlib.model.recovery.graph import Flow, is_random, prune
 from bnn_vnnlib.model.recovery.local import LocalNoise, correlated, local_noises, marginals, some_input
 from bnn_vnnlib.model.stored import KEY, stored_posterior
 from bnn_vnnlib.network.network import GaussianDiagonal

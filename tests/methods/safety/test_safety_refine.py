@@ -23,7 +23,7 @@ from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.problem import from_cases
-from bnn_vnnlib.splitting.forest import Forest
+from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import (
     model,

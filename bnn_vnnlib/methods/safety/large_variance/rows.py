@@ -21,9 +21,8 @@ from bnn_vnnlib.methods.safety.large_variance.pairs import shared
 from bnn_vnnlib.methods.safety.tails import lower_of, why_no_tails
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain, dense_chain
 from bnn_vnnlib.network.network import GaussianDiagonal
-from bnn_vnnlib.problem.disjoint import some_case
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, some_case
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 

@@ -1,16 +1,20 @@
-"""Files, plain or gzip, as bytes or as text."""
+"""Files, plain or gzip: bytes, text, tables of comma-separated values and JSON values."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.printable import printable
 
 RATIO, SMALL = 100, 2**27
 """What is packed may unpack to 100 times its size, and to 128 MiB in any case: weights and text shrink to a tenth,
@@ -123,3 +127,107 @@ def _opened(path: Path, refusal: type[InputError]) -> Iterator[tuple[IO[bytes], 
         raise refusal(f"damaged gzip file ({error}); copy it again", path=path) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})", path=path) from None
+
+
+MAX_BYTES = 2**26
+"""Bytes of a table, unpacked, at most."""
+
+_CELLS = 4_000_000  # a table of commas has as many cells as bytes, and a cell takes sixty
+
+
+def read_rows(path: Path, *, skip_blanks: bool = False) -> list[tuple[int, list[str]]]:
+    """(line, cells) of each row of a CSV file, plain or gzip.
+
+    `line` is that of the row's last line, which is where an unbalanced quotation mark shows.
+
+    Parameters
+    ----------
+    skip_blanks : leave out blanks behind a comma
+
+    Raises
+    ------
+    InputError : missing, unreadable, too large, no text, no CSV (with the line)
+    """
+    rows = csv.reader(io.StringIO(read_text(path, MAX_BYTES, what="a table"), newline=""), skipinitialspace=skip_blanks)
+    found, cells = [], 0
+    try:
+        for row in rows:
+            cells += max(1, len(row))
+            if cells > _CELLS:
+                raise InputError(f"the table has more than {_CELLS:,} cells", path=path)
+            found.append((rows.line_num, row))
+    except csv.Error as error:
+        raise InputError(f"not a CSV file ({error})", path=path, line=rows.line_num) from None
+    return found
+
+
+def table_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV that any program can show: what is not printable in a cell is written as its escape."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [printable(cell, lines=True) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
+    return text.getvalue()
+
+
+_DEEPEST = 64
+_LONGEST = 400  # digits; float64 reaches to 1.8e308
+
+
+def parse_json(text: str) -> Any:
+    """The values of a JSON text, strictly.
+
+    Raises
+    ------
+    ValueError : not JSON; NaN or an infinity, as a word or as a number beyond float64; a key twice in an object; nested
+        deeper than 64. Its text is one clear reason.
+    """
+    try:
+        found = json.loads(
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_decimal, parse_constant=_no_constant
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for value in level
+            if isinstance(value, dict | list)
+            for part in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise ValueError(_DEEP)
+    return found
+
+
+_DEEP = f"nested too deep, more than {_DEEPEST} levels"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ on which of two values counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST or not math.isfinite(float(text)):
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is infinite as float64")
+    return value
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number in JSON")
