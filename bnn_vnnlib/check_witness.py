@@ -59,11 +59,7 @@ class Check:
 
 @plain_state()
 def check_witness(
-    model: Model,
-    property: Property,
-    result: ResultsFile,
-    question: Question,
-    options: Options | None = None,
+    model: Model, property: Property, result: ResultsFile, question: Question, options: Options | None = None
 ) -> Check:
     """Check the witness of a results file.
 
@@ -114,12 +110,7 @@ def check_witness(
     return _of_parts(ask(property), check)
 
 
-def question_of(
-    results: Path,
-    property: Property,
-    path: Path,
-    options: Options | None = None,
-) -> Question:
+def question_of(results: Path, property: Property, path: Path, options: Options | None = None) -> Question:
     """Query and thresholds of a run: the options, else the record beside the results file, else as in `verify`."""
     record = _read_record(results) or {}
     own = {key: record[key] for key in ("query", "tau_safe", "tau_unsafe", "rule") if record.get(key) is not None}

@@ -27,7 +27,7 @@ from bnn_vnnlib.attack import Attack, Params
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.method import reasons
-from bnn_vnnlib.methods.safety.refine_large_variance import BY_LARGE_VARIANCE, large_variance_of
+from bnn_vnnlib.methods.safety.refine import BY_LARGE_VARIANCE, large_variance_of
 from bnn_vnnlib.methods.safety.tails import TAILS, why_no_tails
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import names_of, only, sample

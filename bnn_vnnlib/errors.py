@@ -7,7 +7,8 @@ says where (file, line and column, or node), what is wrong, what was expected an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bnn_vnnlib.printable import printable
@@ -62,6 +63,16 @@ class InputError(BnnVnnlibError, ValueError):
         if self.node is not None:
             where = f"{where}: node {self.node}" if where else f"node {self.node}"
         return f"{where}: {self.message}" if where else self.message
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with input and names no file names this one."""
+    try:
+        yield
+    except InputError as error:
+        error.path = error.path or path
+        raise
 
 
 class VnnlibSyntaxError(InputError):

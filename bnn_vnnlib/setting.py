@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
-from bnn_vnnlib.methods import names as methods
-from bnn_vnnlib.question.options import Options, Question
+from bnn_vnnlib.methods import method as methods
+from bnn_vnnlib.question.options import Options, Question, refuse_idle, refuse_unserved
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.question.served import refuse_idle, refuse_unserved
 from bnn_vnnlib.result import Query, Rule, Verdict
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import find_device
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods import decision
-    from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, Task
+    from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, SafetyTask
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
     from bnn_vnnlib.problem.problem import Problem
@@ -131,7 +130,7 @@ class Setting:
         weights = weight_sets.mean_weights(network, self.device)
         if self.query is Query.DETERMINISTIC:
             points = self.attacked(problem, attack)[0] if points is None else points
-            decided = deterministic.decide(self.bounds, weights, problem, points)
+            decided = deterministic.decide_fixed(self.bounds, weights, problem, points)
             verdicts = self._verdicts(problem.all_items(decided.safe[0]), problem.any_item(decided.violated[0]))
             return Answer(problem, decided, verdicts, methods.of_network(self, False))
         problem = settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
@@ -150,22 +149,22 @@ class Setting:
         verdicts[unsafe.cpu().numpy()], verdicts[safe.cpu().numpy()] = Verdict.SAT, Verdict.UNSAT
         return verdicts
 
-    def safety_task(self, problem: Problem, attack: Attack) -> Task:
+    def safety_task(self, problem: Problem, attack: Attack) -> SafetyTask:
         """What the methods of P_safe are asked."""
-        from bnn_vnnlib.methods.safety.safety import Goal, Task
+        from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 
-        return Task(
+        return SafetyTask(
             self.bounds, self.posterior, problem, attack, self.deadline,
             Goal(self.question.tau_safe, self.question.tau_unsafe), self.means, self.options.boxes, self._boxes,
             self.options.margin,
         )  # fmt: skip
 
     @property
-    def decision_task(self) -> decision.Task:
+    def decision_task(self) -> decision.DecisionTask:
         """What the methods of the decision are asked."""
         from bnn_vnnlib.methods import decision
 
-        return decision.Task(
+        return decision.DecisionTask(
             self.bounds, self.posterior, self.device, self.question.rule, self.options.boxes, self._boxes,
             self.options.margin, self.options.seed,
         )  # fmt: skip

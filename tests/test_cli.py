@@ -180,7 +180,7 @@ def test_undecided_is_a_verdict_too(old, new, identity_model, engine, verdict):
         (["model", "model"], "neither file is VNN-LIB text"),
         (["nowhere.vnnlib", "model"], "nowhere.vnnlib: no such file"),
         (["old.vnnlib", "--network", "nowhere.onnx"], "nowhere.onnx: no such file"),
-        (["old.vnnlib", "--network", "."], "this is a folder"),
+        (["old.vnnlib", "--network", "."], "is a folder"),
         (["old.vnnlib", "--network", "f=model", "--network", "g=model"], "only single-network"),
         (["new.vnnlib", "--network", "g=model"], "declares the network 'f', but --network names 'g'"),
         (["old.vnnlib", "model", "--timeout", "0"], "--timeout must be a positive number"),

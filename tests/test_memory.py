@@ -112,7 +112,7 @@ READING = """
 import sys
 import numpy as np
 sys.path[:] = sys.argv[2:]
-import bnn_vnnlib.api, bnn_vnnlib.problem.refute, bnn_vnnlib.methods.safety.by_samples
+import bnn_vnnlib.api, bnn_vnnlib.problem.refute, bnn_vnnlib.methods.safety.by_weights
 from bnn_vnnlib import read_model, verify_batch
 
 def peak():

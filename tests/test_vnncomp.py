@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.errors import InputError, SoundnessError
-from bnn_vnnlib.files.sidecar import plain, record, sidecar_path, to_text, unfinished
+from bnn_vnnlib.files.sidecar import as_json, record, sidecar_path, to_text, unfinished
 from bnn_vnnlib.files.vnncomp import read_result, results_text, standard_output, write_text
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
 from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
@@ -232,7 +232,7 @@ def test_an_unfinished_run_has_the_same_keys(tmp_path):
 
 
 def test_infinities_can_be_read_back_as_numbers():
-    assert [float(word) for word in plain([math.inf, -math.inf])] == [math.inf, -math.inf]
+    assert [float(word) for word in as_json([math.inf, -math.inf])] == [math.inf, -math.inf]
 
 
 def test_the_record_lies_next_to_the_results():

@@ -83,7 +83,7 @@ def first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-def plain(module: nn.Module, x: Tensor) -> ModelProto:
+def plain_export(module: nn.Module, x: Tensor) -> ModelProto:
     """A deterministic module in evaluation mode as ONNX; the module itself is left as it is."""
     return exported(copied(module, {}), x.cpu())
 
@@ -114,7 +114,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def refuse_other(proto: ModelProto, means: dict[str, np.ndarray]) -> None:
+def refuse_changed(proto: ModelProto, means: dict[str, np.ndarray]) -> None:
     """Raise unless every weight is in the file under its name, unchanged.
 
     Raises

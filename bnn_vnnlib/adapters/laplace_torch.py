@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, Link, adapt, array
-from bnn_vnnlib.adapters.export import evaluating, plain
+from bnn_vnnlib.adapters.export import evaluating, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import Posterior
@@ -63,7 +63,7 @@ def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Ad
             posterior = FlatGaussian(mean, None, array(la.posterior_scale), positions).over(positions)
         case _:
             posterior = _kronecker(la.posterior_precision, shapes)
-    proto = with_values(plain(module, x), {name: mean[part] for name, part in positions.items()})
+    proto = with_values(plain_export(module, x), {name: mean[part] for name, part in positions.items()})
     kind = str(getattr(la.likelihood, "value", la.likelihood))
     likelihood = {"classification": "categorical", "regression": "gaussian"}.get(kind)
     link: Link = "softmax" if likelihood == "categorical" else "identity"

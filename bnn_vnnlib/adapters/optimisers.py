@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
-from bnn_vnnlib.adapters.export import evaluating, first, plain
+from bnn_vnnlib.adapters.export import evaluating, first, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.posteriors.parts import with_values
@@ -57,7 +57,7 @@ def from_ivon(
         with optimizer.sampled_params():
             return first(module(x))
 
-    adapted = adapt(plain(module, x), flat.over(flat.positions), likelihood, notes)
+    adapted = adapt(plain_export(module, x), flat.over(flat.positions), likelihood, notes)
     return adapted.compared(_outputs(module, forward, seed), x, draws, seed=seed)
 
 
@@ -103,7 +103,7 @@ def from_swag(
             rows = array(getattr(part, f"{name}_cov_mat_sqrt"))
             roots.append(np.sqrt(scale / (swag.max_num_models - 1)) * rows.T)
     flat = _flat(means, deviations, np.concatenate(roots) if cov else None)
-    proto = with_values(plain(module, x), means)
+    proto = with_values(plain_export(module, x), means)
 
     def forward() -> Tensor:
         swag.sample(scale=scale, cov=cov)

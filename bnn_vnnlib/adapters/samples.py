@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt, array, check_samples
-from bnn_vnnlib.adapters.export import evaluating, first, plain
+from bnn_vnnlib.adapters.export import evaluating, first, plain_export
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.attributes import holders
@@ -174,11 +174,7 @@ def from_samples(
 
 @plain_state(device=False)
 def from_ensemble(
-    modules: Sequence[nn.Module],
-    x: Tensor,
-    probabilities: ArrayLike | None = None,
-    *,
-    likelihood: str | None,
+    modules: Sequence[nn.Module], x: Tensor, probabilities: ArrayLike | None = None, *, likelihood: str | None
 ) -> Adapted:
     """Torch modules of one architecture (a deep ensemble) as a posterior of weight samples.
 
@@ -228,7 +224,7 @@ def network_of(net: str | Path | ModelProto | nn.Module, x: ArrayLike | None) ->
 
     parameter = next(net.parameters(), None)
     element = torch.get_default_dtype() if parameter is None else parameter.dtype
-    return plain(net, torch.tensor(array(x), dtype=element))
+    return plain_export(net, torch.tensor(array(x), dtype=element))
 
 
 def shapes_of(proto: ModelProto) -> dict[str, Shape]:

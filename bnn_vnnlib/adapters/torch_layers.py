@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
-from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_other
+from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_changed
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
 from bnn_vnnlib.signature import Floats
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # 1. Layouts
 
-Transform = Literal["exp", "softplus", "identity"]
+_DeviationTransform = Literal["exp", "softplus", "identity"]
 _TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
     "exp": np.exp,
     "softplus": partial(np.logaddexp, 0.0),
@@ -54,7 +54,7 @@ class Layout:
     module: str
     mean: str
     scale: str
-    deviation: Transform
+    deviation: _DeviationTransform
     roles: tuple[tuple[str, str], ...] = (("weight", "weight"), ("bias", "bias"))
     frozen: str | None = None
     inner: str | None = None
@@ -322,7 +322,7 @@ def from_torch(
         proto = exported(_of_means(module, layers), x.cpu())
         posterior = {d.of_network(role): sd for d in used for role, sd in d.deviations.items()}
         means = {d.of_network(role): d.means[role].detach().cpu().numpy() for d in used for role in d.deviations}
-        refuse_other(proto, means)
+        refuse_changed(proto, means)
         adapted = adapt(proto, from_standard_deviations(posterior), likelihood, _notes(layers, used))
         flipped = [drawn.name for drawn in used if _many_signs(drawn, ranks[drawn.name])]
         if flipped:

@@ -34,9 +34,9 @@ def check_witness(
     with guard(console, debug):
         from bnn_vnnlib import read_model, read_property
         from bnn_vnnlib.check_witness import Judgement, check_witness, other_files, question_of
-        from bnn_vnnlib.files.instance import Files
+        from bnn_vnnlib.files.benchmarks import Files
         from bnn_vnnlib.files.vnncomp import read_result
-        from bnn_vnnlib.question.served import refuse_idle
+        from bnn_vnnlib.question.options import refuse_idle
 
         check_positive("--timeout", options["timeout"])
         how = Options(**options)

@@ -75,7 +75,7 @@ def run(
 
 def _queries(asked: list[str] | None, options: dict[str, Any]) -> tuple[str | None, ...]:
     """Those asked for; refuses what no instance could be run with, and options that belong to none of the queries."""
-    from bnn_vnnlib.question.served import idle_options, refuse_idle
+    from bnn_vnnlib.question.options import idle_options, refuse_idle
 
     queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
     settled = [Options(query, **options).question().query for query in queries]

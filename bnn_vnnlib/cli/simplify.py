@@ -33,11 +33,11 @@ def simplify(
         from bnn_vnnlib.model import read_posterior_npz
         from bnn_vnnlib.model.files import keep_inputs
         from bnn_vnnlib.model.reading import write_readable
-        from bnn_vnnlib.posteriors.parts import read_source, with_posterior
+        from bnn_vnnlib.posteriors.parts import read_raw_parts, with_posterior
         from bnn_vnnlib.posteriors.simplify import simplified
 
         keep_inputs(target, model, posterior)
-        source, remarks = read_source(model, likelihood=likelihood)
+        source, remarks = read_raw_parts(model, likelihood=likelihood)
         if posterior is not None:
             source = with_posterior(source, read_posterior_npz(posterior, source.plain))
         proto, notes = simplified(source, tool)

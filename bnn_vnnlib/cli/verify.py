@@ -49,12 +49,12 @@ def verify(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.files.outlet import Outlet
-        from bnn_vnnlib.files.vnncomp import make_folder, write_assignments
+        from bnn_vnnlib.files.vnncomp import make_writable_folder, write_assignments
 
         timeout = options["timeout"]
         check_positive("--timeout", timeout)
         if serialise_assignments is not None:
-            make_folder(serialise_assignments)
+            make_writable_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, options["seed"], timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
         result, prop, signature = _result(files, network or [], Options(**options), mixed, shrink, outlet)
@@ -82,7 +82,7 @@ def _result(
     mixed : leave out those that do not apply
     shrink : the boxes, to this share of their widths
     """
-    from bnn_vnnlib.files.instance import find_files
+    from bnn_vnnlib.files.benchmarks import find_files
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
@@ -121,7 +121,7 @@ def _load() -> None:
 
 def _idle(model: Model, question: Question, options: Options) -> dict[str, str]:
     """Options that do not apply to the instance, and why."""
-    from bnn_vnnlib.question.served import idle_options
+    from bnn_vnnlib.question.options import idle_options
     from bnn_vnnlib.setting import gives_probabilities
 
     query = question.query_of(model.posterior is not None)

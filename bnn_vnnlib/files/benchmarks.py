@@ -1,4 +1,8 @@
-"""Benchmarks: the competition's folders and their instances.csv."""
+"""Instances: benchmarks of the competition with their instances.csv, and the two files of a single one.
+
+1. `read_benchmarks`, `read_table`: folders and tables.
+2. `find_files`: which file is the property, which the model, and do they fit together.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.readers import kinds, read_rows
+from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
+from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.readers import kinds, located, read_rows
+
+# 1. Benchmarks
 
 _TABLES = ("instances.csv", "instances.csv.gz")
 _VERSION = re.compile(r"\d+(\.\d+)+")
-_LONGEST = 10_000  # letters of a list of networks
+_LONGEST_LIST = 10_000  # letters of a list of networks
 _SUFFIX = re.compile(r"instances(?P<suffix>.*?)\.csv(\.gz)?")
 
 
@@ -119,7 +126,7 @@ def _networks(cell: str, table: Path, line: int) -> list[tuple[str | None, str]]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # escapes that Python may refuse one day
-            pairs = ast.literal_eval(cell) if len(cell) <= _LONGEST else None
+            pairs = ast.literal_eval(cell) if len(cell) <= _LONGEST_LIST else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # what is nested deep gives any of these
         pairs = None
     if isinstance(pairs, list) and pairs and all(map(_named, pairs)):
@@ -140,3 +147,90 @@ def _seconds(text: str, table: Path, line: int) -> float:
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"the time limit must be a positive number of seconds, found {text!r}", path=table, line=line)
     return value
+
+
+# 2. One instance
+
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The two inputs; `network` is the NAME of `--network NAME=MODEL`, if one was given."""
+
+    prop: Path
+    model: Path
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prop", "model"):
+            object.__setattr__(self, name, located(getattr(self, name)))
+
+    @property
+    def by_role(self) -> dict[str, Path]:
+        """As the JSON record names them."""
+        return {"property": self.prop, "model": self.model}
+
+    def check_name(self, prop: Property) -> None:
+        """Refuse a NAME that the property does not declare (VNN-LIB 1.0 declares none)."""
+        if self.network is not None and prop.network is not None and self.network != prop.network:
+            message = f"the property declares the network {prop.network!r}, but --network names {self.network!r}"
+            raise OptionError(message, path=self.prop)
+
+
+def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
+    """`PROPERTY --network [NAME=]MODEL`, or two files in any order, told apart by what is in them.
+
+    Raises
+    ------
+    OptionError : too few or too many files, or two that cannot be told apart
+    UnsupportedError : more than one network
+    """
+    if len(networks) > 1:
+        raise UnsupportedError(f"{len(networks)} networks were given; only single-network queries are supported")
+    match len(files), len(networks):
+        case 1, 1:
+            name, model = _with_name(networks[0])
+            return Files(files[0], model, name)
+        case 2, 0:
+            return Files(*_in_order(files[0], files[1]))
+        case 1, 0:
+            kind = kinds.kind_of(kinds.start_of(located(files[0])) or b"")
+            if kind is not None and kinds.MODEL in kind.suits:
+                raise OptionError("the property is missing: give it beside this model", path=files[0])
+            raise OptionError("the model is missing: add --network MODEL, or give two files", path=files[0])
+        case _:
+            raise OptionError("expected PROPERTY --network MODEL, or MODEL PROPERTY")
+
+
+def _with_name(text: str) -> tuple[str | None, Path]:
+    found = _NAMED.fullmatch(text)
+    if found is None or existing(Path(text)) == Path(text):
+        return None, Path(text)
+    return found[1], Path(found[2])
+
+
+def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
+    from bnn_vnnlib.vnnlib import looks_like_vnnlib
+
+    first, second = located(first), located(second)
+    match looks_like_vnnlib(first), looks_like_vnnlib(second):
+        case True, False:
+            return first, second
+        case False, True:
+            return second, first
+        case True, True:
+            raise OptionError(
+                f"both files are VNN-LIB text, and neither is a model (the other is {second})", path=first
+            )
+    # Neither reads like VNN-LIB: let the one that is named so be refused with its own line and column.
+    ordered = sorted((first, second), key=lambda path: ".vnnlib" not in path.name)
+    if ".vnnlib" in ordered[0].name:
+        return ordered[0], ordered[1]
+    said = "; ".join(f"{path.name}: {_kind_of(path)}" for path in (first, second))
+    raise OptionError(f"neither file is VNN-LIB text ({said})", path=first)
+
+
+def _kind_of(path: Path) -> str:
+    kind = kinds.kind_of(kinds.start_of(path) or b"")
+    return "not known" if kind is None else kind.what

@@ -106,7 +106,7 @@ def record(
         "diagnosis": _diagnosis(result.diagnosis),
         "time_s": result.time_s,
         "start_s": start_s,
-        "details": plain(result.details),
+        "details": as_json(result.details),
         "notes": list(result.notes),
     }
 
@@ -152,21 +152,21 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     return values
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Arrays, numpy scalars, enums and paths as JSON values; infinities as "Infinity", "-Infinity"; NaN as null."""
     match value:
         case np.ndarray():
-            return plain(value.tolist())
+            return as_json(value.tolist())
         case np.generic():
-            return plain(value.item())
+            return as_json(value.item())
         case float() if not math.isfinite(value):
             return None if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
         case str() | int() | float() | None:
             return value
         case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
+            return {str(key): as_json(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            return [as_json(item) for item in value]
         case _:
             return str(value)
 
@@ -207,30 +207,30 @@ def _versions() -> dict[str, str | None]:
 
 
 def _bounds(bounds: Bounds | None) -> dict[str, Any] | None:
-    return None if bounds is None else {"lower": plain(bounds.lower), "upper": plain(bounds.upper)}
+    return None if bounds is None else {"lower": as_json(bounds.lower), "upper": as_json(bounds.upper)}
 
 
 def _decision(bounds: DecisionBounds | None) -> dict[str, Any] | None:
     if bounds is None:
         return None
-    rows = {"lower": plain(bounds.row_lower), "upper": plain(bounds.row_upper)}
-    return {"lower": plain(bounds.lower), "upper": plain(bounds.upper), "rows": rows}
+    rows = {"lower": as_json(bounds.row_lower), "upper": as_json(bounds.row_upper)}
+    return {"lower": as_json(bounds.lower), "upper": as_json(bounds.upper), "rows": rows}
 
 
 def _diagnosis(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
     if diagnosis is None:
         return None
     command = diagnosis.command and shlex.join(diagnosis.command)
-    return plain({**asdict(diagnosis), "command": command, "lines": diagnosis.lines})
+    return as_json({**asdict(diagnosis), "command": command, "lines": diagnosis.lines})
 
 
 def _witness(witness: Witness | None) -> dict[str, Any] | None:
     if witness is None:
         return None
     return {
-        "x": plain(witness.x),
-        "y": plain(witness.y),
-        "hidden": plain(witness.hidden),
+        "x": as_json(witness.x),
+        "y": as_json(witness.y),
+        "hidden": as_json(witness.hidden),
         "shows": witness.shows,
-        "check": plain(witness.check),
+        "check": as_json(witness.check),
     }

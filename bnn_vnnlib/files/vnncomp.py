@@ -231,7 +231,7 @@ def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
 # 2. Serialised tensors
 
 
-def make_folder(folder: Path) -> None:
+def make_writable_folder(folder: Path) -> None:
     """Make sure, before any work, that files can be written there; InputError if not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ def write_assignments(folder: Path, witness: Witness, prop: Property, model: Sig
 
     Parameters
     ----------
-    folder : see `make_folder`
+    folder : see `make_writable_folder`
     witness : x and y, flattened in the order of declaration
     prop : declares the names and shapes
     model : has the element types, which a property with `real` variables leaves open

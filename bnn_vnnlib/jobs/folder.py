@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bnn_vnnlib.errors import InputError, OptionError
-from bnn_vnnlib.files.sidecar import plain, read_object, to_text
+from bnn_vnnlib.files.sidecar import as_json, read_object, to_text
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.system.durable import locked
 
@@ -52,7 +52,7 @@ class Folder:
         ------
         OptionError : another job is in it: names what differs; another process is at work in it
         """
-        now = plain(settings)
+        now = as_json(settings)
         self._check(now)
         with locked(self.path):
             self._check(now)  # once more, now that nobody else changes it

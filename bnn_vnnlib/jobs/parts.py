@@ -21,7 +21,7 @@ from typing import Any
 
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.arrays import Arrays, parquet, parquet_bytes, read_columns
-from bnn_vnnlib.files.sidecar import plain
+from bnn_vnnlib.files.sidecar import as_json
 from bnn_vnnlib.jobs.folder import Folder
 from bnn_vnnlib.system.durable import LOCK, make_folder, replacing
 
@@ -96,7 +96,7 @@ class PartsFolder(Folder):
         parquet()
         with self.opened(settings):
             make_folder(self.path / "parts")
-            kept = Kept(self.path, plain(settings))
+            kept = Kept(self.path, as_json(settings))
             kept.remove_rejected()
             yield kept
 

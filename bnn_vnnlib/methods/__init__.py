@@ -8,9 +8,9 @@ Both:
 
 P_safe (`safety`):
 4. `safety.safety`: the task, and bounds of many instances as data; `safety.portfolio`: the methods in their order.
-5. `by_boxes`: boxes of weights. `by_samples`: weight samples, one by one. `tails`: Gaussian weights without
-   boxes. `large_variance`: shallow networks with wide posteriors, by the laws of their outputs.
-6. `refine`: what is open is refined by stages that take turns; `refine_*` are the stages.
+5. `by_weights`: boxes of weights, and weight samples, one by one. `tails`: Gaussian weights without boxes.
+   `large_variance`: shallow networks with wide posteriors, by the laws of their outputs.
+6. `refine`: what is open is refined by stages that take turns.
 
 The decision (`decision`):
 7. `decision.method`: the task, and the steps of a method; `decision.portfolio`: the methods in their order; `decide`:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.safety import SafetyBounds, Task, last_of_each, nothing_known
+from bnn_vnnlib.methods.safety.safety import SafetyBounds, SafetyTask, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds, why_no_tails
 from bnn_vnnlib.network.network import Gaussian, Mixture, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -23,12 +23,12 @@ from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
-MIXTURE = "components of a mixture"
+BY_COMPONENTS = "components of a mixture"
 """The method's name."""
 
 
 @dataclass(frozen=True, eq=False)
-class Component:
+class BoundedComponent:
     """Share p_i, the bounds over its own network of means, and its Gaussian."""
 
     share: float
@@ -41,10 +41,10 @@ class Component:
         return self.bounds.engine.network
 
 
-def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[Component]:
+def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[BoundedComponent]:
     """Those of a mixture that have a probability; a Gaussian is its only component."""
     if not isinstance(posterior, Mixture):
-        return [Component(1.0, bounds, posterior)]
+        return [BoundedComponent(1.0, bounds, posterior)]
     network, shares = bounds.engine.network, posterior.probabilities / posterior.probabilities.sum()
     found = []
     for share, part in zip(shares, posterior.components, strict=True):
@@ -52,12 +52,14 @@ def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[C
         own = replace(network, tensors={**network.tensors, **means})
         if share > 0:
             found.append(
-                Component(float(share), replace(bounds, engine=replace(bounds.engine, network=own)), part.posterior)
+                BoundedComponent(
+                    float(share), replace(bounds, engine=replace(bounds.engine, network=own)), part.posterior
+                )
             )
     return found
 
 
-def by_components(task: Task, solve: Callable[[Component, Deadline, bool], SafetyBounds]) -> SafetyBounds:
+def by_components(task: SafetyTask, solve: Callable[[BoundedComponent, Deadline, bool], SafetyBounds]) -> SafetyBounds:
     """Bounds on P_safe of every instance; the time that is left is shared evenly among what is to come.
 
     Parameters
@@ -75,7 +77,7 @@ def by_components(task: Task, solve: Callable[[Component, Deadline, bool], Safet
 
 
 def _together(
-    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline | None = None
+    parts: list[BoundedComponent], problem: Problem, found: list[SafetyBounds], deadline: Deadline | None = None
 ) -> SafetyBounds:
     """The weighted sums; the common point only if time is given for it."""
     shares = found[0].lower.new_tensor([part.share for part in parts])
@@ -85,7 +87,7 @@ def _together(
         nothing_known(problem, problem.lower),
         lower=weighted_sum(shares, lower).clamp(0, 1), upper=(-weighted_sum(shares, -upper)).clamp(0, 1),
         point=best, point_mass=mass,
-    ).named(MIXTURE)  # fmt: skip
+    ).named(BY_COMPONENTS)  # fmt: skip
 
 
 def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
 
 
 def violation_mass(
-    parts: list[Component], problem: Problem, lower: Tensor, upper: Tensor, deadline: Deadline
+    parts: list[BoundedComponent], problem: Problem, lower: Tensor, upper: Tensor, deadline: Deadline
 ) -> Tensor:
     """(N,) lower bounds on P_w(some case holds at the point), by the tails of all components that they serve."""
     total = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
@@ -112,7 +114,7 @@ def violation_mass(
 
 
 def _common_point(
-    parts: list[Component], problem: Problem, found: list[SafetyBounds], deadline: Deadline
+    parts: list[BoundedComponent], problem: Problem, found: list[SafetyBounds], deadline: Deadline
 ) -> tuple[Tensor, Tensor]:
     """For each instance, of the components' points the one at which the most mass violates, and that mass.
 

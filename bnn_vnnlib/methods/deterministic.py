@@ -21,10 +21,10 @@ MAX_BOXES, MAX_PARTS = 2**14, 2**10
 """Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""
 
 MAX_SPLIT_INPUTS = 20
-"""Inputs are split where no more than this vary, else neurons."""
+"""Inputs are split where no more than this vary, else neurons (and for expectations, nothing)."""
 
 
-def decide(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
+def decide_fixed(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: Tensor) -> Decided:
     """Decide the items for one weight setting; points (1, N, n) were attacked and lie in their boxes."""
     problem = settled(bounds, weights, problem)
     return branched(bounds, weights, problem, look(bounds, weights, problem, points))

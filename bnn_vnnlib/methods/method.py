@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from bnn_vnnlib.question.served import is_correlated
+from bnn_vnnlib.question.options import is_correlated
 
 if TYPE_CHECKING:
     from bnn_vnnlib.methods.decision import DecisionOutcome
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 NONE = "none"
 """In place of a method's name: of a side without a bound that says anything."""
 
-Task = TypeVar("Task")
-Bounds = TypeVar("Bounds")
+_Task = TypeVar("_Task")
+_Bounds = TypeVar("_Bounds")
 
 
 @dataclass(frozen=True)
-class Method(Generic[Task, Bounds]):
+class Method(Generic[_Task, _Bounds]):
     """One way to bound P_safe (`safety.portfolio.METHODS`) or the decision (`decision.portfolio.METHODS`).
 
     Whatever a method says is sound, rounding included, and an item's bound does not depend on its neighbours, up to
@@ -43,11 +43,11 @@ class Method(Generic[Task, Bounds]):
     """
 
     name: str
-    serves: Callable[[Task], str | None]
-    bounds: Bounds
+    serves: Callable[[_Task], str | None]
+    bounds: _Bounds
 
 
-def reasons(methods: tuple[Method[Task, Bounds], ...], task: Task) -> dict[str, str]:
+def reasons(methods: tuple[Method[_Task, _Bounds], ...], task: _Task) -> dict[str, str]:
     """By name, why methods do not serve the task; those that serve are not listed."""
     found = {method.name: method.serves(task) for method in methods}
     return {name: reason for name, reason in found.items() if reason is not None}

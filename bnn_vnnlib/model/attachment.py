@@ -16,26 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.errors import PosteriorError, naming
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import keep_inputs, read_proto
-from bnn_vnnlib.model.stored import FORMAT, KEY, embedded, float_shapes, sha256, write_manifest
-from bnn_vnnlib.network.families import (
-    PLAIN,
-    PROBABILITIES,
-    STORED,
-    Entry,
-    Shapes,
-    check_posterior,
-    checked_likelihood,
-    entries_of,
-    family_of,
-    from_standard_deviations,
-    gaussian_of,
-    marginal_variances,
-    names_of,
-    weighted_mean,
-)
+from bnn_vnnlib.model.stored import FORMAT, KEY, embedded, fingerprint, float_shapes, write_manifest
+from bnn_vnnlib.network import families
 from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
 from bnn_vnnlib.readers import kinds, read_npz
 from bnn_vnnlib.signature import Floats
@@ -52,7 +37,7 @@ _COMPONENT = re.compile(r"component(0|[1-9][0-9]{0,8})/(.+)")
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
+def posterior_from_npz(path: str | Path, shapes: families.Shapes) -> Posterior:
     """Posterior from a NumPy archive.
 
     Keys: `<initializer>_<what>` with the tensors of one family: `variance` or `std` (a standard deviation);
@@ -70,23 +55,20 @@ def posterior_from_npz(path: str | Path, shapes: Shapes) -> Posterior:
     """
     kinds.expect(path, kinds.ARCHIVE, PosteriorError)
     arrays = read_npz(Path(path), PosteriorError)
-    try:
-        weights = arrays.pop(PROBABILITIES, None)
-        probabilities = None if weights is None else _floats(PROBABILITIES, weights)
+    with naming(Path(path)):
+        weights = arrays.pop(families.PROBABILITIES, None)
+        probabilities = None if weights is None else _floats(families.PROBABILITIES, weights)
         parted = any(_COMPONENT.fullmatch(key) for key in arrays)
         posterior = _mixture(arrays, probabilities, shapes) if parted else _single(arrays, probabilities, shapes)
-        check_posterior(posterior, shapes)
-    except PosteriorError as error:
-        error.path = error.path or Path(path)
-        raise
+        families.check_posterior(posterior, shapes)
     return posterior
 
 
-def _single(arrays: Arrays, probabilities: Floats | None, shapes: Shapes) -> Posterior:
+def _single(arrays: Arrays, probabilities: Floats | None, shapes: families.Shapes) -> Posterior:
     found = _by_what(arrays, _SUFFIXES)
     if "samples" not in found:
         if probabilities is not None:
-            raise PosteriorError(f"{PROBABILITIES} without any <initializer>_samples")
+            raise PosteriorError(f"{families.PROBABILITIES} without any <initializer>_samples")
         return _gaussian(found, shapes)
     if len(found) > 1:
         raise _mixed(found)
@@ -95,17 +77,19 @@ def _single(arrays: Arrays, probabilities: Floats | None, shapes: Shapes) -> Pos
     return WeightSamples(samples, np.full(count, 1 / max(count, 1)) if probabilities is None else probabilities)
 
 
-def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: Shapes) -> Mixture:
+def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: families.Shapes) -> Mixture:
     parts: dict[int, dict[str, NDArray[Any]]] = {}
     for key, array in arrays.items():
         match = _COMPONENT.fullmatch(key)
         if match is None:
-            raise PosteriorError(f"key {key!r} belongs to no component; in a mixture all but {PROBABILITIES} do")
+            raise PosteriorError(
+                f"key {key!r} belongs to no component; in a mixture all but {families.PROBABILITIES} do"
+            )
         parts.setdefault(int(match[1]), {})[match[2]] = array
     if sorted(parts) != list(range(len(parts))):
         raise PosteriorError(f"components {sorted(parts)} are there; expected 0, 1, .. without a gap")
     if probabilities is None:
-        raise PosteriorError(f"a mixture needs {PROBABILITIES}")
+        raise PosteriorError(f"a mixture needs {families.PROBABILITIES}")
     components = []
     for index in range(len(parts)):
         found = _by_what(parts[index], (*_SUFFIXES, MEAN))
@@ -116,29 +100,35 @@ def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: Shapes) -> Mi
     return Mixture(tuple(components), probabilities)
 
 
-def _gaussian(found: dict[str, dict[str, Any]], shapes: Shapes) -> Gaussian:
+def _gaussian(found: dict[str, dict[str, Any]], shapes: families.Shapes) -> Gaussian:
     biases = found.pop(BIAS, {})
     variances = {**found.pop("variance", {}), **found.pop(DEVIATION, {})}
     if variances or not found:
         if found or biases:
             raise _mixed({"variance": variances, **found})
-        return gaussian_of("gaussian_diag", {name: Entry({"variance": value}) for name, value in variances.items()})
-    family = next((family for family, whats in STORED.items() if set(whats) == set(found)), None)
+        return families.gaussian_of(
+            "gaussian_diag", {name: families.Entry({"variance": value}) for name, value in variances.items()}
+        )
+    family = next((family for family, whats in families.STORED.items() if set(whats) == set(found)), None)
     if family is None or (biases and family != "gaussian_kron"):
         raise _mixed(found)
     names = list(dict.fromkeys(name for tensors in found.values() for name in tensors))
     entries = {}
     for name in names:
-        missing = [what for what in STORED[family] if name not in found[what]]
+        missing = [what for what in families.STORED[family] if name not in found[what]]
         if missing:
             raise PosteriorError(f"{family} needs <initializer>_{missing[0]}, which is missing", node=name)
-        entries[name] = Entry({what: found[what][name] for what in STORED[family]}, *_bias(name, biases, found, shapes))
+        entries[name] = families.Entry(
+            {what: found[what][name] for what in families.STORED[family]}, *_bias(name, biases, found, shapes)
+        )
     if set(biases) - set(names):
         raise PosteriorError("has a joint bias, but no factors of its own", node=sorted(set(biases) - set(names))[0])
-    return gaussian_of(family, entries)
+    return families.gaussian_of(family, entries)
 
 
-def _bias(name: str, biases: Mapping[str, str], found: Mapping[str, Arrays], shapes: Shapes) -> tuple[str | None, int]:
+def _bias(
+    name: str, biases: Mapping[str, str], found: Mapping[str, Arrays], shapes: families.Shapes
+) -> tuple[str | None, int]:
     """The joint bias of a weight and its side, which is that of the factor with one row more."""
     if name not in biases:
         return None, 1
@@ -153,7 +143,7 @@ def _by_what(arrays: Arrays, suffixes: tuple[str, ...]) -> dict[str, dict[str, A
         what = next((suffix for suffix in suffixes if key.endswith(f"_{suffix}")), None)
         if what is None:
             expected = ", ".join(f"<initializer>_{suffix}" for suffix in suffixes)
-            raise PosteriorError(f"key {key!r} is unknown; expected {expected} or {PROBABILITIES}")
+            raise PosteriorError(f"key {key!r} is unknown; expected {expected} or {families.PROBABILITIES}")
         name = key.removesuffix(f"_{what}")
         if what == BIAS:
             if array.dtype.kind != "U" or array.size != 1:
@@ -164,12 +154,12 @@ def _by_what(arrays: Arrays, suffixes: tuple[str, ...]) -> dict[str, dict[str, A
     if twice := set(found.get("variance", {})) & set(found.get(DEVIATION, {})):
         raise PosteriorError("the archive mixes variances and standard deviations", node=sorted(twice)[0])
     if DEVIATION in found:
-        found[DEVIATION] = dict(from_standard_deviations(found[DEVIATION]).variances)
+        found[DEVIATION] = dict(families.from_standard_deviations(found[DEVIATION]).variances)
     return found
 
 
 def _mixed(found: Mapping[str, Any]) -> PosteriorError:
-    known = "; ".join(f"{family}: {', '.join(whats)}" for family, whats in STORED.items())
+    known = "; ".join(f"{family}: {', '.join(whats)}" for family, whats in families.STORED.items())
     return PosteriorError(f"the archive mixes {', '.join(found)}, which is no family ({known})")
 
 
@@ -207,25 +197,25 @@ def attach(
     proto.CopyFrom(source)
     _refuse_second(proto)
     tensors = holders(proto)
-    check_posterior(posterior, float_shapes(tensors))
+    families.check_posterior(posterior, float_shapes(tensors))
     proto.ir_version = max(proto.ir_version, _FIRST_IR_WITH_PLAIN_INITIALIZERS)
-    content: dict[str, Any] = {"format": FORMAT, "family": family_of(posterior)}
+    content: dict[str, Any] = {"format": FORMAT, "family": families.family_of(posterior)}
     if likelihood is not None:
-        content["likelihood"] = checked_likelihood(likelihood)
+        content["likelihood"] = families.checked_likelihood(likelihood)
     store = _Store(proto, embed)
     match posterior:
         case Mixture(components=components, probabilities=weights):
             parts = [store.component(part, index) for index, part in enumerate(components)]
             means = {
-                name: weighted_mean(np.array([p.means[name] for p in components]), weights)
-                for name in names_of(posterior)
+                name: families.weighted_mean(np.array([p.means[name] for p in components]), weights)
+                for name in families.names_of(posterior)
             }
             content |= {"components": parts, "params": {name: store.moved(name, mean) for name, mean in means.items()}}
         case WeightSamples(stored=samples, probabilities=weights):
             params = {}
             for name, values in samples.items():
                 stored = store.tensor(name, "samples", values)
-                mean = weighted_mean(store.narrowed(name, values), weights)
+                mean = families.weighted_mean(store.narrowed(name, values), weights)
                 params[name] = stored | store.moved(name, mean)
             content["params"] = params
         case _:
@@ -259,7 +249,7 @@ def attach_file(
 
 def uncertain_names(posterior: Posterior) -> list[str]:
     """Tensors some entry of which varies under the posterior."""
-    return [name for name, variance in marginal_variances(posterior).items() if (variance > 0).any()]
+    return [name for name, variance in families.marginal_variances(posterior).items() if (variance > 0).any()]
 
 
 @plain_state()
@@ -286,7 +276,7 @@ class _Store:
     def gaussian(self, posterior: Gaussian, prefix: str, mean: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """Entries of the weights; `mean` gives the part that a weight has in any family."""
         params = {}
-        for name, entry in entries_of(posterior).items():
+        for name, entry in families.entries_of(posterior).items():
             params[name] = mean(name)
             for what, values in entry.tensors.items():
                 params[name] |= self.tensor(name, what, values, prefix)
@@ -305,12 +295,12 @@ class _Store:
 
         params = self.gaussian(component.posterior, prefix, mean)
         params |= {name: mean(name) for name in component.means if name not in params}
-        return {"family": family_of(component.posterior), "params": params}
+        return {"family": families.family_of(component.posterior), "params": params}
 
     def mean(self, name: str) -> dict[str, Any]:
         """Shape and fingerprint of a weight as it is."""
         values = array_of(holders(self.proto)[name])
-        return {"shape": list(values.shape), "sha256_mean": sha256(values)}
+        return {"shape": list(values.shape), "sha256_mean": fingerprint(values)}
 
     def moved(self, name: str, mean: NDArray[Any]) -> dict[str, Any]:
         """Put another mean in the place of a weight."""
@@ -322,12 +312,14 @@ class _Store:
     def tensor(self, weight: str, what: str, values: NDArray[Any], prefix: str = "") -> dict[str, Any]:
         """Store a tensor of a weight in the weight's type."""
         found = self._put(weight, f"{weight}_{prefix}{what}", what, self.narrowed(weight, values))
-        return found if what in PLAIN or what == "mean" else found | {f"shape_{what}": list(np.shape(values))}
+        return found if what in families.PLAIN or what == "mean" else found | {f"shape_{what}": list(np.shape(values))}
 
     def probabilities(self, weights: NDArray[Any]) -> dict[str, Any]:
         """Of samples or components, in float64."""
         values = np.asarray(weights, np.float64)
-        return self._put(PROBABILITIES, PROBABILITIES, "probabilities", values) | {"shape": list(values.shape)}
+        return self._put(families.PROBABILITIES, families.PROBABILITIES, "probabilities", values) | {
+            "shape": list(values.shape)
+        }
 
     def narrowed(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """The values in the weight's type, provided that none overflows or vanishes in it."""
@@ -345,7 +337,7 @@ class _Store:
         if name in taken | {output for node in graph.node for output in node.output}:
             raise PosteriorError(f"the model already has a tensor {name!r}; rename it", node=weight)
         graph.initializer.append(numpy_helper.from_array(array, name))
-        entry: dict[str, Any] = {what: name, f"sha256_{what}": sha256(array)}
+        entry: dict[str, Any] = {what: name, f"sha256_{what}": fingerprint(array)}
         return entry | {f"{what}_base64": embedded(array)} if self.embed else entry
 
 

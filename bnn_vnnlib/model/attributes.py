@@ -182,7 +182,7 @@ def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | N
 MAX_INLINED_NODES = 1_000_000
 """Functions may call each other: a file of some lines can stand for any number of nodes."""
 
-MAX_DEPTH = 50
+MAX_CALL_DEPTH = 50
 """Of calls in calls."""
 
 
@@ -243,8 +243,8 @@ def _refuse_growth(proto: ModelProto) -> None:
                 continue
             if defs.has(node.op_type, node.domain):  # ONNX leaves it to the runtime which of the two is meant
                 raise UnsupportedError("a local function has the name of this operator", node=label(node))
-            if key in callers or len(callers) == MAX_DEPTH:
-                what = "calls itself" if key in callers else f"is nested deeper than {MAX_DEPTH}"
+            if key in callers or len(callers) == MAX_CALL_DEPTH:
+                what = "calls itself" if key in callers else f"is nested deeper than {MAX_CALL_DEPTH}"
                 raise UnsupportedError(f"the local function {node.op_type!r} {what}", node=label(node))
             if key not in sizes:
                 sizes[key] = size(list(bodies[key]), (*callers, key))

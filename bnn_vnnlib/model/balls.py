@@ -29,7 +29,7 @@ class Ball:
 
 
 @np.errstate(all="ignore")
-def add(a: Ball, b: Ball) -> Ball:
+def ball_sum(a: Ball, b: Ball) -> Ball:
     """a + b, with the rounding of the sum added to the radius."""
     mid = a.mid + b.mid
     # two-sum (Knuth): the rounding error itself, itself exact
@@ -39,7 +39,7 @@ def add(a: Ball, b: Ball) -> Ball:
 
 
 @np.errstate(all="ignore")
-def multiply(a: Ball, b: Ball) -> Ball:
+def ball_product(a: Ball, b: Ball) -> Ball:
     """a b, with the rounding of the product added to the radius."""
     mid = a.mid * b.mid
     spread = np.abs(a.mid) * _rad(b) + np.abs(b.mid) * _rad(a) + _rad(a) * _rad(b)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model.balls import Ball, multiply, reciprocal
+from bnn_vnnlib.model.balls import Ball, ball_product, reciprocal
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.nodes import Node, Param
 
@@ -23,7 +23,7 @@ from bnn_vnnlib.network.nodes import Node, Param
 
 
 @dataclass(frozen=True)
-class Variable:
+class Computed:
     """Computed by the node at `position`; `element` is its type in the file."""
 
     position: int
@@ -32,14 +32,14 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Softmaxed(Variable):
+class Softmaxed(Computed):
     """Softmax over `axis` of the node at `position`; composed of nodes if the graph goes on behind it."""
 
     axis: int
 
 
 @dataclass(frozen=True)
-class Compared(Variable):
+class Compared(Computed):
     """left >= right (or >: the uses that are supported are continuous), entry by entry: no node computes it.
 
     It may only be the condition of a Where that is a maximum, a LeakyRelu or the like; `Builder.branch` refuses it.
@@ -50,7 +50,7 @@ class Compared(Variable):
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class Fixed:
     """A tensor that no input changes.
 
     Attributes
@@ -90,7 +90,7 @@ class Constant:
             raise ValueError(f"{self.name!r} has type {self.element}, expected floats")
         return self.param
 
-    def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Constant:
+    def moved(self, move: Callable[[NDArray[Any]], NDArray[Any]]) -> Fixed:
         """Apply a function that only moves (repeats, drops) entries, so that a posterior follows."""
 
         def copied(array: NDArray[Any]) -> NDArray[Any]:
@@ -104,16 +104,16 @@ class Constant:
         moved = Param(param.source, copied(param.index), factor, slack)
         return replace(self, values=copied(self.values), param=moved)
 
-    def reshaped(self, *shape: int) -> Constant:
-        """Its entries in another shape."""
+    def reshaped(self, *shape: int) -> Fixed:
+        """The tensor with its entries in another shape."""
         return self.moved(lambda array: array.reshape(shape))
 
-    def transposed(self) -> Constant:
+    def transposed(self) -> Fixed:
         """Matrix with rows and columns exchanged."""
         return self.moved(np.transpose)
 
 
-Value = Variable | Constant
+Value = Computed | Fixed
 
 
 # 2. The network under construction
@@ -147,7 +147,7 @@ class Builder:
         self.sources: dict[str, NDArray[np.float64]] = {}
         self._computed = 0
 
-    def constant(self, name: str, array: NDArray[Any]) -> Constant:
+    def constant(self, name: str, array: NDArray[Any]) -> Fixed:
         """A tensor of the file."""
         if array.dtype.name not in _FLOATS:
             return self._discrete(name, array)
@@ -160,7 +160,7 @@ class Builder:
                 name += "'"
         return self._source(name, Ball(values), array.dtype)
 
-    def derived(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
+    def derived(self, name: str, ball: Ball, element: np.dtype[Any]) -> Fixed:
         """A deterministic float constant that is computed here and becomes a source tensor of its own."""
         if not np.isfinite(ball.mid).all() or (ball.rad is not None and not np.isfinite(ball.rad).all()):
             raise ModelError("is not finite once computed", node=name)
@@ -174,15 +174,15 @@ class Builder:
         if self._computed > _MAX_TOTAL:
             raise ModelError(f"all tensors up to this one have more than {_MAX_TOTAL:,} entries, the limit", node=name)
 
-    def _source(self, name: str, ball: Ball, element: np.dtype[Any]) -> Constant:
+    def _source(self, name: str, ball: Ball, element: np.dtype[Any]) -> Fixed:
         values = np.array(ball.mid, np.float64)  # a copy: broadcast views must not leave
         self.sources[name] = values
         index = np.arange(values.size, dtype=np.int64).reshape(values.shape)
         slack = None if ball.rad is None else np.array(ball.rad, np.float64)
         param = Param(name, index, np.array(_ONE), slack)
-        return Constant(name, values, element, param, name in self.uncertain)
+        return Fixed(name, values, element, param, name in self.uncertain)
 
-    def number(self, name: str, value: float, like: Variable) -> Constant:
+    def number(self, name: str, value: float, like: Computed) -> Fixed:
         """A scalar that the graph holds in an attribute."""
         return self.derived(name, Ball(np.array(value, np.float64)), like.element)
 
@@ -199,7 +199,7 @@ class Builder:
         number = self.number_of(param)
         return number[0] if number is not None and number[1] == 0 and abs(param.factor).reshape(-1)[0] == 1 else None
 
-    def times(self, weight: Constant, factor: Constant) -> Constant:
+    def times(self, weight: Fixed, factor: Fixed) -> Fixed:
         """weight * factor, both constants; the factor must be deterministic if the weight is not.
 
         A posterior stays with its weight: only the weight's factor changes, and only exactly.
@@ -207,11 +207,11 @@ class Builder:
         if not weight.uncertain:
             if factor.uncertain:
                 return self.times(factor, weight)
-            ball = multiply(weight.ball, factor.ball)
+            ball = ball_product(weight.ball, factor.ball)
             return self.derived(f"{weight.name}*{factor.name}", ball, weight.element)
         shape = np.broadcast_shapes(weight.shape, factor.shape)
         weight = weight.moved(lambda array: np.broadcast_to(array, shape))
-        product = multiply(Ball(weight.weight.factor), factor.ball)
+        product = ball_product(Ball(weight.weight.factor), factor.ball)
         if factor.uncertain or product.rad is not None:
             message = f"weight {weight.weight.source!r} has a posterior and is multiplied by {factor.name!r}"
             why = "which has one too" if factor.uncertain else "which cannot be done without rounding"
@@ -219,12 +219,12 @@ class Builder:
         param = replace(weight.weight, factor=product.mid)
         return replace(weight, values=weight.values * factor.values, param=param)
 
-    def negated(self, weight: Constant) -> Constant:
+    def negated(self, weight: Fixed) -> Fixed:
         """The parameter -weight, of the same source."""
         param = replace(weight.weight, factor=-weight.weight.factor)
         return replace(weight, values=-weight.values, param=param)
 
-    def certain(self, constant: Constant, what: str) -> Constant:
+    def certain(self, constant: Fixed, what: str) -> Fixed:
         """The constant, if its place in the graph can do without a posterior."""
         if constant.uncertain:
             message = f"{what} cannot carry a posterior; attach none to {constant.weight.source!r}"
@@ -233,27 +233,27 @@ class Builder:
 
     # nodes ---------------------------------------------------------------------------------------------------------
 
-    def append(self, node: Node, element: np.dtype[Any]) -> Variable:
+    def append(self, node: Node, element: np.dtype[Any]) -> Computed:
         """Add a node; its inputs must be there."""
         if 0 in node.shape or math.prod(node.shape) > MAX_ENTRIES:
             raise ModelError(f"computes a tensor of shape {node.shape}", node=node.name)
         self._count(node.name, math.prod(node.shape))
         self.nodes.append(node)
-        return Variable(len(self.nodes) - 1, node.shape, element)
+        return Computed(len(self.nodes) - 1, node.shape, element)
 
-    def branch(self, name: str, value: Variable | Constant) -> Variable:
+    def branch(self, name: str, value: Computed | Fixed) -> Computed:
         """A computed value; a constant becomes a node without predecessors."""
         if isinstance(value, Compared):
             message = "computes with a comparison of values that depend on the input; only a Where may take it"
             raise UnsupportedError(message, node=name)
         if isinstance(value, Softmaxed):  # its probabilities are used inside the graph
-            return composed_softmax(self, name, Variable(value.position, value.shape, value.element), value.axis)
-        if isinstance(value, Variable):
+            return composed_softmax(self, name, Computed(value.position, value.shape, value.element), value.axis)
+        if isinstance(value, Computed):
             return value
         weight = self.certain(value, "a tensor that is a branch of its own").weight
         return self.append(nodes.Constant(name, (), value.shape, weight), value.element)
 
-    def linear(self, name: str, x: Variable, weight: Constant, axis: int) -> Variable:
+    def linear(self, name: str, x: Computed, weight: Fixed, axis: int) -> Computed:
         """Contract `axis` of x with weight (out, in)."""
         rows, columns = weight.shape
         if x.shape[axis] != columns:
@@ -261,31 +261,31 @@ class Builder:
         shape = (*x.shape[:axis], rows, *x.shape[axis + 1 :])
         return self.append(nodes.Linear(name, (x.position,), shape, weight.weight, axis), x.element)
 
-    def scale(self, name: str, x: Variable, weight: Constant) -> Variable:
+    def scale(self, name: str, x: Computed, weight: Fixed) -> Computed:
         """x * weight, numpy broadcasting."""
         x = self.broadcast(name, x, np.broadcast_shapes(x.shape, weight.shape))
         return self.append(nodes.Scale(name, (x.position,), x.shape, weight.weight), x.element)
 
-    def shift(self, name: str, x: Variable, bias: Constant) -> Variable:
+    def shift(self, name: str, x: Computed, bias: Fixed) -> Computed:
         """x + bias, numpy broadcasting."""
         x = self.broadcast(name, x, np.broadcast_shapes(x.shape, bias.shape))
         return self.append(nodes.Shift(name, (x.position,), x.shape, bias.weight), x.element)
 
-    def total(self, name: str, terms: Iterable[tuple[int, Variable]]) -> Variable:
+    def total(self, name: str, terms: Iterable[tuple[int, Computed]]) -> Computed:
         """Signed sum, numpy broadcasting."""
         signs, branches = zip(*terms, strict=True)
         shape = np.broadcast_shapes(*(branch.shape for branch in branches))
         positions = tuple(self.broadcast(name, branch, shape).position for branch in branches)
         return self.append(nodes.Sum(name, positions, shape, signs), branches[0].element)
 
-    def broadcast(self, name: str, x: Variable, shape: tuple[int, ...]) -> Variable:
+    def broadcast(self, name: str, x: Computed, shape: tuple[int, ...]) -> Computed:
         """numpy.broadcast_to; x itself if it has the shape."""
         if x.shape == shape:
             return x
         np.broadcast_shapes(x.shape, shape)
         return self.append(nodes.Broadcast(name, (x.position,), tuple(shape)), x.element)
 
-    def reshape(self, name: str, x: Variable, shape: tuple[int, ...]) -> Variable:
+    def reshape(self, name: str, x: Computed, shape: tuple[int, ...]) -> Computed:
         """Same elements, new shape; x itself if it has it."""
         if x.shape == shape:
             return x
@@ -293,25 +293,25 @@ class Builder:
             raise ModelError(f"cannot reshape {x.shape} to {shape}", node=name)
         return self.append(nodes.Reshape(name, (x.position,), shape), x.element)
 
-    def joined(self, name: str, branches: Sequence[Variable], axis: int) -> Variable:
+    def joined(self, name: str, branches: Sequence[Computed], axis: int) -> Computed:
         """numpy.concatenate."""
         size = sum(branch.shape[axis] for branch in branches)
         shape = (*branches[0].shape[:axis], size, *branches[0].shape[axis + 1 :])
         positions = tuple(branch.position for branch in branches)
         return self.append(nodes.Concat(name, positions, shape, axis), branches[0].element)
 
-    def transpose(self, name: str, x: Variable, perm: tuple[int, ...]) -> Variable:
+    def transpose(self, name: str, x: Computed, perm: tuple[int, ...]) -> Computed:
         """numpy.transpose."""
         if sorted(perm) != list(range(len(x.shape))):
             raise ModelError(f"perm {perm} does not permute the axes of {x.shape}", node=name)
         shape = tuple(x.shape[axis] for axis in perm)
         return self.append(nodes.Transpose(name, (x.position,), shape, perm), x.element)
 
-    def activation(self, name: str, x: Variable, kind: nodes.Kind, alpha: Any = 0.0) -> Variable:
+    def activation(self, name: str, x: Computed, kind: nodes.Kind, alpha: Any = 0.0) -> Computed:
         """An elementwise nonlinearity."""
         return self.append(nodes.Activation(name, (x.position,), x.shape, kind, alpha), x.element)
 
-    def select(self, name: str, x: Variable, index: NDArray[Any]) -> Variable:
+    def select(self, name: str, x: Computed, index: NDArray[Any]) -> Computed:
         """Entries of the flattened x; 0 where the index is -1."""
         index = np.array(index, np.int64, order="C")  # ascontiguousarray would keep strides of -1, and lift a scalar
         if index.size and (index.min() < -1 or index.max() >= math.prod(x.shape)):
@@ -320,7 +320,7 @@ class Builder:
             return x
         return self.append(nodes.Select(name, (x.position,), index.shape, index), x.element)
 
-    def product(self, name: str, x: Variable, y: Variable) -> Variable:
+    def product(self, name: str, x: Computed, y: Computed) -> Computed:
         """x * y, numpy broadcasting; x^2 where both are the same."""
         shape = np.broadcast_shapes(x.shape, y.shape)
         if x.position == y.position:
@@ -328,29 +328,29 @@ class Builder:
         a, b = self.broadcast(name, x, shape), self.broadcast(name, y, shape)
         return self.append(nodes.Product(name, (a.position, b.position), shape), x.element)
 
-    def maximum(self, name: str, x: Variable) -> Variable:
+    def maximum(self, name: str, x: Computed) -> Computed:
         """Maximum over the last axis."""
         if x.shape[-1] == 1:
             return self.reshape(name, x, x.shape[:-1])
         return self.append(nodes.Max(name, (x.position,), x.shape[:-1]), x.element)
 
-    def sum_over(self, name: str, x: Variable, axis: int) -> Variable:
+    def sum_over(self, name: str, x: Computed, axis: int) -> Computed:
         """Sum over one axis, which stays with size 1."""
         ones = self.number(f"{name}.ones", 1.0, x).moved(lambda array: np.broadcast_to(array, (1, x.shape[axis])))
         return self.linear(name, x, ones, axis)
 
-    def divided(self, name: str, x: Variable, divisor: float | NDArray[np.float64]) -> Variable:
+    def divided(self, name: str, x: Computed, divisor: float | NDArray[np.float64]) -> Computed:
         """x / divisor, with the rounding error of the inverse."""
         inverse = reciprocal(Ball(np.array(divisor, np.float64)))
         return self.scale(name, x, self.derived(f"{name}.share", inverse, x.element))
 
-    def _discrete(self, name: str, array: NDArray[Any]) -> Constant:
+    def _discrete(self, name: str, array: NDArray[Any]) -> Fixed:
         if name in self.uncertain:
             raise PosteriorError(f"is of type {array.dtype}: only floats can carry a posterior", node=name)
-        return Constant(name, array, array.dtype, None)
+        return Fixed(name, array, array.dtype, None)
 
 
-def composed_softmax(graph: Builder, name: str, x: Variable, axis: int, *, logarithm: bool = False) -> Variable:
+def composed_softmax(graph: Builder, name: str, x: Computed, axis: int, *, logarithm: bool = False) -> Computed:
     """Softmax over an axis, or its logarithm, from nodes that have bounds.
 
     softmax_i = 1 / (1 + sum over j != i of exp(x_j - x_i)): the divisor is at least 1 whatever is known about x, and

@@ -19,19 +19,10 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model import balls
 from bnn_vnnlib.model import operators_elementwise as elementwise
+from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import attribute, evaluate_node, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import Builder, Constant, Value
-from bnn_vnnlib.model.operators_shape import (
-    cast_type,
-    dropout,
-    flattened,
-    normal_axis,
-    squeezed,
-    tile_repeats,
-    unsqueezed,
-    widens,
-)
+from bnn_vnnlib.model.builder import Builder, Fixed, Value
 from bnn_vnnlib.network import nodes as network_nodes
 
 Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
@@ -49,10 +40,10 @@ COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 PICKS = ("Abs", "Clip", "Max", "Min")
 """Operators whose result is one of the operands' numbers, up to a sign: exact in float64, whatever the file's type."""
 ARITHMETIC: dict[str, Callable[..., Ball]] = {
-    "Add": balls.add,
-    "Sub": lambda a, b: balls.add(a, Ball(-b.mid, b.rad)),
-    "Mul": balls.multiply,
-    "Div": lambda a, b: balls.multiply(a, balls.reciprocal(b)),
+    "Add": balls.ball_sum,
+    "Sub": lambda a, b: balls.ball_sum(a, Ball(-b.mid, b.rad)),
+    "Mul": balls.ball_product,
+    "Div": lambda a, b: balls.ball_product(a, balls.reciprocal(b)),
     "Neg": lambda a: Ball(-a.mid, a.rad),
     "Sqrt": balls.square_root,
     "Reciprocal": balls.reciprocal,
@@ -67,9 +58,11 @@ FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "Dequan
 """Operators that can be folded whether or not the table has them for computed tensors."""
 
 
-def fold(
-    graph: Builder, node: NodeProto, inputs: Sequence[Constant | None], converter: Converter | None = None
-) -> Constant:
+Others = Sequence[Fixed | None]
+"""Operands behind the first."""
+
+
+def fold(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: Converter | None = None) -> Fixed:
     """Value of a node of constants; `converter` is the operator's row of the table, if it has one.
 
     Raises
@@ -79,14 +72,8 @@ def fold(
     first = inputs[0] if inputs else None
     if first is None:
         raise inconsistent(node, "operand 0 is missing")
-    if node.op_type == "Dropout":
-        dropout(graph, node, inputs)  # refuses training mode (DropConnect, here)
-    if node.op_type in ("Identity", "Dropout"):
-        return first
-    if node.op_type == "DequantizeLinear":
-        return _dequantized(graph, node, first, *(*inputs[1:], None, None)[:2])
-    if node.op_type in MOVES:
-        return _move(graph, node, first, inputs[1:])
+    if node.op_type in _WHATEVER:
+        return _WHATEVER[node.op_type](graph, node, first, inputs[1:])
     given = [value for value in inputs if value is not None]
     if node.op_type == "OneHot" and (not first.shape or (graph.opset < 11 and (first.values < 0).any())):
         raise inconsistent(
@@ -95,16 +82,23 @@ def fold(
     if node.op_type == "Pad" and attribute(node, "mode", "constant") != "constant":
         raise unsupported(node, "pads constants in another mode than constant; simplify the model first")
     _refuse_large(node, _size(node, [value.values for value in given]), given)
-    if node.op_type == "ConstantOfShape":
-        _refuse_large(node, math.prod(int(size) for size in first.values.reshape(-1)), given)
-        return graph.constant(node.output[0], evaluate_node(node, graph.opset, [first.values]))
-    if node.op_type == "Cast":
-        return _cast(graph, node, first)
     if all(value.param is None for value in given) and node.op_type in FOLDABLE:
         return graph.constant(node.output[0], _discrete(node, graph.opset, [value.values for value in given]))
     if node.op_type == "Where" and first.param is None and len(given) == 3 and given[1].param and given[2].param:
         return _chosen(graph, node, *given)
     return _float(graph, node, inputs, given, converter)
+
+
+def _filled(graph: Builder, node: NodeProto, sizes: Fixed, _: Others) -> Fixed:
+    """ConstantOfShape."""
+    _refuse_large(node, math.prod(int(size) for size in sizes.values.reshape(-1)), [sizes])
+    return graph.constant(node.output[0], evaluate_node(node, graph.opset, [sizes.values]))
+
+
+def _dropped(graph: Builder, node: NodeProto, value: Fixed, others: Others) -> Fixed:
+    """Dropout, which refuses training mode (DropConnect, here)."""
+    shapes.dropout(graph, node, [value, *others])
+    return value
 
 
 def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArray[Any]:
@@ -121,17 +115,18 @@ def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArra
     return result
 
 
-def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Constant | None]) -> Constant:
+def _move(graph: Builder, node: NodeProto, data: Fixed, others: Others) -> Fixed:
+    """The operators of MOVES."""
     arrays = [None if other is None else other.values for other in others]
     match node.op_type:  # the evaluator reads these otherwise than ONNX
         case "Flatten":
-            return data.reshaped(*flattened(graph, node, data.shape))
+            return data.reshaped(*shapes.flattened(graph, node, data.shape))
         case "Squeeze":
-            return data.reshaped(*squeezed(node, [data, *others], data.shape))
+            return data.reshaped(*shapes.squeezed(node, [data, *others], data.shape))
         case "Unsqueeze":
-            return data.reshaped(*unsqueezed(node, [data, *others], data.shape))
+            return data.reshaped(*shapes.unsqueezed(node, [data, *others], data.shape))
         case "Tile":
-            tile_repeats(node, [data, *others], data.values.ndim)
+            shapes.tile_repeats(node, [data, *others], data.values.ndim)
     if node.op_type == "Gather" and arrays and arrays[0] is not None and data.shape:
         _refuse_large(node, arrays[0].size * (data.values.size // max(min(data.shape), 1)), [data])
     if node.op_type in ("Expand", "Tile") and arrays and arrays[0] is not None:
@@ -139,11 +134,11 @@ def _move(graph: Builder, node: NodeProto, data: Constant, others: Sequence[Cons
     return data.moved(lambda array: evaluate_node(node, graph.opset, [np.array(array, order="C"), *arrays]))
 
 
-def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:
+def _cast(graph: Builder, node: NodeProto, value: Fixed, _: Others) -> Fixed:
     """A Cast between floats that keeps every value keeps the source; others make a new, deterministic one."""
-    target = cast_type(node)
-    if value.param is not None and widens(value.element, target):
-        return Constant(value.name, value.values, target, value.param, value.uncertain)
+    target = shapes.cast_type(node)
+    if value.param is not None and shapes.widens(value.element, target):
+        return Fixed(value.name, value.values, target, value.param, value.uncertain)
     if value.uncertain or (value.param is not None and value.param.slack is not None):
         raise unsupported(node, f"{value.name!r} cannot be cast to {target} without rounding")
     if value.param is None:
@@ -152,12 +147,8 @@ def _cast(graph: Builder, node: NodeProto, value: Constant) -> Constant:
 
 
 def _float(
-    graph: Builder,
-    node: NodeProto,
-    inputs: Sequence[Constant | None],
-    given: Sequence[Constant],
-    converter: Converter | None,
-) -> Constant:
+    graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], given: Sequence[Fixed], converter: Converter | None
+) -> Fixed:
     uncertain = [value for value in given if value.uncertain]
     floats = all(value.param is not None for value in given)
     if uncertain and node.op_type == "Mul" and len(given) == 2 and floats:
@@ -172,27 +163,32 @@ def _float(
         if not exact or any((value.values.astype(value.element) != value.values).any() for value in given):
             raise unsupported(node, f"{node.op_type} of constants that are not exact numbers depends on rounding")
         return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
-    if node.op_type in PICKS and exact:
-        arrays = [None if value is None else value.values for value in inputs]
-        ball = Ball(evaluate_node(node, graph.opset, arrays))
-    elif node.op_type == "Concat" and floats:
-        axis = attribute(node, "axis", 0)
-        parts = [np.zeros(v.shape) if v.weight.slack is None else v.weight.slack for v in given]
-        slack = np.concatenate(parts, axis)
-        ball = Ball(np.concatenate([v.values for v in given], axis), slack if slack.any() else None)
-    elif node.op_type in ARITHMETIC and floats:
-        ball = ARITHMETIC[node.op_type](*(value.ball for value in given))
-    elif converter is not None:
-        ball = _enclosed(graph, node, inputs, _power if node.op_type == "Pow" else converter)
-    else:
-        raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
+    ball = _ball(graph, node, inputs, given, converter)
     element = next((value.element for value in given if value.param is not None), given[0].element)
     if (np.abs(ball.mid) > np.finfo(element if element.kind == "f" else np.float32).max).any():
         raise inconsistent(node, f"overflows {element}: its value is not finite in the file's own type")
     return graph.derived(node.output[0], ball, element)
 
 
-def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None], converter: Converter) -> Ball:
+def _ball(
+    graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], given: Sequence[Fixed], converter: Converter | None
+) -> Ball:
+    """The value of a node of deterministic constants, in the exactest way that there is for its operator."""
+    floats = all(value.param is not None for value in given)
+    if node.op_type in PICKS and all(value.known for value in given):
+        return Ball(evaluate_node(node, graph.opset, [None if value is None else value.values for value in inputs]))
+    if node.op_type == "Concat" and floats:
+        axis = attribute(node, "axis", 0)
+        slack = np.concatenate([np.zeros(v.shape) if v.weight.slack is None else v.weight.slack for v in given], axis)
+        return Ball(np.concatenate([v.values for v in given], axis), slack if slack.any() else None)
+    if node.op_type in ARITHMETIC and floats:
+        return ARITHMETIC[node.op_type](*(value.ball for value in given))
+    if converter is None:
+        raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
+    return _enclosed(graph, node, inputs, _power if node.op_type == "Pow" else converter)
+
+
+def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: Converter) -> Ball:
     """Any operator of the table, of deterministic constants.
 
     Method: the operator becomes the nodes that it would become behind an input, its first float operand a node without
@@ -214,7 +210,7 @@ def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]
     place = next((i for i, value in enumerate(inputs) if value is not None and value.param is not None), None)
     if place is None:
         raise unsupported(node, f"{node.op_type} of constant integers is not supported; simplify the model first")
-    operands[place] = aside.branch(name, typed(Constant, inputs[place]))
+    operands[place] = aside.branch(name, typed(Fixed, inputs[place]))
     result = converter(aside, node, operands)
     end = aside.branch(name, result[0] if isinstance(result, tuple) else result)
     used = {param.source for step in aside.nodes for param in network_nodes.params_of(step)}
@@ -233,19 +229,18 @@ def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Constant | None]
 def _power(graph: Builder, node: NodeProto, inputs: Sequence[Value | None]) -> Value:
     """base^exponent, entry by entry: exp(exponent log base), or the operator's own way where it has one."""
     base, exponent = graph.branch(label(node), typed(Value, inputs[0])), inputs[1]
-    if not isinstance(exponent, Constant) or exponent.param is None or exponent.values.size == 1:
+    if not isinstance(exponent, Fixed) or exponent.param is None or exponent.values.size == 1:
         return elementwise.power(graph, node, inputs)
     logarithm = graph.activation(label(node), base, "log")
     return graph.activation(label(node), graph.scale(label(node), logarithm, exponent), "exp")
 
 
-def _dequantized(
-    graph: Builder, node: NodeProto, quantized: Constant, scale: Constant | None, zero: Constant | None
-) -> Constant:
+def _dequantized(graph: Builder, node: NodeProto, quantized: Fixed, others: Others) -> Fixed:
     """(quantized - zero) * scale: one scale and zero point for the tensor, each entry of an axis, or each block of it.
 
     The scale may carry a posterior: it is multiplied by integers, exactly.
     """
+    scale, zero = (*others, None, None)[:2]
     integers = quantized.param is None and quantized.values.dtype.name.removeprefix("u").startswith("int")
     if scale is None or scale.param is None or not integers:
         raise unsupported(node, "only integers with a floating-point scale can be dequantized")
@@ -256,7 +251,7 @@ def _dequantized(
         """Scale or zero point, one for each entry of the tensor."""
         if array.size == 1:
             return np.broadcast_to(array.reshape(()), steps.shape)
-        place = normal_axis(node, axis, steps.ndim)
+        place = shapes.normal_axis(node, axis, steps.ndim)
         before, size, behind = steps.shape[:place], steps.shape[place], steps.shape[place + 1 :]
         expected = (*before, -(-size // block), *behind) if block > 0 else (size,)
         if block < 0 or array.shape != expected:
@@ -274,7 +269,7 @@ def _dequantized(
     return graph.times(scale.moved(spread), factor)
 
 
-def _chosen(graph: Builder, node: NodeProto, mask: Constant, a: Constant, b: Constant) -> Constant:
+def _chosen(graph: Builder, node: NodeProto, mask: Fixed, a: Fixed, b: Fixed) -> Fixed:
     """Where of two float tensors."""
     for value in (a, b):
         graph.certain(value, "a branch of a Where")
@@ -301,7 +296,18 @@ def _size(node: NodeProto, arrays: Sequence[NDArray[Any]]) -> int:
     return 0
 
 
-def _refuse_large(node: NodeProto, size: int, operands: Sequence[Constant]) -> None:
+def _refuse_large(node: NodeProto, size: int, operands: Sequence[Fixed]) -> None:
     """Refuse a result of many entries that is larger than each operand: small files make those, one after the other."""
     if not 0 <= size <= max(_GROWN, *(operand.values.size for operand in operands)):
         raise inconsistent(node, f"would make a constant of {size} entries")
+
+
+_WHATEVER: dict[str, Callable[[Builder, NodeProto, Fixed, Others], Fixed]] = {
+    "Identity": lambda graph, node, value, _: value,
+    "Dropout": _dropped,
+    "DequantizeLinear": _dequantized,
+    "ConstantOfShape": _filled,
+    "Cast": _cast,
+    **dict.fromkeys(MOVES, _move),
+}
+"""Operators that are folded whatever the type of their first operand."""

@@ -14,13 +14,12 @@ from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import attributes
 from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model.attributes import inconsistent, inlined, label, raw_attribute, reads, unsupported
-from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable
+from bnn_vnnlib.model.builder import Builder, Computed, Fixed, Softmaxed, Value
 from bnn_vnnlib.model.folding import FOLDABLE, fold
 from bnn_vnnlib.model.operators import FROZEN_NOISE, STOCHASTIC, find_converter, missing_operator
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.signature import Signature
-from bnn_vnnlib.signature import Variable as SignatureVariable
+from bnn_vnnlib.signature import Signature, Variable
 
 OLDEST_OPSET = 7
 WHATEVER = (shapes.shape_of, shapes.split)
@@ -206,7 +205,7 @@ def _convert(graph: Builder, alive: Iterable[NodeProto], values: _FileValues, pr
 def _taken_branch(graph: Builder, node: NodeProto, values: _FileValues, proto: ModelProto) -> tuple[Value, ...]:
     """The outputs of the branch that an If with a constant condition takes."""
     condition = values[node.input[0]] if node.input else None
-    if not isinstance(condition, Constant):
+    if not isinstance(condition, Fixed):
         raise unsupported(node, "its condition is computed from the input; only an If with a constant one is supported")
     if condition.values.dtype != np.bool_ or condition.values.size != 1:
         raise inconsistent(node, "its condition must be one boolean")
@@ -255,16 +254,16 @@ def _refuse_frozen(alive: Iterable[NodeProto]) -> None:
             raise unsupported(node, message)
 
 
-def _add_inputs(graph: Builder, proto: ModelProto, values: _FileValues, notes: list[str]) -> list[SignatureVariable]:
+def _add_inputs(graph: Builder, proto: ModelProto, values: _FileValues, notes: list[str]) -> list[Variable]:
     """Input nodes; initializers that are listed as inputs (IR 3) are weights."""
-    found: list[SignatureVariable] = []
+    found: list[Variable] = []
     start = 0
     for info in proto.graph.input:
         if info.name in values.stored or info.name in values.sparse:
             continue
         element = _element_type(info)
         shape = _concrete_shape(info, notes)
-        variable = SignatureVariable(info.name, element.name, shape)
+        variable = Variable(info.name, element.name, shape)
         values[info.name] = graph.append(nodes.Input(info.name, (), shape, start), element)
         found.append(variable)
         start += variable.size
@@ -302,7 +301,7 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
     try:
         inputs = [values[name] for name in node.input]
         converter = find_converter(graph, node, proto)
-        constant = [value is None or isinstance(value, Constant) for value in inputs]
+        constant = [value is None or isinstance(value, Fixed) for value in inputs]
         if inputs and all(constant) and converter not in WHATEVER:
             return fold(graph, node, inputs, converter)
         if converter is None:
@@ -324,7 +323,7 @@ def _finish(
     proto: ModelProto,
     chosen: list[ValueInfoProto],
     values: _FileValues,
-    inputs: list[SignatureVariable],
+    inputs: list[Variable],
     notes: list[str],
 ) -> Network:
     """Outputs, signature and the tensors that are used."""
@@ -336,9 +335,9 @@ def _finish(
         if len(ends) > 1:
             raise UnsupportedError("a Softmax at one of several outputs is not supported", node=chosen[0].name)
         softmax_axis = ends[0].axis
-        ends = [Variable(ends[0].position, ends[0].shape, ends[0].element)]
+        ends = [Computed(ends[0].position, ends[0].shape, ends[0].element)]
     for info, end in zip(chosen, ends, strict=True):
-        if isinstance(end, Constant) and end.param is None:
+        if isinstance(end, Fixed) and end.param is None:
             message = f"the output is a constant of type {end.element.name}; only floating-point outputs are supported"
             raise UnsupportedError(message, node=info.name)
     ends = [graph.branch(info.name, end) for info, end in zip(chosen, ends, strict=True)]
@@ -347,7 +346,7 @@ def _finish(
     names = {variable.name for variable in inputs}
     opened = any(None in _declared(info) for info in proto.graph.input if info.name in names)
     for info, end in zip(chosen, ends, strict=True):
-        outputs.append(SignatureVariable(info.name, end.element.name, end.shape))
+        outputs.append(Variable(info.name, end.element.name, end.shape))
         _compare_shape(info, end.shape, notes, opened)
     _refuse_softmax_at_end(graph, chosen, positions)
     used = {param.source for node in graph.nodes for param in nodes.params_of(node)}

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, raw_attribute, unsupported
 from bnn_vnnlib.model.balls import Ball, reciprocal
-from bnn_vnnlib.model.builder import Builder, Compared, Constant, Value, Variable
+from bnn_vnnlib.model.builder import Builder, Compared, Computed, Fixed, Value
 from bnn_vnnlib.model.operators_linear import constant_operand
 from bnn_vnnlib.model.operators_reduce import maximum, minimum
 from bnn_vnnlib.model.operators_shape import Inputs, variable
@@ -28,43 +28,43 @@ from bnn_vnnlib.network.nodes import Kind
 
 def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, Value]:
     """Both operands; not both constant (those were folded before)."""
-    pair = [inputs[i] if isinstance(inputs[i], Constant) else variable(graph, node, inputs, i) for i in (0, 1)]
+    pair = [inputs[i] if isinstance(inputs[i], Fixed) else variable(graph, node, inputs, i) for i in (0, 1)]
     return typed(Value, pair[0]), typed(Value, pair[1])
 
 
 def add(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Add: a + b of computed tensors or constants."""
     match _operands(graph, node, inputs):
-        case (Variable() as x, Constant() as bias) | (Constant() as bias, Variable() as x):
+        case (Computed() as x, Fixed() as bias) | (Fixed() as bias, Computed() as x):
             return graph.shift(label(node), x, bias)
         case a, b:
-            return graph.total(label(node), [(1, typed(Variable, a)), (1, typed(Variable, b))])
+            return graph.total(label(node), [(1, typed(Computed, a)), (1, typed(Computed, b))])
 
 
 def subtract(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Sub: a - b of computed tensors or constants."""
     name = label(node)
     match _operands(graph, node, inputs):
-        case Variable() as x, Constant() as bias:
+        case Computed() as x, Fixed() as bias:
             return graph.shift(name, x, graph.negated(bias))
-        case Constant() as bias, Variable() as x:
+        case Fixed() as bias, Computed() as x:
             return graph.shift(name, graph.total(name, [(-1, x)]), bias)
         case a, b:
-            return graph.total(name, [(1, typed(Variable, a)), (-1, typed(Variable, b))])
+            return graph.total(name, [(1, typed(Computed, a)), (-1, typed(Computed, b))])
 
 
 def multiply(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """a * b; x sigmoid(x) and x (1 + erf(c x)) are taken as one function, because x enters them twice."""
     name = label(node)
     match _operands(graph, node, inputs):
-        case (Variable() as x, Constant() as weight) | (Constant() as weight, Variable() as x):
+        case (Computed() as x, Fixed() as weight) | (Fixed() as weight, Computed() as x):
             return graph.scale(name, x, weight)
         case a, b:
-            a, b = typed(Variable, a), typed(Variable, b)
+            a, b = typed(Computed, a), typed(Computed, b)
     return _gate(graph, name, a, b) or _gate(graph, name, b, a) or graph.product(name, a, b)
 
 
-def _gate(graph: Builder, name: str, x: Variable, gate: Variable) -> Variable | None:
+def _gate(graph: Builder, name: str, x: Computed, gate: Computed) -> Computed | None:
     """x * gate, if the gate is a function of x that is known together with x; else None."""
     match graph.nodes[gate.position]:
         case nodes.Activation(kind="sigmoid", inputs=(source,)) if source == x.position:
@@ -92,15 +92,15 @@ def _steepness(graph: Builder, position: int, source: int) -> float | None:
 def divide(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """a / b; where b is computed, bounds need it to stay away from 0."""
     a, b = _operands(graph, node, inputs)
-    if not isinstance(b, Constant):
+    if not isinstance(b, Fixed):
         inverse = graph.activation(label(node), b, "reciprocal")
-        if isinstance(a, Constant):
+        if isinstance(a, Fixed):
             return graph.scale(label(node), inverse, a)
         return graph.product(label(node), a, inverse)
     if b.uncertain:
         raise unsupported(node, f"the divisor {b.name!r} has a posterior: 1 / weight is not Gaussian")
     inverse_b = graph.derived(f"1/{b.name}", reciprocal(b.ball), b.element)
-    return graph.scale(label(node), typed(Variable, a), inverse_b)
+    return graph.scale(label(node), typed(Computed, a), inverse_b)
 
 
 def negate(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
@@ -112,7 +112,7 @@ def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """x^p for one constant p: an integer, 1/2 or -1/2."""
     x, name = variable(graph, node, inputs), label(node)
     exponent = inputs[1] if len(inputs) > 1 else None
-    if not isinstance(exponent, Constant) or exponent.values.size != 1 or not exponent.known:
+    if not isinstance(exponent, Fixed) or exponent.values.size != 1 or not exponent.known:
         raise unsupported(node, "the exponent must be one constant number, exactly")
     p = float(np.asarray(exponent.values, np.float64).reshape(()))
     x = graph.broadcast(name, x, np.broadcast_shapes(x.shape, exponent.shape))
@@ -148,7 +148,7 @@ def scaler(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 Converter = Callable[[Builder, NodeProto, Inputs], Value]
 
 
-def plain(kind: Kind) -> Converter:
+def activation_of(kind: Kind) -> Converter:
     """An operator that is an activation as it stands."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
@@ -198,14 +198,14 @@ def clip(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _number(node: NodeProto, operand: Value, name: str) -> float:
-    if not isinstance(operand, Constant) or not operand.known or operand.values.size != 1:
+    if not isinstance(operand, Fixed) or not operand.known or operand.values.size != 1:
         raise unsupported(node, f"{name} must be one constant number, exactly and without a posterior")
     if operand.param is None:
         raise inconsistent(node, f"{name} is of type {operand.element}, expected floats")
     return float(operand.values.reshape(()))
 
 
-def _times(graph: Builder, node: NodeProto, x: Variable, factor: float, what: str) -> Variable:
+def _times(graph: Builder, node: NodeProto, x: Computed, factor: float, what: str) -> Computed:
     return graph.scale(label(node), x, graph.number(f"{node.output[0]}.{what}", factor, x))
 
 
@@ -279,7 +279,7 @@ def comparison(swapped: bool) -> Callable[[Builder, NodeProto, Inputs], Value]:
         """Kept for the Where that takes it."""
         if len(inputs) != 2 or any(value is None for value in inputs):
             raise inconsistent(node, "needs two operands")
-        a, b = (x if isinstance(x, Constant) else variable(graph, node, inputs, i) for i, x in enumerate(inputs))
+        a, b = (x if isinstance(x, Fixed) else variable(graph, node, inputs, i) for i, x in enumerate(inputs))
         left, right = (b, a) if swapped else (a, b)
         return Compared(-1, np.broadcast_shapes(a.shape, b.shape), np.dtype(bool), left, right)
 
@@ -301,13 +301,13 @@ def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         raise inconsistent(node, "needs three operands")
     if isinstance(mask, Compared):
         # probabilities are nodes of their own from here on: else they would be taken for what they are the Softmax of
-        a, b = (graph.branch(name, x) if isinstance(x, Variable) else x for x in (a, b))
+        a, b = (graph.branch(name, x) if isinstance(x, Computed) else x for x in (a, b))
         y = _chosen_by_comparison(graph, node, mask, a, b)
         if y is None:
             message = "its condition depends on the input, and it is no maximum, minimum, LeakyRelu or Clip of what is "
             raise unsupported(node, f"{message}compared")
         return graph.broadcast(name, y, np.broadcast_shapes(mask.shape, a.shape, b.shape))
-    if not isinstance(mask, Constant) or mask.values.dtype != np.bool_:
+    if not isinstance(mask, Fixed) or mask.values.dtype != np.bool_:
         raise unsupported(node, "the condition must be constant, or a comparison")
     terms = []
     for value, chosen in ((a, mask.values), (b, ~mask.values)):
@@ -317,7 +317,7 @@ def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.total(name, terms)
 
 
-def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Value, b: Value) -> Variable | None:
+def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Value, b: Value) -> Computed | None:
     """a where left >= right, b elsewhere, in the cases in which this is a continuous function; else None.
 
     Both are equal where left = right, so that it does not matter which branch a tie takes:
@@ -328,61 +328,76 @@ def _chosen_by_comparison(graph: Builder, node: NodeProto, mask: Compared, a: Va
     """
     for join, (first, second) in ((maximum, (a, b)), (minimum, (b, a))):
         if _same(first, mask.left) and _same(second, mask.right):
-            return typed(Variable, join(graph, node, [mask.left, mask.right]))
+            return typed(Computed, join(graph, node, [mask.left, mask.right]))
     match mask.left, mask.right:
-        case Variable() as x, Constant() as limit:
+        case Computed() as x, Fixed() as limit:
             above, below = a, b
-        case Constant() as limit, Variable() as x:
+        case Fixed() as limit, Computed() as x:
             above, below = b, a
         case _:
             return None
     if limit.param is None or not limit.known or (limit.values != limit.values.flat[0]).any():
         return None
-    c, name = float(limit.values.flat[0]), label(node)
-    if c == 0:
-        upper, lower = _slope(graph, above, x), _slope(graph, below, x)
-        if _same(above, x) and lower is not None:
-            return _leaky(graph, node, x, lower)
-        if _same(below, x) and upper is not None:
-            return graph.total(name, [(-1, _leaky(graph, node, graph.total(name, [(-1, x)]), upper))])
+    return _chosen_at_zero(graph, node, x, limit, above, below) or _chosen_at_limit(graph, node, x, limit, above, below)
+
+
+def _chosen_at_zero(
+    graph: Builder, node: NodeProto, x: Computed, limit: Fixed, above: Value, below: Value
+) -> Computed | None:
+    """A LeakyRelu of x, or (mirrored) of -x."""
+    if limit.values.flat[0] != 0:
+        return None
+    name, upper, lower = label(node), _slope(graph, above, x), _slope(graph, below, x)
+    if _same(above, x) and lower is not None:
+        return _leaky(graph, node, x, lower)
+    if _same(below, x) and upper is not None:
+        return graph.total(name, [(-1, _leaky(graph, node, graph.total(name, [(-1, x)]), upper))])
+    return None
+
+
+def _chosen_at_limit(
+    graph: Builder, node: NodeProto, x: Computed, limit: Fixed, above: Value, below: Value
+) -> Computed | None:
+    """A Clip that begins or ends at the limit."""
+    c = float(limit.values.flat[0])
     for branch, other, rises in ((above, below, True), (below, above, False)):
         limits = _limits(graph, branch, x)
         if limits is not None and _same(other, limit) and limits[0] <= c <= limits[1]:
-            return graph.activation(name, x, "clip", (c, limits[1]) if rises else (limits[0], c))
+            return graph.activation(label(node), x, "clip", (c, limits[1]) if rises else (limits[0], c))
     return None
 
 
 def _same(a: Value, b: Value) -> bool:
     """Both are one computed tensor, or equal numbers without a posterior."""
-    if isinstance(a, Constant) and isinstance(b, Constant):
+    if isinstance(a, Fixed) and isinstance(b, Fixed):
         return a.known and b.known and bool((a.values == b.values).all())
-    return isinstance(a, Variable) and isinstance(b, Variable) and a.position == b.position
+    return isinstance(a, Computed) and isinstance(b, Computed) and a.position == b.position
 
 
-def _slope(graph: Builder, branch: Value, x: Variable) -> Constant | None:
+def _slope(graph: Builder, branch: Value, x: Computed) -> Fixed | None:
     """s, if the branch is s x."""
-    if not isinstance(branch, Variable):
+    if not isinstance(branch, Computed):
         return None
     match graph.nodes[branch.position]:
         case nodes.Scale(inputs=(source,), weight=weight) if source == x.position:
             values = graph.sources[weight.source].reshape(-1)[weight.index] * weight.factor
-            return Constant(weight.source, values, x.element, weight, weight.source in graph.uncertain)
+            return Fixed(weight.source, values, x.element, weight, weight.source in graph.uncertain)
         case nodes.Sum(inputs=(source,), signs=(-1,)) if source == x.position:
             return graph.number("slope", -1.0, x)
     return None
 
 
-def _leaky(graph: Builder, node: NodeProto, x: Variable, slope: Constant) -> Variable:
+def _leaky(graph: Builder, node: NodeProto, x: Computed, slope: Fixed) -> Computed:
     """x for x >= 0, slope * x below."""
     number = graph.exact_number(slope.weight)
     if number is not None and 0 <= number <= 1:
         return graph.activation(label(node), x, "leaky_relu", number)
-    return typed(Variable, prelu(graph, node, [x, slope]))
+    return typed(Computed, prelu(graph, node, [x, slope]))
 
 
-def _limits(graph: Builder, branch: Value, x: Variable) -> Limits | None:
+def _limits(graph: Builder, branch: Value, x: Computed) -> Limits | None:
     """(l, h), if the branch is clip(x, l, h)."""
-    if not isinstance(branch, Variable):
+    if not isinstance(branch, Computed):
         return None
     match graph.nodes[branch.position]:
         case nodes.Activation(kind="clip", inputs=(source,), alpha=(low, high)) if source == x.position and low <= high:

@@ -10,20 +10,20 @@ import numpy as np
 from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
-from bnn_vnnlib.model.balls import Ball, add, reciprocal, square_root
-from bnn_vnnlib.model.builder import Builder, Constant, Value, Variable
+from bnn_vnnlib.model.balls import Ball, ball_sum, reciprocal, square_root
+from bnn_vnnlib.model.builder import Builder, Computed, Fixed, Value
 from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
 from bnn_vnnlib.network import nodes
 
 
-def constant_operand(node: NodeProto, inputs: Inputs, position: int, what: str) -> Constant:
+def constant_operand(node: NodeProto, inputs: Inputs, position: int, what: str) -> Fixed:
     value = inputs[position] if position < len(inputs) else None
-    if not isinstance(value, Constant):
+    if not isinstance(value, Fixed):
         raise unsupported(node, f"{what} must be constant")
     return value
 
 
-def _times(graph: Builder, node: NodeProto, weight: Constant, attribute_name: str, like: Variable) -> Constant:
+def _times(graph: Builder, node: NodeProto, weight: Fixed, attribute_name: str, like: Computed) -> Fixed:
     """weight * alpha (or beta), the attribute's float32 taken exactly."""
     factor = float_attribute(node, attribute_name, 1.0)
     if factor == 1:
@@ -37,14 +37,14 @@ def _times(graph: Builder, node: NodeProto, weight: Constant, attribute_name: st
 def matmul(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """x @ W or W @ x."""
     a, b = (*inputs, None, None)[:2]
-    if isinstance(b, Constant):
+    if isinstance(b, Fixed):
         return _right(graph, node, variable(graph, node, inputs, 0), b)
-    if isinstance(a, Constant):
+    if isinstance(a, Fixed):
         return _left(graph, node, a, variable(graph, node, inputs, 1))
     return _contracted(graph, node, variable(graph, node, inputs, 0), variable(graph, node, inputs, 1))
 
 
-def _contracted(graph: Builder, node: NodeProto, a: Variable, b: Variable) -> Variable:
+def _contracted(graph: Builder, node: NodeProto, a: Computed, b: Computed) -> Computed:
     """a @ b of two computed tensors: all products, then their sums."""
     name = label(node)
     if not a.shape or not b.shape:
@@ -62,7 +62,7 @@ def _contracted(graph: Builder, node: NodeProto, a: Variable, b: Variable) -> Va
     return graph.reshape(name, z, (*z.shape[:-3], *rows, *columns))
 
 
-def _plain(node: NodeProto, weight: Constant) -> tuple[Constant, tuple[int, ...]]:
+def _plain(node: NodeProto, weight: Fixed) -> tuple[Fixed, tuple[int, ...]]:
     """Matrix (or vector) of a weight and its leading axes, which must have size 1."""
     lead = weight.shape[:-2]
     if not weight.shape or math.prod(lead) != 1:
@@ -70,7 +70,7 @@ def _plain(node: NodeProto, weight: Constant) -> tuple[Constant, tuple[int, ...]
     return weight.reshaped(*weight.shape[-2:]), lead
 
 
-def _right(graph: Builder, node: NodeProto, x: Variable, weight: Constant) -> Value:
+def _right(graph: Builder, node: NodeProto, x: Computed, weight: Fixed) -> Value:
     """(.., n) @ (n, m) or (n,)."""
     name = label(node)
     weight, lead = _plain(node, weight)
@@ -84,7 +84,7 @@ def _right(graph: Builder, node: NodeProto, x: Variable, weight: Constant) -> Va
     return _with_lead(graph, name, y, lead, 1 if len(x.shape) == 1 else 2)
 
 
-def _left(graph: Builder, node: NodeProto, weight: Constant, x: Variable) -> Value:
+def _left(graph: Builder, node: NodeProto, weight: Fixed, x: Computed) -> Value:
     """(m, n) or (n,) @ (n,) or (.., n, p)."""
     name = label(node)
     weight, lead = _plain(node, weight)
@@ -98,7 +98,7 @@ def _left(graph: Builder, node: NodeProto, weight: Constant, x: Variable) -> Val
     return _with_lead(graph, name, y, lead, 1 if len(x.shape) == 1 else 2)
 
 
-def _with_lead(graph: Builder, name: str, y: Variable, lead: tuple[int, ...], core: int) -> Variable:
+def _with_lead(graph: Builder, name: str, y: Computed, lead: tuple[int, ...], core: int) -> Computed:
     """The result has the leading axes of the longer operand; those of the weight have size 1."""
     missing = len(lead) - (len(y.shape) - core)
     return graph.reshape(name, y, (*(1,) * max(missing, 0), *y.shape))
@@ -109,11 +109,11 @@ def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     name = label(node)
     a, b = (*inputs, None, None)[:2]
     flip_a, flip_b = attribute(node, "transA", 0), attribute(node, "transB", 0)
-    if isinstance(b, Constant):
+    if isinstance(b, Fixed):
         x = _matrix(graph, node, inputs, 0, bool(flip_a))
         weight = _matrix_weight(node, b) if flip_b else _matrix_weight(node, b).transposed()
         y = graph.linear(name, x, _times(graph, node, weight, "alpha", x), 1)
-    elif isinstance(a, Constant):
+    elif isinstance(a, Fixed):
         x = _matrix(graph, node, inputs, 1, bool(flip_b))
         weight = _matrix_weight(node, a).transposed() if flip_a else _matrix_weight(node, a)
         y = graph.linear(name, x, _times(graph, node, weight, "alpha", x), 0)
@@ -125,26 +125,26 @@ def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _plus_c(graph, node, y, inputs[2] if len(inputs) > 2 else None)
 
 
-def _matrix(graph: Builder, node: NodeProto, inputs: Inputs, position: int, flip: bool) -> Variable:
+def _matrix(graph: Builder, node: NodeProto, inputs: Inputs, position: int, flip: bool) -> Computed:
     x = variable(graph, node, inputs, position)
     if len(x.shape) != 2:
         raise inconsistent(node, f"operand {position} has shape {x.shape}, expected a matrix")
     return graph.transpose(label(node), x, (1, 0)) if flip else x
 
 
-def _matrix_weight(node: NodeProto, weight: Constant) -> Constant:
+def _matrix_weight(node: NodeProto, weight: Fixed) -> Fixed:
     if len(weight.shape) != 2:
         raise inconsistent(node, f"weight {weight.name!r} has shape {weight.shape}, expected a matrix")
     return weight
 
 
-def _plus_c(graph: Builder, node: NodeProto, y: Variable, c: Value | None) -> Value:
+def _plus_c(graph: Builder, node: NodeProto, y: Computed, c: Value | None) -> Value:
     name = label(node)
     if c is None:
         return y
     if np.broadcast_shapes(c.shape, y.shape) != y.shape:
         raise inconsistent(node, f"C of shape {c.shape} does not broadcast to {y.shape}")
-    if isinstance(c, Constant):
+    if isinstance(c, Fixed):
         return graph.shift(name, y, _times(graph, node, c, "beta", y))
     c = graph.branch(name, c)
     beta = float_attribute(node, "beta", 1.0)
@@ -153,7 +153,7 @@ def _plus_c(graph: Builder, node: NodeProto, y: Variable, c: Value | None) -> Va
     return graph.total(name, [(1, y), (1, c)])
 
 
-def per_channel(node: NodeProto, constant: Constant, x: Variable) -> Constant:
+def per_channel(node: NodeProto, constant: Fixed, x: Computed) -> Fixed:
     """(C,) -> (C, 1, ..): broadcasts along axis 1 of x."""
     if constant.shape != (x.shape[1],):
         raise inconsistent(node, f"{constant.name!r} has shape {constant.shape}, expected ({x.shape[1]},)")
@@ -182,7 +182,7 @@ def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
         graph.certain(mean, f"the running mean of {name}")
         graph.certain(variance, f"the running variance of {name}")
     epsilon = Ball(np.array(float_attribute(node, "epsilon", 1e-5)))
-    total = add(variance.ball, epsilon)
+    total = ball_sum(variance.ball, epsilon)
     if not (total.mid > 0).all():
         raise inconsistent(node, f"running variance {variance.name!r} plus epsilon is not positive")
     y = graph.shift(name, x, graph.negated(mean))
@@ -211,7 +211,7 @@ def layer_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
     return y
 
 
-def _normalised(graph: Builder, node: NodeProto, centred: Variable) -> Variable:
+def _normalised(graph: Builder, node: NodeProto, centred: Computed) -> Computed:
     """x / sqrt(mean of x^2 + epsilon) over the last axis."""
     name, axis = label(node), len(centred.shape) - 1
     epsilon = float_attribute(node, "epsilon", 1e-5)
@@ -264,11 +264,11 @@ def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     y[c, l, r] = sum_s a[c, l, s] b[c, r, s]. A constant operand is only moved, so that its posterior follows.
     """
     operands: list[Value] = [
-        value if isinstance(value, Constant) else variable(graph, node, inputs, i) for i, value in enumerate(inputs)
+        value if isinstance(value, Fixed) else variable(graph, node, inputs, i) for i, value in enumerate(inputs)
     ]
     given, result = _axes(node, [operand.shape for operand in operands])
     sizes = _sizes(node, operands, given)
-    if isinstance(operands[0], Constant):  # b a, then: the sum is symmetric
+    if isinstance(operands[0], Fixed):  # b a, then: the sum is symmetric
         operands, given = operands[::-1], given[::-1]
     (a, b), (of_a, of_b) = operands, given
     common = [axis for axis in of_a if axis in of_b and axis in result]
@@ -279,13 +279,13 @@ def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     name, counts = label(node), [math.prod(sizes[axis] for axis in group) for group in (common, left, right, summed)]
     c, l, r, s = counts  # noqa: E741
     x = _grouped(graph, name, variable(graph, node, [a]), of_a, common + left + summed, (c, l, s))
-    if isinstance(b, Constant) and not common:
+    if isinstance(b, Fixed) and not common:
         weight = b.moved(lambda array: array.transpose([of_b.index(axis) for axis in right + summed]).reshape(r, s))
         y = graph.linear(name, x, weight, 2)
-    elif isinstance(b, Constant) and not right and not summed:
+    elif isinstance(b, Fixed) and not right and not summed:
         weight = b.moved(lambda array: array.transpose([of_b.index(axis) for axis in common]).reshape(c, 1, 1))
         y = graph.scale(name, x, weight)
-    elif isinstance(b, Constant):
+    elif isinstance(b, Fixed):
         raise unsupported(node, "a stack of matrices as the constant is not supported")
     else:
         y = _contracted(graph, node, x, _grouped(graph, name, b, of_b, common + summed + right, (c, s, r)))
@@ -295,8 +295,8 @@ def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _grouped(
-    graph: Builder, name: str, x: Variable, axes: Axes, order: Sequence[str], shape: tuple[int, ...]
-) -> Variable:
+    graph: Builder, name: str, x: Computed, axes: Axes, order: Sequence[str], shape: tuple[int, ...]
+) -> Computed:
     perm = tuple(axes.index(axis) for axis in order)
     moved = x if perm == tuple(range(len(perm))) else graph.transpose(name, x, perm)
     return graph.reshape(name, moved, shape)

@@ -10,10 +10,10 @@ import numpy as np
 from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
-from bnn_vnnlib.model.builder import Builder, Constant, Softmaxed, Value, Variable, composed_softmax
+from bnn_vnnlib.model.builder import Builder, Computed, Fixed, Softmaxed, Value, composed_softmax
 from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, variable
 
-Join = Callable[[Builder, str, Variable, int], Variable]
+Join = Callable[[Builder, str, Computed, int], Computed]
 
 
 def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
@@ -41,28 +41,28 @@ def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
     return converter
 
 
-def _mean(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _mean(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.divided(name, graph.sum_over(name, x, axis), x.shape[axis])
 
 
-def _squares(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _squares(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.sum_over(name, graph.activation(name, x, "power", 2), axis)
 
 
-def _length(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _length(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     # the Relu changes nothing but bounds that rounding has made negative
     return graph.activation(name, graph.activation(name, _squares(graph, name, x, axis), "relu"), "sqrt")
 
 
-def _absolute(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _absolute(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.sum_over(name, graph.activation(name, x, "abs"), axis)
 
 
-def _largest(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _largest(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.maximum(name, x)
 
 
-def _least(graph: Builder, name: str, x: Variable, axis: int) -> Variable:
+def _least(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.total(name, [(-1, graph.maximum(name, graph.total(name, [(-1, x)])))])
 
 
@@ -84,8 +84,8 @@ def _extreme(sign: int) -> Callable[[Builder, NodeProto, Inputs], Value]:
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
         """Of the computed ones at once, then with each constant."""
         name = label(node)
-        computed = [value for value in inputs if isinstance(value, Variable)]
-        constants = [value for value in inputs if isinstance(value, Constant)]
+        computed = [value for value in inputs if isinstance(value, Computed)]
+        constants = [value for value in inputs if isinstance(value, Fixed)]
         if len(computed) + len(constants) < len(inputs) or not computed:
             raise inconsistent(node, "an operand is missing")
         shape = np.broadcast_shapes(*(x.shape for x in computed), *(c.shape for c in constants))
@@ -104,7 +104,7 @@ def _extreme(sign: int) -> Callable[[Builder, NodeProto, Inputs], Value]:
     return converter
 
 
-def _with_constant(graph: Builder, name: str, x: Variable, constant: Constant, sign: int) -> Variable:
+def _with_constant(graph: Builder, name: str, x: Computed, constant: Fixed, sign: int) -> Computed:
     """max(x, c) = c + relu(x - c), min(x, c) = c - relu(c - x); for one exact number as a clip."""
     if constant.values.size == 1 and constant.weight.slack is None and constant.shape == (1,) * len(constant.shape):
         number = float(constant.values.reshape(()))
@@ -128,7 +128,7 @@ def total(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 def mean(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """Mean of several tensors, elementwise."""
-    return graph.divided(label(node), typed(Variable, total(graph, node, inputs)), len(inputs))
+    return graph.divided(label(node), typed(Computed, total(graph, node, inputs)), len(inputs))
 
 
 # Softmax ---------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value
     return _softmax(graph, node, x, _flattened_axis(node, x))
 
 
-def _flattened_axis(node: NodeProto, x: Variable) -> int:
+def _flattened_axis(node: NodeProto, x: Computed) -> int:
     first = normal_axis(node, attribute(node, "axis", 1), len(x.shape))
     wide = [axis for axis in range(first, len(x.shape)) if x.shape[axis] > 1]
     if len(wide) > 1:
@@ -154,7 +154,7 @@ def _flattened_axis(node: NodeProto, x: Variable) -> int:
     return wide[0] if wide else first
 
 
-def _softmax(graph: Builder, node: NodeProto, x: Variable, axis: int) -> Value:
+def _softmax(graph: Builder, node: NodeProto, x: Computed, axis: int) -> Value:
     """Over all entries it may end the graph, which is treated apart; otherwise it is composed."""
     if x.shape[axis] == math.prod(x.shape):
         return Softmaxed(x.position, x.shape, x.element, axis)

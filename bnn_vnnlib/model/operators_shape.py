@@ -26,14 +26,14 @@ from bnn_vnnlib.model.attributes import (
     unsupported,
 )
 from bnn_vnnlib.model.balls import Ball
-from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
+from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Computed, Fixed, Value
 
 # 1. Shapes
 
 Inputs = Sequence[Value | None]
 
 
-def variable(graph: Builder, node: NodeProto, inputs: Inputs, position: int = 0) -> Variable:
+def variable(graph: Builder, node: NodeProto, inputs: Inputs, position: int = 0) -> Computed:
     """An operand that must be computed by the graph."""
     value = inputs[position] if position < len(inputs) else None
     if value is None:
@@ -43,7 +43,7 @@ def variable(graph: Builder, node: NodeProto, inputs: Inputs, position: int = 0)
 
 def integers(node: NodeProto, value: Value | None, what: str) -> tuple[int, ...]:
     """An operand that must be a list of integers known beforehand."""
-    if not isinstance(value, Constant):
+    if not isinstance(value, Fixed):
         raise unsupported(node, f"{what} must be constant")
     if value.values.dtype.kind not in "iu" or value.values.ndim > 1:
         raise inconsistent(node, f"{what} must be a list of integers")
@@ -170,7 +170,7 @@ def identity(_graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """The value itself, at inference."""
     training = inputs[2] if len(inputs) > 2 else None
-    if training is not None and not (isinstance(training, Constant) and not training.values.any()):
+    if training is not None and not (isinstance(training, Fixed) and not training.values.any()):
         message = "runs in training mode (MC dropout): a dropout posterior is not supported yet, and a runtime "
         raise unsupported(node, message + "would silently drop the noise; export the model in eval mode")
     return identity(graph, node, inputs)
@@ -181,7 +181,7 @@ def cast(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     x, target = variable(graph, node, inputs), cast_type(node)
     if not widens(x.element, target):
         raise unsupported(node, f"a Cast from {x.element} to {target} rounds; only float casts that keep every value")
-    return Variable(x.position, x.shape, target)
+    return Computed(x.position, x.shape, target)
 
 
 def cast_type(node: NodeProto) -> np.dtype[Any]:
@@ -211,7 +211,7 @@ def widens(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 # 2. Entries
 
 
-def positions_of(x: Variable) -> NDArray[np.int64]:
+def positions_of(x: Computed) -> NDArray[np.int64]:
     """The flat index of each entry."""
     return np.arange(math.prod(x.shape), dtype=np.int64).reshape(x.shape)
 
@@ -241,7 +241,7 @@ def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.select(label(node), x, np.take_along_axis(lines, index.astype(np.int64) % size, axis))
 
 
-def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None]) -> None:
+def _refuse_large(node: NodeProto, x: Computed, others: list[NDArray[Any] | None]) -> None:
     """A small file may ask for a large result only by gathering."""
     index = others[0] if others else None
     if index is None or not node.op_type.startswith("Gather"):
@@ -257,7 +257,7 @@ def _refuse_large(node: NodeProto, x: Variable, others: list[NDArray[Any] | None
 
 
 def _values(node: NodeProto, value: Value | None) -> NDArray[Any] | None:
-    if isinstance(value, Variable):
+    if isinstance(value, Computed):
         raise unsupported(node, "its indices (or sizes) must be constant")
     return None if value is None else value.values
 
@@ -283,7 +283,7 @@ def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
     """Parts along an axis, of given or of equal sizes (the last may be smaller)."""
     value = inputs[0] if inputs else None
-    if not isinstance(value, Constant):
+    if not isinstance(value, Fixed):
         value = variable(graph, node, inputs)
     axis = normal_axis(node, attribute(node, "axis", 0), len(value.shape))
     size, count = value.shape[axis], len(node.output)
@@ -298,7 +298,7 @@ def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
     if sum(sizes) != size or min(sizes) < 1 or len(sizes) != count:
         raise inconsistent(node, f"cannot split axis {axis} of {value.shape} into {sizes} for {count} outputs")
     cuts = np.cumsum(sizes)[:-1].tolist()
-    if isinstance(value, Constant):
+    if isinstance(value, Fixed):
         return tuple(value.moved(partial(_part, cuts=cuts, axis=axis, i=i)) for i in range(count))
     parts = np.split(positions_of(value), cuts, axis)
     return tuple(graph.select(label(node), value, part) for part in parts)
@@ -346,7 +346,7 @@ def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], 
         pads, fill = ints_attribute(node, "pads", ()), attribute(node, "value", 0.0)
     else:
         pads, constant = integers(node, given[1], "the pads"), given[2]
-        if isinstance(constant, Variable) or (
+        if isinstance(constant, Computed) or (
             constant is not None and (not constant.known or constant.values.size != 1)
         ):
             raise unsupported(node, "the value that is put in must be one constant number, exactly")
@@ -459,7 +459,7 @@ def _rounding(graph: Builder, node: NodeProto, scale: float) -> Callable[[NDArra
 
 
 def _floats(node: NodeProto, value: Value | None, what: str) -> list[float]:
-    if not isinstance(value, Constant) or not value.known:
+    if not isinstance(value, Fixed) or not value.known:
         raise unsupported(node, f"{what} must be constant numbers, exactly and without a posterior")
     return [float(item) for item in value.values.reshape(-1)]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
-from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Constant, Value, Variable
+from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Computed, Fixed, Value
 from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
 from bnn_vnnlib.model.operators_shape import Inputs, positions_of, variable
 from bnn_vnnlib.network import nodes
@@ -36,7 +36,7 @@ class _Window:
     counts: Ints
 
 
-def _image(graph: Builder, node: NodeProto, inputs: Inputs) -> Variable:
+def _image(graph: Builder, node: NodeProto, inputs: Inputs) -> Computed:
     x = variable(graph, node, inputs)
     if len(x.shape) < 3:
         raise inconsistent(node, f"input of shape {x.shape}: expected (batch, channels, ..)")
@@ -50,7 +50,7 @@ def _axes_attribute(node: NodeProto, name: str, rank: int) -> Ints:
     return values
 
 
-def _window(node: NodeProto, x: Variable, kernel: Ints) -> _Window:
+def _window(node: NodeProto, x: Computed, kernel: Ints) -> _Window:
     """Pads and number of places along each axis."""
     rank, sizes = len(kernel), x.shape[2:]
     if rank != len(sizes) or min(kernel) < 1:
@@ -119,15 +119,13 @@ def conv(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _biased(graph, node, inputs, _convolved(graph, node, x, weight, window, groups))
 
 
-def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Variable) -> Variable:
+def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Computed) -> Computed:
     if len(inputs) < 3 or inputs[2] is None:
         return y
     return graph.shift(label(node), y, per_channel(node, constant_operand(node, inputs, 2, "the bias"), y))
 
 
-def _convolved(
-    graph: Builder, node: NodeProto, x: Variable, weight: Constant, window: _Window, groups: int
-) -> Variable:
+def _convolved(graph: Builder, node: NodeProto, x: Computed, weight: Fixed, window: _Window, groups: int) -> Computed:
     name, rank = label(node), len(window.kernel)
     if rank == 1:
         flat = graph.reshape(name, x, (*x.shape[:2], 1, x.shape[2]))
@@ -142,7 +140,7 @@ def _convolved(
     raise unsupported(node, f"a convolution over {rank} axes: at most 3 are supported")
 
 
-def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: _Window, groups: int) -> Variable:
+def _plane(graph: Builder, name: str, x: Computed, weight: Fixed, window: _Window, groups: int) -> Computed:
     """The network's own 2-d convolution."""
     shape = (x.shape[0], weight.shape[0], *window.counts)
     strides, dilations, pads = window.strides, window.dilations, (*window.begins, *window.ends)
@@ -153,7 +151,7 @@ def _plane(graph: Builder, name: str, x: Variable, weight: Constant, window: _Wi
     return graph.append(maps, x.element)
 
 
-def _solid(graph: Builder, name: str, x: Variable, weight: Constant, window: _Window, groups: int) -> Variable:
+def _solid(graph: Builder, name: str, x: Computed, weight: Fixed, window: _Window, groups: int) -> Computed:
     """Sum over the depth of the kernel: planes of the input are picked, and join the batch."""
     batch, channels = x.shape[:2]
     flat = _Window(*(part[1:] for part in (window.kernel, window.strides, window.dilations, window.begins, window.ends,
@@ -201,7 +199,7 @@ def conv_transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _biased(graph, node, inputs, _convolved(graph, node, stuffed, _flipped(weight, groups), window, groups))
 
 
-def _flipped(weight: Constant, groups: int) -> Constant:
+def _flipped(weight: Fixed, groups: int) -> Fixed:
     """(in, out / groups, *kernel) -> (out, in / groups, *kernel), the kernel from back to front."""
     inputs, outputs, *kernel = weight.shape
 
@@ -245,7 +243,7 @@ def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints
 # pools -----------------------------------------------------------------------------------------------------------
 
 
-def _gathered(graph: Builder, node: NodeProto, x: Variable, window: _Window) -> NDArray[np.int64]:
+def _gathered(graph: Builder, node: NodeProto, x: Computed, window: _Window) -> NDArray[np.int64]:
     """(batch, channels, *counts, entries): what each window sees, -1 outside the image."""
     spots = _spots(window)
     if math.prod(window.counts) * math.prod(window.kernel) * math.prod(x.shape[:2]) > MAX_ENTRIES:
@@ -266,7 +264,7 @@ def _gathered(graph: Builder, node: NodeProto, x: Variable, window: _Window) -> 
     return np.where(flat < 0, -1, flat + image)
 
 
-def _pool_window(node: NodeProto, x: Variable) -> _Window:
+def _pool_window(node: NodeProto, x: Computed) -> _Window:
     """The window of a pool, which must not lie in the pads entirely, nor skip entries to make SAME come out."""
     window = _window(node, x, ints_attribute(node, "kernel_shape", ()) or (0,) * (len(x.shape) - 2))
     if any(max(pads) >= k for *pads, k in zip(window.begins, window.ends, window.kernel, strict=True)):
@@ -308,13 +306,13 @@ def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.divided(name, y, size.max() if size.min() == size.max() else size)
 
 
-def _whole(x: Variable, window: _Window) -> Ints:
+def _whole(x: Computed, window: _Window) -> Ints:
     """Number of places at which the window stays inside image and pads."""
     spans = zip(x.shape[2:], window.begins, window.ends, window.kernel, window.dilations, window.strides, strict=True)
     return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, d, s in spans)
 
 
-def _entries(x: Variable, window: _Window, pads: bool) -> NDArray[np.float64]:
+def _entries(x: Computed, window: _Window, pads: bool) -> NDArray[np.float64]:
     """Entries of each window that lie in the image, or in image and pads (ceil_mode reaches behind them)."""
     total = np.ones(())
     for axis, spot in enumerate(_spots(window)):

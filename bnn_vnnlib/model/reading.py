@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, ModelError, PosteriorError
+from bnn_vnnlib.errors import InputError, ModelError, PosteriorError, naming
 from bnn_vnnlib.model.attributes import array_of, holders, inlined
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
@@ -42,12 +42,8 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
     """
     chosen = checked_likelihood(likelihood)
     proto, found = read_proto(path)
-    try:
+    with naming(found):
         return model_from_proto(proto, likelihood=chosen, path=found)
-    except InputError as error:
-        if error.path is None:
-            error.path = found
-        raise
 
 
 @plain_state()

@@ -25,18 +25,7 @@ from onnx import ModelProto, TensorProto
 
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model.attributes import array_of, holders, reads, subgraphs
-from bnn_vnnlib.network.families import (
-    MIXTURE,
-    PLAIN,
-    PROBABILITIES,
-    STORED,
-    Entry,
-    check_posterior,
-    checked_likelihood,
-    gaussian_of,
-    refuse_family,
-    tensor_names,
-)
+from bnn_vnnlib.network import families
 from bnn_vnnlib.network.network import Component, Gaussian, GaussianDiagonal, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.readers import parse_json
 from bnn_vnnlib.signature import Likelihood
@@ -77,7 +66,7 @@ def _little_endian(array: NDArray[Any]) -> bytes:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
-def sha256(array: NDArray[Any]) -> str:
+def fingerprint(array: NDArray[Any]) -> str:
     """Fingerprint of a tensor's bytes."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return hashlib.sha256(little.reshape(-1).view(np.uint8).data).hexdigest()
@@ -127,15 +116,15 @@ def read_manifest(proto: ModelProto) -> _Manifest | None:
             f"posterior format {content.get('format')!r} is not supported; this version reads {FORMAT}"
         )
     family = content.get("family")
-    refuse_family(family if isinstance(family, str) else repr(family))
+    families.refuse_family(family if isinstance(family, str) else repr(family))
     params = _params(content)
     probabilities = content.get("probabilities")
-    if family in ("samples", MIXTURE):
+    if family in ("samples", families.MIXTURE):
         if not isinstance(probabilities, dict):
             raise _damaged("'probabilities' must be an object")
     else:
         probabilities = None
-    components = _components(content) if family == MIXTURE else ()
+    components = _components(content) if family == families.MIXTURE else ()
     return _Manifest(str(family), _likelihood(content.get("likelihood")), params, probabilities, components)
 
 
@@ -150,7 +139,7 @@ def _components(content: dict[str, Any]) -> tuple[_Manifest, ...]:
     parts = content.get("components")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise _damaged("'components' must be a list of objects")
-    gaussian = [family for family in STORED if family != "samples"]
+    gaussian = [family for family in families.STORED if family != "samples"]
     for part in parts:
         if part.get("family") not in gaussian:
             raise _damaged(f"a component is of family {part.get('family')!r}, expected one of {', '.join(gaussian)}")
@@ -159,7 +148,7 @@ def _components(content: dict[str, Any]) -> tuple[_Manifest, ...]:
 
 def _likelihood(stored: Any) -> Likelihood | None:
     try:
-        return checked_likelihood(stored)
+        return families.checked_likelihood(stored)
     except OptionError as error:
         raise _damaged(error.message) from error
 
@@ -174,7 +163,7 @@ VARIANCE, SAMPLES = "_variance", "_samples"
 # 2. The posterior
 
 _PART = re.compile(r"(.+)_component\d+_mean")
-_WHATS = tuple(dict.fromkeys(what for whats in STORED.values() for what in whats))
+_WHATS = tuple(dict.fromkeys(what for whats in families.STORED.values() for what in whats))
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _STALE = "remove the posterior and attach one that belongs to these weights"
 
@@ -199,7 +188,7 @@ def stored_posterior(proto: ModelProto) -> tuple[Posterior | None, Likelihood | 
         _refuse_strays(manifest, tensors, unused)
         likelihood = manifest.likelihood
     if posterior is not None:
-        check_posterior(posterior, float_shapes(tensors))
+        families.check_posterior(posterior, float_shapes(tensors))
     return posterior, likelihood, (*notes, *_spare(unused, tensors, manifest))
 
 
@@ -253,8 +242,8 @@ def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posteri
     samples = _companions(SAMPLES, tensors, unused)
     if variances and samples:
         raise PosteriorError("the file has both *_variance and *_samples tensors and no manifest that says which count")
-    if samples and PROBABILITIES not in tensors:
-        raise PosteriorError(f"tensors {', '.join(samples.values())} need {PROBABILITIES!r}, which is missing")
+    if samples and families.PROBABILITIES not in tensors:
+        raise PosteriorError(f"tensors {', '.join(samples.values())} need {families.PROBABILITIES!r}, which is missing")
     names = variances or samples
     if not names:
         return None, ()
@@ -262,7 +251,7 @@ def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posteri
     note = f"no posterior manifest: {', '.join(names.values())} accepted by name, unchecked against the weights"
     if variances:
         return GaussianDiagonal({weight: _doubles(values) for weight, values in read.items()}), (note,)
-    return WeightSamples(read, _doubles(_floats(PROBABILITIES, tensors))), (note,)
+    return WeightSamples(read, _doubles(_floats(families.PROBABILITIES, tensors))), (note,)
 
 
 def _floats(name: str, tensors: dict[str, TensorProto]) -> NDArray[Any]:
@@ -279,7 +268,12 @@ def _doubles(array: NDArray[Any]) -> NDArray[np.float64]:
 
 def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> None:
     """Without its manifest a correlated posterior would be read as a deterministic network, or as a part of itself."""
-    parts = [name for what in _WHATS if what not in PLAIN for name in _companions(f"_{what}", tensors, unused).values()]
+    parts = [
+        name
+        for what in _WHATS
+        if what not in families.PLAIN
+        for name in _companions(f"_{what}", tensors, unused).values()
+    ]
     parts += [name for name in unused if (match := _PART.fullmatch(name)) and match[1] in tensors]
     if parts:
         message = f"tensors {', '.join(sorted(parts))} look like a correlated posterior, but its manifest is missing"
@@ -290,11 +284,11 @@ def _by_manifest(manifest: _Manifest, tensors: dict[str, TensorProto]) -> Poster
     means = {weight: _mean(weight, entry, tensors) for weight, entry in manifest.params.items()}
     if manifest.probabilities is None:
         return _gaussian(manifest, means, tensors)
-    shape = _shape(PROBABILITIES, manifest.probabilities)
+    shape = _shape(families.PROBABILITIES, manifest.probabilities)
     double = np.dtype(np.float64)
-    stored = _tensor(PROBABILITIES, "probabilities", manifest.probabilities, tensors, shape, double)
+    stored = _tensor(families.PROBABILITIES, "probabilities", manifest.probabilities, tensors, shape, double)
     weights = stored.astype(np.float64)
-    if manifest.family == MIXTURE:
+    if manifest.family == families.MIXTURE:
         return Mixture(tuple(_component(part, means, tensors) for part in manifest.components), weights)
     read = {
         weight: _tensor(weight, "samples", entry, tensors, (*shape, *means[weight].shape), means[weight].dtype)
@@ -315,17 +309,17 @@ def _component(part: _Manifest, weights: dict[str, NDArray[Any]], tensors: dict[
 
 def _gaussian(part: _Manifest, means: dict[str, NDArray[Any]], tensors: dict[str, TensorProto]) -> Gaussian:
     """A Gaussian family; in a component a weight may have a mean and nothing else, and is a number then."""
-    first, entries = STORED[part.family][0], {}
+    first, entries = families.STORED[part.family][0], {}
     for weight, entry in part.params.items():
         if "layer" in entry or ("mean" in entry and first not in entry):
             continue
         read = {}
-        for what in STORED[part.family]:
+        for what in families.STORED[part.family]:
             mean = means[weight]
-            shape = mean.shape if what in PLAIN else _shape(weight, entry, f"shape_{what}")
+            shape = mean.shape if what in families.PLAIN else _shape(weight, entry, f"shape_{what}")
             read[what] = _tensor(weight, what, entry, tensors, shape, mean.dtype).astype(np.float64)
-        entries[weight] = Entry(read, *_bias(weight, entry, part))
-    return gaussian_of(part.family, entries)
+        entries[weight] = families.Entry(read, *_bias(weight, entry, part))
+    return families.gaussian_of(part.family, entries)
 
 
 def _bias(weight: str, entry: dict[str, Any], part: _Manifest) -> tuple[str | None, int]:
@@ -350,7 +344,7 @@ def _mean(weight: str, entry: dict[str, Any], tensors: dict[str, TensorProto]) -
         message = f"the posterior belongs to {weight!r}, which the model no longer has (renamed, folded or fused)"
         raise PosteriorError(f"{message}: simplify first, attach after (`bnn-vnnlib simplify` does both)")
     mean = array_of(tensors[weight])
-    if mean.shape != _shape(weight, entry) or sha256(mean) != entry.get("sha256_mean"):
+    if mean.shape != _shape(weight, entry) or fingerprint(mean) != entry.get("sha256_mean"):
         message = (
             "the weight changed after its posterior was attached (fused, transposed, retrained), which is stale now"
         )
@@ -379,7 +373,7 @@ def _tensor(
                 f"{message}: simplify first, attach after (`bnn-vnnlib simplify` does both)", node=weight
             )
         array = array_of(tensors[name])
-    if sha256(array) != entry.get(f"sha256_{what}"):
+    if fingerprint(array) != entry.get(f"sha256_{what}"):
         raise PosteriorError(f"its {what} changed after it was attached; {_STALE}", node=weight)
     return array
 
@@ -399,7 +393,7 @@ def _listed(manifest: _Manifest) -> set[str]:
 
 def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: _Manifest | None) -> list[str]:
     """A remark on unused initializers that are no part of a posterior."""
-    part = {PROBABILITIES} | (set() if manifest is None else _listed(manifest))
+    part = {families.PROBABILITIES} | (set() if manifest is None else _listed(manifest))
     part.update(name for suffix in (VARIANCE, SAMPLES) for name in _companions(suffix, tensors, unused).values())
     spare = sorted(unused - part)
     return [f"initializer {name} is used by no node and ignored" for name in spare]
@@ -409,7 +403,7 @@ def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelPr
     """A copy without the manifest and the posterior's tensors, which are not copied on the way."""
     extra = set[str]()
     if posterior is not None:
-        extra = tensor_names(posterior) | {PROBABILITIES}
+        extra = families.tensor_names(posterior) | {families.PROBABILITIES}
         manifest = read_manifest(proto)
         if manifest is not None:  # also tensors of weights that no node reads, which the posterior leaves out
             extra |= {entry[key] for entry in manifest.entries for key in entry if f"sha256_{key}" in entry}

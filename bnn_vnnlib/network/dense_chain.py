@@ -268,7 +268,7 @@ class _Rows:
 
     @property
     def law_distance(self) -> float:
-        """See `_Entries.law_distance`."""
+        """How far the stored law may be from the exact one (`_Entries.law_distance`)."""
         return self.weight.law_distance + self.bias.law_distance
 
     def moved(self, move: Callable[[Floats], Floats]) -> _Rows:

@@ -79,8 +79,8 @@ FUNCTIONS: dict[Kind, Function] = {
 
 # 2. Nodes
 
-Parameter = Callable[[Param], Tensor]
-Rule = Callable[[Any, list[Tensor], Parameter], Tensor]
+_Parameter = Callable[[Param], Tensor]
+_Rule = Callable[[Any, list[Tensor], _Parameter], Tensor]
 
 
 def evaluate(
@@ -113,7 +113,7 @@ def evaluate(
     return y if counts else y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> Parameter:
+def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> _Parameter:
     """Param -> its value (K or 1, *shape), from `params` or else from the network; of the device and type of x."""
     device, kind = x.device, x.dtype
 
@@ -133,7 +133,7 @@ def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> Para
     return parameter
 
 
-def _forward(network: Network, x: Tensor, parameter: Parameter) -> list[Tensor]:
+def _forward(network: Network, x: Tensor, parameter: _Parameter) -> list[Tensor]:
     """Value (K or 1, N, *shape) of every node; x (K or 1, N, n)."""
     values: list[Tensor] = []
     for node in network.nodes:
@@ -145,15 +145,15 @@ def _forward(network: Network, x: Tensor, parameter: Parameter) -> list[Tensor]:
     return values
 
 
-def _weighted(node: maps.WeightedMap, inputs: list[Tensor], parameter: Parameter) -> Tensor:
+def _weighted(node: maps.WeightedMap, inputs: list[Tensor], parameter: _Parameter) -> Tensor:
     return maps.apply(node, parameter(node.weight), inputs[0])
 
 
-def _shift(node: nodes.Shift, inputs: list[Tensor], parameter: Parameter) -> Tensor:
+def _shift(node: nodes.Shift, inputs: list[Tensor], parameter: _Parameter) -> Tensor:
     return inputs[0] + _items(parameter(node.bias), len(node.shape))
 
 
-def _constant(node: nodes.Constant, _inputs: list[Tensor], parameter: Parameter) -> Tensor:
+def _constant(node: nodes.Constant, _inputs: list[Tensor], parameter: _Parameter) -> Tensor:
     return _items(parameter(node.value), len(node.shape))
 
 
@@ -162,50 +162,50 @@ def _items(parameter: Tensor, rank: int) -> Tensor:
     return parameter.reshape(len(parameter), *(1,) * (rank + 2 - parameter.dim()), *parameter.shape[1:])
 
 
-def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return FUNCTIONS[node.kind](node.alpha, inputs[0])
 
 
-def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return inputs[0] * inputs[1]
 
 
-def _max(_node: nodes.Max, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _max(_node: nodes.Max, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return inputs[0].amax(-1)
 
 
-def _select(node: nodes.Select, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _select(node: nodes.Select, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return maps.select(node, inputs[0])
 
 
-def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     first, *rest = (sign * term for sign, term in zip(node.signs, inputs, strict=True))
     for term in rest:
         first = first + term
     return first
 
 
-def _reshape(node: nodes.Reshape, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _reshape(node: nodes.Reshape, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return inputs[0].reshape(*inputs[0].shape[:2], *node.shape)
 
 
-def _transpose(node: nodes.Transpose, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _transpose(node: nodes.Transpose, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     return inputs[0].permute(0, 1, *(axis + 2 for axis in node.perm))
 
 
-def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     (x,) = inputs
     lead, shape = x.shape[:2], x.shape[2:]
     padded = x.reshape(*lead, *(1,) * (len(node.shape) - len(shape)), *shape)
     return padded.expand(*lead, *node.shape)
 
 
-def _concat(node: nodes.Concat, inputs: list[Tensor], _parameter: Parameter) -> Tensor:
+def _concat(node: nodes.Concat, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     lead = [max(sizes) for sizes in zip(*(x.shape[:2] for x in inputs), strict=True)]
     return torch.cat([x.expand(*lead, *x.shape[2:]) for x in inputs], dim=node.axis + 2)
 
 
-RULES: dict[type[nodes.Node], Rule] = {
+RULES: dict[type[nodes.Node], _Rule] = {
     nodes.Linear: _weighted,
     nodes.Conv: _weighted,
     nodes.Scale: _weighted,

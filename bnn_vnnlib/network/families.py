@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 
 # 1. Families as data
 
-STORED: Mapping[str, tuple[str, ...]] = {
-    "gaussian_diag": ("variance",),
-    "samples": ("samples",),
-    "gaussian_lowrank": ("factor", "diagonal"),
-    "gaussian_full": ("factor",),
-    "gaussian_kron": ("left", "right", "spectrum"),
+_FIELDS: Mapping[str, tuple[type, Mapping[str, str]]] = {
+    "gaussian_diag": (GaussianDiagonal, {"variance": "variances"}),
+    "samples": (WeightSamples, {"samples": "stored"}),
+    "gaussian_lowrank": (GaussianLowRank, {"factor": "factors", "diagonal": "variances"}),
+    "gaussian_full": (GaussianFull, {"factor": "factors"}),
+    "gaussian_kron": (GaussianKron, {"left": "left", "right": "right", "spectrum": "spectrum"}),
 }
+"""Family -> its class, and the field of it (or of its layers) with what is stored for a weight."""
+
+STORED: Mapping[str, tuple[str, ...]] = {family: tuple(fields) for family, (_, fields) in _FIELDS.items()}
 """Family -> what is stored for a weight, as tensors `<weight>_<what>`. A mixture stores those of its components."""
 
 MIXTURE = "mixture"
@@ -69,67 +72,38 @@ class Entry:
 
 def family_of(posterior: Posterior) -> str:
     """The name of the family in files."""
-    match posterior:
-        case GaussianDiagonal():
-            return "gaussian_diag"
-        case WeightSamples():
-            return "samples"
-        case GaussianLowRank():
-            return "gaussian_lowrank"
-        case GaussianFull():
-            return "gaussian_full"
-        case GaussianKron():
-            return "gaussian_kron"
-        case Mixture():
-            return MIXTURE
+    return next((family for family, (kind, _) in _FIELDS.items() if isinstance(posterior, kind)), MIXTURE)
 
 
 def entries_of(posterior: Gaussian | WeightSamples) -> dict[str, Entry]:
     """Weight -> its tensors; a bias that shares those of its weight has none of its own."""
-    match posterior:
-        case GaussianDiagonal(variances=variances):
-            return {name: Entry({"variance": variance}) for name, variance in variances.items()}
-        case WeightSamples(stored=samples):
-            return {name: Entry({"samples": values}) for name, values in samples.items()}
-        case GaussianLowRank(factors=factors, variances=variances):
-            return {name: Entry({"factor": factors[name], "diagonal": variances[name]}) for name in factors}
-        case GaussianFull(factors=factors):
-            return {name: Entry({"factor": factor}) for name, factor in factors.items()}
-        case GaussianKron(layers=layers):
-            return {
-                layer.weight: Entry(
-                    {"left": layer.left, "right": layer.right, "spectrum": layer.spectrum}, layer.bias, layer.bias_axis
-                )
-                for layer in layers
-            }
+    fields = _FIELDS[family_of(posterior)][1]
+    if isinstance(posterior, GaussianKron):
+        return {
+            layer.weight: Entry(
+                {what: getattr(layer, field) for what, field in fields.items()}, layer.bias, layer.bias_axis
+            )
+            for layer in posterior.layers
+        }
+    found = {what: getattr(posterior, field) for what, field in fields.items()}
+    return {name: Entry({what: found[what][name] for what in found}) for name in next(iter(found.values()))}
 
 
 def gaussian_of(family: str, entries: Mapping[str, Entry]) -> Gaussian:
     """The opposite of `entries_of`, for a Gaussian family."""
-    by_what = {what: {name: entry.tensors[what] for name, entry in entries.items()} for what in STORED[family]}
-    match family:
-        case "gaussian_diag":
-            return GaussianDiagonal(by_what["variance"])
-        case "gaussian_lowrank":
-            return GaussianLowRank(by_what["factor"], by_what["diagonal"])
-        case "gaussian_full":
-            return GaussianFull(by_what["factor"])
-        case "gaussian_kron":
-            return GaussianKron(
-                tuple(
-                    KronLayer(
-                        name,
-                        by_what["left"][name],
-                        by_what["right"][name],
-                        by_what["spectrum"][name],
-                        entry.bias,
-                        entry.bias_axis,
-                    )
-                    for name, entry in entries.items()
-                )
-            )
-        case _:
-            raise PosteriorError(f"posterior family {family!r} is no Gaussian")
+    kind, fields = _FIELDS[family]
+    if kind is WeightSamples:
+        raise PosteriorError(f"posterior family {family!r} is no Gaussian")
+    if kind is GaussianKron:
+        layers = (
+            KronLayer(name, **entry.tensors, bias=entry.bias, bias_axis=entry.bias_axis)
+            for name, entry in entries.items()
+        )
+        return GaussianKron(tuple(layers))
+    made: Gaussian = kind(
+        **{field: {name: entry.tensors[what] for name, entry in entries.items()} for what, field in fields.items()}
+    )
+    return made
 
 
 def names_of(posterior: Posterior | None) -> tuple[str, ...]:

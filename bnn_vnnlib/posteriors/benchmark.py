@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.files.benchmarks import Instance, existing, read_table
-from bnn_vnnlib.files.sidecar import read_object
+from bnn_vnnlib.files.sidecar import read_object, sha256
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.posteriors.convert import Recipe, convert
@@ -24,7 +23,7 @@ RECORD = "conversion.json"
 
 
 @dataclass(frozen=True)
-class Summary:
+class ConvertedBenchmark:
     """What was written: networks converted now and kept from an earlier run, instances, and remarks."""
 
     converted: int
@@ -43,7 +42,7 @@ def convert_benchmark(
     described: str,
     skip_missing: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Summary:
+) -> ConvertedBenchmark:
     """Convert every network that instances.csv names and copy its properties: a folder of the same layout.
 
     A run that was ended goes on where it was: networks of the same content, recipe and likelihood are kept.
@@ -67,7 +66,7 @@ def convert_benchmark(
         raise InputError("no instances.csv in this folder", path=source)
     instances = read_table(table, source.name)
     usable = _usable(instances, source, table, skip_missing)
-    networks = {line.instance.onnx: line.network for line in usable}
+    networks = {instance.onnx: network for instance, network, _ in usable}
     record = _Record.read(target / RECORD, {"recipe": described, "likelihood": likelihood})
     notes: list[str] = []
     kept = 0
@@ -83,26 +82,21 @@ def convert_benchmark(
         record.add(cell, file)
         notes += [f"{cell}: {remark}" for remark in remarks]
     _write_rest(usable, target)
-    return Summary(len(networks) - kept, kept, len(usable), len(instances) - len(usable), tuple(notes))
+    return ConvertedBenchmark(len(networks) - kept, kept, len(usable), len(instances) - len(usable), tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Line:
-    """An instance with its files."""
-
-    instance: Instance
-    network: Path
-    prop: Path
+_Usable = tuple[Instance, Path, Path]
+"""An instance, its network and its property."""
 
 
-def _usable(instances: list[Instance], source: Path, table: Path, skip_missing: bool) -> list[_Line]:
+def _usable(instances: list[Instance], source: Path, table: Path, skip_missing: bool) -> list[_Usable]:
     found = []
     for instance in instances:
         if len(instance.models) > 1:
             raise UnsupportedError("an instance with several networks cannot be converted", path=table)
         network, prop = _file(source, instance.onnx), _file(source, instance.vnnlib)
         if network is not None and prop is not None:
-            found.append(_Line(instance, network, prop))
+            found.append((instance, network, prop))
         elif not skip_missing:
             missing = instance.onnx if network is None else instance.vnnlib
             raise InputError(f"{missing} is not there; --skip-missing leaves such instances out", path=table)
@@ -125,14 +119,14 @@ def _inside(folder: Path, cell: str) -> Path:
     return path
 
 
-def _write_rest(usable: list[_Line], target: Path) -> None:
+def _write_rest(usable: list[_Usable], target: Path) -> None:
     """Copies of the properties, and instances.csv."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
-    for line in usable:
-        cell = line.instance.vnnlib.removesuffix(".gz") + (".gz" if line.prop.suffix == ".gz" else "")
-        shutil.copyfile(line.prop, _inside(target, cell))
-        rows.writerow((line.instance.onnx.removesuffix(".gz"), line.instance.vnnlib, f"{line.instance.timeout:g}"))
+    for instance, _, prop in usable:
+        cell = instance.vnnlib.removesuffix(".gz") + (".gz" if prop.suffix == ".gz" else "")
+        shutil.copyfile(prop, _inside(target, cell))
+        rows.writerow((instance.onnx.removesuffix(".gz"), instance.vnnlib, f"{instance.timeout:g}"))
     write_text(target / "instances.csv", table.getvalue())
 
 
@@ -142,7 +136,7 @@ class _Record:
 
     path: Path
     how: dict[str, Any]
-    done: dict[str, str]
+    done: dict[str, str | None]
 
     @classmethod
     def read(cls, path: Path, how: dict[str, Any]) -> _Record:
@@ -155,12 +149,8 @@ class _Record:
             return cls(path, how, {})
 
     def holds(self, cell: str, file: Path) -> bool:
-        return self.done.get(cell) == _hash(file)
+        return cell in self.done and self.done[cell] == sha256(file)
 
     def add(self, cell: str, file: Path) -> None:
-        self.done[cell] = _hash(file)
+        self.done[cell] = sha256(file)
         write_text(self.path, json.dumps({"how": self.how, "networks": self.done}, indent=1, sort_keys=True) + "\n")
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

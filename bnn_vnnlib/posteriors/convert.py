@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
-from bnn_vnnlib.errors import InputError, OptionError, PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, naming
 from bnn_vnnlib.model import GaussianDiagonal, Network, WeightSamples, attach, model_from_proto
 from bnn_vnnlib.model.attributes import array_of, holders, label
 from bnn_vnnlib.model.files import read_proto
@@ -161,13 +161,10 @@ def _ensemble_posterior(first: ModelProto, others: Sequence[str | Path]) -> Weig
     members = [own]
     for path in others:
         proto, found = read_proto(path)
-        try:
+        with naming(found):
             names = _correspondence(first, proto)
             theirs = _floats(proto)
             members.append({name: theirs[names[name]] for name in own if name in names})
-        except PosteriorError as error:
-            error.path = found
-            raise
     shared = [name for name in own if all(name in member for member in members)]
     samples = {name: np.array([member[name] for member in members], np.float64) for name in shared}
     different = {name: stack for name, stack in samples.items() if (stack != stack[0]).any()}
@@ -270,13 +267,13 @@ class FittedOn:
         stem = source.name.removesuffix(".gz").removesuffix(".onnx")
         path = self.data / f"{stem}.npz" if self.data.is_dir() else self.data
         data = Data.read(path, network, likelihood)
-        found = fit(
+        means, variances, remarks = fit(
             self.method, network, names, data, likelihood,
             epochs=self.epochs, rate=self.rate, seed=self.seed, progress=self.progress,
         )  # fmt: skip
-        moved = with_values(proto, found.means)
-        notes = (*found.notes, *_computed_weights(network, proto))
-        return attach(moved, GaussianDiagonal(found.variances), likelihood=likelihood), notes
+        moved = with_values(proto, means)
+        notes = (*remarks, *_computed_weights(network, proto))
+        return attach(moved, GaussianDiagonal(variances), likelihood=likelihood), notes
 
 
 @dataclass(frozen=True)
@@ -301,7 +298,7 @@ def convert(source: Path, recipe: Recipe, likelihood: Likelihood) -> Converted:
     InputError : whatever the recipe or the reader refuses
     """
     proto, found = read_proto(source)
-    try:
+    with naming(found):
         if is_stochastic(proto):
             raise PosteriorError("draws its weights itself: use `bnn-vnnlib recover`")
         plain = model_from_proto(proto)
@@ -309,9 +306,6 @@ def convert(source: Path, recipe: Recipe, likelihood: Likelihood) -> Converted:
             raise PosteriorError("carries a posterior already")
         converted, notes = recipe(proto, plain.network, likelihood, found)
         model_from_proto(converted)
-    except InputError as error:
-        error.path = error.path or found
-        raise
     return converted, notes
 
 

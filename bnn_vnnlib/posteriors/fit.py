@@ -63,13 +63,8 @@ class Data:
         return cls(x.reshape(len(x), n).astype(np.float64), y.reshape(len(y), m).astype(np.float64))
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """Means and variances by tensor; `notes` say how they came about."""
-
-    means: dict[str, Floats]
-    variances: dict[str, Floats]
-    notes: tuple[str, ...]
+_Fitted = tuple[dict[str, Floats], dict[str, Floats], tuple[str, ...]]
+"""Means and variances by tensor; notes on how they came about."""
 
 
 @plain_state()
@@ -84,8 +79,8 @@ def fit(
     rate: float = 1e-3,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> Fitted:
-    """Fit a diagonal Gaussian posterior over some tensors.
+) -> _Fitted:
+    """Fit a diagonal Gaussian posterior over some tensors: means, variances and notes.
 
     Parameters
     ----------
@@ -153,7 +148,9 @@ def _residual(module: torch.nn.Module, data: Data) -> float:
     return float(np.sqrt(square))
 
 
-def _laplace(module: torch.nn.Module, names: Sequence[str], data: Data, likelihood: Likelihood, noise: float) -> Fitted:
+def _laplace(
+    module: torch.nn.Module, names: Sequence[str], data: Data, likelihood: Likelihood, noise: float
+) -> _Fitted:
     """Diagonal Laplace approximation; the prior's precision maximises the marginal likelihood."""
     import torch
 
@@ -173,7 +170,7 @@ def _laplace(module: torch.nn.Module, names: Sequence[str], data: Data, likeliho
     variance = approximation.posterior_variance.detach().numpy().astype(np.float64)
     precision = float(np.ravel(approximation.prior_precision.detach().numpy())[0])
     note = f"diagonal Laplace approximation by laplace-torch, prior precision {precision:.4g} by marginal likelihood"
-    return Fitted(*_split(module, names, variance), (note, *_noise_note(kind, noise)))
+    return *_split(module, names, variance), (note, *_noise_note(kind, noise))
 
 
 def _ivon(
@@ -185,7 +182,7 @@ def _ivon(
     epochs: int,
     rate: float,
     progress: Callable[[int], None] | None,
-) -> Fitted:
+) -> _Fitted:
     """Variational training on from the weights; variance 1 / (N (h + weight decay))."""
     import torch
 
@@ -211,7 +208,7 @@ def _ivon(
     group = optimizer.param_groups[0]
     variance = 1 / (group["ess"] * (group["hess"].detach().numpy() + group["weight_decay"]))
     note = f"variational posterior by ivon-opt, {epochs} epochs from the network's weights on (the means moved)"
-    return Fitted(*_split(module, names, variance), (note, *_noise_note(likelihood, noise)))
+    return *_split(module, names, variance), (note, *_noise_note(likelihood, noise))
 
 
 def _noise_note(kind: str, noise: float) -> tuple[str, ...]:

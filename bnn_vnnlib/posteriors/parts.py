@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, OptionError, PosteriorError
+from bnn_vnnlib.errors import InputError, OptionError, PosteriorError, naming
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model import Likelihood, Model, Posterior, WeightSamples, attach, model_from_proto, sample
 from bnn_vnnlib.model.attributes import array_of, holders, inlined, label, reads
@@ -33,7 +33,7 @@ from bnn_vnnlib.system.environment import plain_state
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class RawParts:
     """A file taken apart, its graph not read.
 
     Attributes
@@ -48,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(Source):
+class Parts(RawParts):
     """A file taken apart; `model` is the same, read and checked."""
 
     model: Model
@@ -69,17 +69,14 @@ def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
     """
     chosen = checked_likelihood(likelihood)
     proto, found = read_proto(path)
-    try:
+    with naming(found):
         if is_stochastic(proto):
             proto = recover(proto).proto
         model = model_from_proto(proto, likelihood=chosen, path=found)
-    except InputError as error:
-        error.path = error.path or found
-        raise
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
 
 
-def read_source(path: str | Path, *, likelihood: str | None = None) -> tuple[Source, tuple[str, ...]]:
+def read_raw_parts(path: str | Path, *, likelihood: str | None = None) -> tuple[RawParts, tuple[str, ...]]:
     """`read_parts` also for a graph that this program cannot read (yet), with remarks.
 
     The posterior of such a graph may only be on weights that meet the input as they are, up to moves: what changes a
@@ -93,16 +90,13 @@ def read_source(path: str | Path, *, likelihood: str | None = None) -> tuple[Sou
         parts = read_parts(path, likelihood=likelihood)
     except InputError as reason:
         proto, found = read_proto(path)
-        try:
+        with naming(found):
             proto = recover(proto).proto if is_stochastic(proto) else proto
             posterior, declared, remarks = stored_posterior(proto)
             _refuse_changed(Flow(inlined(proto)), names_of(posterior))
-        except InputError as error:
-            error.path = error.path or found
-            raise
         plain = without_posterior(proto, posterior)
         remarks += (f"as it is, the model cannot be read: {reason}",)
-        return Source(plain, posterior, checked_likelihood(likelihood) or declared), remarks
+        return RawParts(plain, posterior, checked_likelihood(likelihood) or declared), remarks
     return parts, parts.notes
 
 
@@ -120,7 +114,7 @@ def _refuse_changed(flow: Flow, names: Collection[str]) -> None:
             random.update(node.output)
 
 
-def with_posterior(source: Source, posterior: Posterior) -> Source:
+def with_posterior(source: RawParts, posterior: Posterior) -> RawParts:
     """The plain network with a posterior from elsewhere.
 
     Raises
@@ -133,7 +127,7 @@ def with_posterior(source: Source, posterior: Posterior) -> Source:
     if not isinstance(source, Parts):
         stored = stored_posterior(proto)[0]
         _refuse_changed(Flow(inlined(proto)), names_of(stored))
-        return Source(without_posterior(proto, stored), stored, source.likelihood)
+        return RawParts(without_posterior(proto, stored), stored, source.likelihood)
     model = model_from_proto(proto, path=source.model.path)
     return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
 

@@ -39,7 +39,7 @@ from bnn_vnnlib.model.files import serialised
 from bnn_vnnlib.model.replay import session_of
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian
-from bnn_vnnlib.posteriors.parts import Source, with_values
+from bnn_vnnlib.posteriors.parts import RawParts, with_values
 from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
@@ -282,7 +282,7 @@ _TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(do
 
 
 @plain_state()
-def simplified(source: Source, tool: Tool = "onnxruntime") -> tuple[ModelProto, tuple[str, ...]]:
+def simplified(source: RawParts, tool: Tool = "onnxruntime") -> tuple[ModelProto, tuple[str, ...]]:
     """The model after a clean-up by another tool, its posterior attached again.
 
     The tool runs on the network with marks for weights (`Fingerprints`), so that every entry of the posterior is found
@@ -310,7 +310,7 @@ def simplified(source: Source, tool: Tool = "onnxruntime") -> tuple[ModelProto, 
         return _cleaned(source, source.posterior, tool, False), (note,)
 
 
-def _cleaned(source: Source, posterior: Posterior, tool: Tool, fuse: bool) -> ModelProto:
+def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> ModelProto:
     tensors = names_of(posterior)
     marks = Fingerprints(source.plain, tensors)
     found, proto = _followed(marks, tool, fuse)

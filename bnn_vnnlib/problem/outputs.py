@@ -41,7 +41,7 @@ class OutputBounds:
         self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
         *, forms: bool = False,
     ) -> RowBounds:  # fmt: skip
-        """See `Engine.rows`; forms only without a transform."""
+        """Lower bounds of rows over the outputs (`Engine.rows`), or their transform; forms only without one."""
         if self.transform == "identity":
             return self.engine.rows(weights, lower, upper, outputs, inputs, forms=forms)
         bound = self._softmax if self.transform == "softmax" else self._sigmoid

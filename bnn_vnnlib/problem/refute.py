@@ -265,11 +265,7 @@ def _multipliers(system: _System, part: slice) -> np.ndarray:
     balance = sparse.block_diag([sparse.csr_matrix(block.T) for block in slope])
     unit = sparse.identity(blocks * size, format="csr")
     equalities = sparse.bmat(
-        [
-            [balance, -unit, unit],
-            [sparse.kron(sparse.identity(blocks), np.ones((1, rows))), None, None],
-        ],
-        format="csr",
+        [[balance, -unit, unit], [sparse.kron(sparse.identity(blocks), np.ones((1, rows))), None, None]], format="csr"
     )
     right = np.concatenate([np.zeros(blocks * size), np.ones(blocks)])
     cost = np.concatenate([bound.ravel(), -lower.ravel(), upper.ravel()])

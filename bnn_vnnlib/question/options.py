@@ -1,8 +1,9 @@
 """The options of `verify` and of all that asks it: names, types, values, texts, here and nowhere else.
 
-`Options` holds the values and refuses what is none. Functions take options as keywords (`takes_options`), commands as
-options of the command line (`cli.options`); both get their names, defaults and texts from the fields below.
-`Options.question` settles which question they ask: an option, else the property's own comment, else the default.
+1. `Options` holds the values and refuses what is none. Functions take options as keywords (`takes_options`), commands
+   as options of the command line (`cli.options`); both get their names, defaults and texts from the fields below.
+   `Options.question` settles which question they ask: an option, else the property's own comment, else the default.
+2. What is asked of which family of posteriors: combinations that nothing serves are refused by name, before work.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-from bnn_vnnlib.errors import OptionError, did_you_mean
+from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.signature import Likelihood
+
+if TYPE_CHECKING:
+    from bnn_vnnlib.network.network import Model, Posterior
+    from bnn_vnnlib.problem.outputs import Transform
+
+
+# 1. Options
 
 Method = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
@@ -177,7 +185,7 @@ class Options:
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
     def without(self, names: Collection[str]) -> Options:
-        """Some of them as by default."""
+        """The options, some of them as by default."""
         return Options(**{name: value for name, value in self.given.items() if name not in names})
 
     def question(self, comment: Mapping[str, str] | None = None, path: Path | None = None) -> Question:
@@ -343,3 +351,97 @@ def _told(name: str) -> str:
     words = f" One of {', '.join(option.words)}." if option.words else ""
     unset = "" if option.unset is None else f" None: {option.unset}."
     return f"{option.help}{words}{unset}"
+
+
+# 2. What is served
+
+
+def idle_options(
+    query: Query, given: Mapping[str, Any], model: Model | None = None, *, probabilities: bool = True
+) -> dict[str, str]:
+    """Options that would change nothing, each with the reason: whoever gives one expects something else.
+
+    Parameters
+    ----------
+    query : what is asked
+    given : values by name, without those that say nothing (`Options.given`)
+    model : None: only what holds for every model
+    probabilities : its decision is made of probabilities
+    """
+    found = {}
+    for name in sorted(given):
+        option = OPTIONS[name]
+        if query not in option.queries:
+            found[name] = f"{option.about}, for query {' or '.join(option.queries)}, and the query is {query}"
+        elif name == "method" and given[name] == "tails" and query is Query.DETERMINISTIC:
+            found[name] = "tails are for random weights, and the query is deterministic"
+        elif name == "margin" and model is not None and _is_sampled(model.posterior):
+            found[name] = "weight samples are verified one by one, without boxes"
+        elif name == "outputs" and not probabilities:
+            found[name] = "the decision of this model is an expected output, no probability"
+    return found
+
+
+def refuse_idle(
+    query: Query, given: Mapping[str, Any], model: Model | None = None, *, probabilities: bool = True
+) -> None:
+    """Raise OptionError for the first of `idle_options`; a posterior that was forgotten shows here."""
+    for name, reason in idle_options(query, given, model, probabilities=probabilities).items():
+        hint = "leave it out"
+        if model is not None and model.posterior is None:
+            hint = "the model carries no posterior: attach one (bnn-vnnlib attach), or leave the option out"
+        path = None if model is None else model.path
+        raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
+
+
+def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options, transform: Transform) -> None:
+    """Raise unless the query has a method for the posterior, with the options given.
+
+    Raises
+    ------
+    UnsupportedError : names the family, and says what serves it
+    """
+    from bnn_vnnlib.network.families import family_of
+    from bnn_vnnlib.network.network import Mixture, WeightSamples
+
+    posterior = model.posterior
+    if posterior is None or query is Query.DETERMINISTIC:
+        return
+    samples, correlated, decision = (
+        isinstance(posterior, WeightSamples),
+        is_correlated(posterior),
+        query is Query.DECISION,
+    )
+    parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else [posterior]
+    shared, family = any(map(is_correlated, parts)), family_of(posterior)
+    boxes = options.boxes == "sampled" or options.margin is not None or options.method in ("interval", "linear")
+    refusals = {
+        "boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)": (
+            samples and options.boxes == "sampled"
+        ),
+        "method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet": (
+            options.method == "tails" and (samples or query is not Query.PROBABILISTIC)
+        ),
+        f"boxes of weights need independent weights, and the posterior is of family {family}: leave out --boxes and "
+        "--margin, and use method auto or tails": shared and boxes,
+        f"rule median does not serve posteriors of family {family}; weight samples do": (
+            correlated and decision and rule is Rule.MEDIAN
+        ),
+        f"query decision serves posteriors of family {family} under a categorical likelihood only; draw weight samples "
+        "(bnn-vnnlib sample) for an estimate of another one": shared and decision and transform != "softmax",
+    }
+    for message, refused in refusals.items():
+        if refused:
+            raise UnsupportedError(message, path=model.path)
+
+
+def is_correlated(posterior: Posterior) -> bool:
+    """The weights depend on each other: a correlated Gaussian, or a mixture."""
+    from bnn_vnnlib.network.network import Correlated, Mixture
+
+    return isinstance(posterior, Correlated | Mixture)
+
+
+def _is_sampled(posterior: Posterior | None) -> bool:
+    """Made of weight samples."""
+    return type(posterior).__name__ == "WeightSamples"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers.text import RATIO, SMALL
 
-MAX_BYTES = 2**35
+MAX_ARRAY_BYTES = 2**35
 """Bytes of all arrays, at most: 32 GiB."""
 
 _MEMBERS = 100_000
@@ -25,7 +25,7 @@ _ENCRYPTED = 0x1 | 0x40  # flags of a zip entry
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KINDS = "biufcSU"
 _PIECE = 2**20
-_LONGEST = 4096  # bytes of a header
+_LONGEST_HEADER = 4096  # bytes of a header
 _HEADER = re.compile(rb"[\w\s{}()'\",:<>|=]*")  # no records, no signs, no escapes
 _VERSIONS = {
     (1, 0): (2, np.lib.format.read_array_header_1_0),
@@ -98,7 +98,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     for entry, following in pairwise(in_order):
         if entry.header_offset + entry.compress_size >= following.header_offset:
             raise _Refused(f"members {entry.filename!r} and {following.filename!r} lie one upon the other")
-    limit, total = min(MAX_BYTES, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
+    limit, total = min(MAX_ARRAY_BYTES, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
     if total > limit:
         message = f"unpacks to {total:,} bytes, more than {limit:,}, the limit for {size:,} packed ones"
         raise _Refused(f"{message}; if it is no bomb, save it with numpy.savez")
@@ -145,7 +145,7 @@ def _header(stream: IO[bytes], size: int) -> tuple[np.dtype[Any], tuple[int, ...
     width, read = _VERSIONS[version]
     stated = stream.read(width)
     length = int.from_bytes(stated, "little")
-    if length > _LONGEST:
+    if length > _LONGEST_HEADER:
         raise _Refused(f"has a header of {length:,} bytes; that of a plain array has 118")
     text = stream.read(length)
     if _HEADER.fullmatch(text) is None or text.count(b"(") != 1:

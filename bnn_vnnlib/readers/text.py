@@ -129,7 +129,7 @@ def _opened(path: Path, refusal: type[InputError]) -> Iterator[tuple[IO[bytes], 
         raise refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})", path=path) from None
 
 
-MAX_BYTES = 2**26
+MAX_TABLE_BYTES = 2**26
 """Bytes of a table, unpacked, at most."""
 
 _CELLS = 4_000_000  # a table of commas has as many cells as bytes, and a cell takes sixty
@@ -148,7 +148,9 @@ def read_rows(path: Path, *, skip_blanks: bool = False) -> list[tuple[int, list[
     ------
     InputError : missing, unreadable, too large, no text, no CSV (with the line)
     """
-    rows = csv.reader(io.StringIO(read_text(path, MAX_BYTES, what="a table"), newline=""), skipinitialspace=skip_blanks)
+    rows = csv.reader(
+        io.StringIO(read_text(path, MAX_TABLE_BYTES, what="a table"), newline=""), skipinitialspace=skip_blanks
+    )
     found, cells = [], 0
     try:
         for row in rows:
@@ -171,7 +173,7 @@ def table_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 _DEEPEST = 64
-_LONGEST = 400  # digits; float64 reaches to 1.8e308
+_MOST_DIGITS = 400  # digits; float64 reaches to 1.8e308
 
 
 def parse_json(text: str) -> Any:
@@ -217,7 +219,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    if len(text) > _LONGEST or not math.isfinite(float(text)):
+    if len(text) > _MOST_DIGITS or not math.isfinite(float(text)):
         raise ValueError(f"a whole number of {len(text)} digits")
     return int(text)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bnn_vnnlib.display import digits
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.files.sidecar import plain
+from bnn_vnnlib.files.sidecar import as_json
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.report.guarantee import Guarantee, guarantee
@@ -89,7 +89,7 @@ def _vectors(row: Row) -> list[list[Any]] | None:
     if row.decision is None:
         return None
     lower, upper = row.decision
-    return [plain([_out(value, down=True) for value in lower]), plain([_out(value, down=False) for value in upper])]
+    return [as_json([_out(value, down=True) for value in lower]), as_json([_out(value, down=False) for value in upper])]
 
 
 def _words(one: Guarantee) -> list[str]:
@@ -99,9 +99,9 @@ def _words(one: Guarantee) -> list[str]:
 def _more(row: Row) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if row.x is not None and len(row.x) <= _MOST_INPUTS:
-        more["x"] = plain(row.x)
+        more["x"] = as_json(row.x)
     if row.y is not None and len(row.y) <= _MOST_INPUTS:
-        more["y"] = plain(row.y)
+        more["y"] = as_json(row.y)
     if row.notes and row.method is not None:
         more["notes"] = list(row.notes)
     if row.diagnosis:

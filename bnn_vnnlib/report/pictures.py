@@ -18,7 +18,7 @@ from bnn_vnnlib.files.sidecar import sha256
 from bnn_vnnlib.report.row import Row
 from bnn_vnnlib.signature import Floats
 
-Shape = tuple[int, int, int]
+ImageShape = tuple[int, int, int]
 _MAX_VALUES = 2**18
 """Values of an image at most: a page of larger ones is slow to open."""
 _TRIED = 20
@@ -37,7 +37,7 @@ class Picture:
     witness : X
     """
 
-    shape: Shape
+    shape: ImageShape
     centre: Floats | None
     witness: Floats | None
 
@@ -56,7 +56,7 @@ class Picture:
         return out
 
 
-def parse_shape(text: str) -> Shape:
+def parse_shape(text: str) -> ImageShape:
     """`HxW` or `CxHxW`.
 
     >>> parse_shape("8x8"), parse_shape("3x32x32")
@@ -74,7 +74,7 @@ def parse_shape(text: str) -> Shape:
     return channels, plane[0], plane[1]
 
 
-def pictures(rows: Sequence[Row], image: Shape | None, most: int) -> dict[int, Picture]:
+def pictures(rows: Sequence[Row], image: ImageShape | None, most: int) -> dict[int, Picture]:
     """Pictures of the first `most` instances that have any, those with a witness first.
 
     Parameters
@@ -111,7 +111,7 @@ def pictures(rows: Sequence[Row], image: Shape | None, most: int) -> dict[int, P
     return found
 
 
-def _picture(row: Row, shape: Shape, sizes: set[int]) -> Picture | None:
+def _picture(row: Row, shape: ImageShape, sizes: set[int]) -> Picture | None:
     """None where neither input nor witness has the shape; what sizes there are is added to `sizes`."""
     witness = None if row.x is None else np.array(row.x)
     centre = _centre(row, witness)
@@ -120,7 +120,7 @@ def _picture(row: Row, shape: Shape, sizes: set[int]) -> Picture | None:
     return None if centre is None and witness is None else Picture(shape, centre, witness)
 
 
-def _fitting(values: Floats | None, shape: Shape) -> Floats | None:
+def _fitting(values: Floats | None, shape: ImageShape) -> Floats | None:
     return values if values is not None and values.size == prod(shape) and np.isfinite(values).all() else None
 
 
@@ -152,7 +152,7 @@ def _unchanged(path: Path, digest: str) -> bool:
     return digest in map(sha256, there)
 
 
-def _model_shape(path: str, digest: str) -> Shape | None:
+def _model_shape(path: str, digest: str) -> ImageShape | None:
     """The input's shape, if the model is there, is the one that was verified, and has one input that is an image."""
     from bnn_vnnlib.model.files import read_proto
 
@@ -165,10 +165,10 @@ def _model_shape(path: str, digest: str) -> Shape | None:
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [info for info in graph.input if info.name not in stored]
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
-    return image_shape(dims)
+    return _image_shape(dims)
 
 
-def image_shape(dims: Sequence[int]) -> Shape | None:
+def _image_shape(dims: Sequence[int]) -> ImageShape | None:
     """(C, H, W) of an input of these dimensions (0: not stated), None if it is no image.
 
     >>> image_shape([1, 3, 32, 32]), image_shape([0, 1, 8, 8]), image_shape([28, 28])

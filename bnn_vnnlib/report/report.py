@@ -15,8 +15,8 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
 from bnn_vnnlib.report.guarantee import CERTAIN
 from bnn_vnnlib.report.page import Table, check_libraries, page_data, render
-from bnn_vnnlib.report.pictures import Shape, pictures
-from bnn_vnnlib.report.source import Source, conflicts, instance_keys, read_source
+from bnn_vnnlib.report.pictures import ImageShape, pictures
+from bnn_vnnlib.report.source import ReportedFolder, conflicts, instance_keys, read_folder
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.compare import SAYS
 
@@ -40,7 +40,12 @@ class Report:
 
 
 def write_report(
-    folder: Path, out: Path | None = None, *, against: Path | None = None, image: Shape | None = None, most: int = 200
+    folder: Path,
+    out: Path | None = None,
+    *,
+    against: Path | None = None,
+    image: ImageShape | None = None,
+    most: int = 200,
 ) -> Report:
     """Write the page and the tables.
 
@@ -62,24 +67,20 @@ def write_report(
     sources = _sources(folder, against)
     if not out.resolve().parent.is_dir():
         raise OptionError("there is no such folder to write into", path=out)
-    made = make_page(sources, image, most)
-    tables = _write_tables(out.with_name(f"{out.stem}_tables"), made.tables)
-    write_text(out, made.text)
+    text, found, conflicting = make_page(sources, image, most)
+    tables = _write_tables(out.with_name(f"{out.stem}_tables"), found)
+    write_text(out, text)
     verdicts = Counter(row.verdict for source in sources for row in source.rows)
-    return Report(out, tables, verdicts, made.conflicts)
+    return Report(out, tables, verdicts, conflicting)
 
 
-@dataclass(frozen=True)
-class _Page:
-    """A page before it is written: its text, its tables, and how many pairs of results exclude each other."""
+def make_page(
+    sources: Sequence[ReportedFolder], image: ImageShape | None = None, most: int = 200
+) -> tuple[str, tuple[Table, ...], int]:
+    """The page of one or two folders, its tables, and how many pairs of results exclude each other.
 
-    text: str
-    tables: tuple[Table, ...]
-    conflicts: int
-
-
-def make_page(sources: Sequence[Source], image: Shape | None = None, most: int = 200) -> _Page:
-    """The page of one or two folders; arguments and errors as `write_report`."""
+    Parameters and errors are those of `write_report`.
+    """
     runs = [run for source in sources for run in source.runs]
     rows = [row for run in runs for row in run.rows]
     keys = instance_keys(runs, {pair: names for source in sources for pair, names in source.same.items()})
@@ -94,28 +95,28 @@ def make_page(sources: Sequence[Source], image: Shape | None = None, most: int =
         "several": len(runs) > 1, "pictured": len(images), "total": len(rows),
         "verdicts": Counter(row.verdict.value for row in rows),
     }  # fmt: skip
-    return _Page(render(context, page_data(rows, keys, images)), tables, len(disagreements.rows))
+    return render(context, page_data(rows, keys, images)), tables, len(disagreements.rows)
 
 
-def _sources(folder: Path, against: Path | None) -> list[Source]:
+def _sources(folder: Path, against: Path | None) -> list[ReportedFolder]:
     if against is None:
-        return [read_source(folder)]
+        return [read_folder(folder)]
     if folder.resolve() == against.resolve():
         raise OptionError("--against is the same folder; expected another run", path=against)
     names = [folder.resolve().name, against.resolve().name]
     if names[0] == names[1]:
         names = [str(folder), str(against)]
-    return [read_source(place, name) for place, name in zip((folder, against), names, strict=True)]
+    return [read_folder(place, name) for place, name in zip((folder, against), names, strict=True)]
 
 
-def _check_common(sources: Sequence[Source], keys: Sequence[int]) -> None:
+def _check_common(sources: Sequence[ReportedFolder], keys: Sequence[int]) -> None:
     first = len(sources[0].rows)
     if not set(keys[:first]) & set(keys[first:]):
         raise InputError("no instance in common: none has the same benchmark, network and property as one of "
                          f"{sources[0].folder}", path=sources[1].folder)  # fmt: skip
 
 
-def _frame(sources: Sequence[Source], tables: Sequence[Table]) -> dict[str, Any]:
+def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[str, Any]:
     """What does not depend on single instances."""
     by_name = {table.name: table for table in tables}
     return {

@@ -1,6 +1,6 @@
 """Folders that `run` and `compare` wrote -> runs of rows.
 
-1. `read_source`: a folder to its runs.
+1. `read_folder`: a folder to its runs.
 2. Runs side by side: which entries are about one instance, and which of their verdicts cannot both be right.
 """
 
@@ -30,7 +30,7 @@ _OWN = frozenset({OURS, *(f"{OURS} {query}" for query in Query)})
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run.
 
     Attributes
@@ -46,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportedFolder:
     """What a folder holds.
 
     Attributes
@@ -59,7 +59,7 @@ class Source:
     """
 
     folder: Path
-    runs: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
     comparison: bool = False
     tables: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     same: Mapping[tuple[str, Names], Names] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Source:
         return tuple(row for run in self.runs for row in run.rows)
 
 
-def read_source(folder: Path, mark: str = "") -> Source:
+def read_folder(folder: Path, mark: str = "") -> ReportedFolder:
     """Read a folder of `run` or of `compare`.
 
     Parameters
@@ -92,12 +92,12 @@ def read_source(folder: Path, mark: str = "") -> Source:
     return source
 
 
-def _run(folder: Path, mark: str) -> Source:
+def _run(folder: Path, mark: str) -> ReportedFolder:
     label = mark or folder.resolve().name
-    return Source(folder, (_read_run(label, folder, folder),))
+    return ReportedFolder(folder, (_read_run(label, folder, folder),))
 
 
-def _comparison(folder: Path, mark: str) -> Source:
+def _comparison(folder: Path, mark: str) -> ReportedFolder:
     """A row knows whose word it is, which plain network it is about, and how its sat was checked."""
     checked, same = _answers(_table(folder / "comparison.csv") or ((),))
     prefix = f"{mark}: " if mark else ""
@@ -105,10 +105,10 @@ def _comparison(folder: Path, mark: str) -> Source:
     for place in sorted((path for path in (folder / "runs").iterdir() if path.is_dir()), key=_ours_first):
         run = _read_run(f"{prefix}{place.name}", place, folder)
         rows = tuple(_compared(row, place.name, checked.get((place.name, row.names))) for row in run.rows)
-        runs += [Run(run.label, run.settings, rows)] if rows else []
+        runs += [ReportedRun(run.label, run.settings, rows)] if rows else []
     tables = {Path(name).stem: table for name in _COMPARISON if (table := _table(folder / name))}
     labelled = {(f"{prefix}{tool}", asked): names for (tool, asked), names in same.items()}
-    return Source(folder, tuple(runs), True, tables, labelled)
+    return ReportedFolder(folder, tuple(runs), True, tables, labelled)
 
 
 def _ours_first(place: Path) -> tuple[bool, str]:
@@ -140,10 +140,10 @@ def _answers(lines: tuple[tuple[str, ...], ...]) -> tuple[dict[tuple[str, Names]
     return checked, same
 
 
-def _read_run(label: str, folder: Path, base: Path) -> Run:
+def _read_run(label: str, folder: Path, base: Path) -> ReportedRun:
     settings = folder / "run.json"
     values = read_object(settings, "delete it, or run again") if settings.is_file() else {}
-    return Run(label, values, tuple(_rows(label, folder, base)))
+    return ReportedRun(label, values, tuple(_rows(label, folder, base)))
 
 
 def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
@@ -190,11 +190,11 @@ class Conflict:
     what: str
 
 
-def instance_keys(runs: Sequence[Run], same: Mapping[tuple[str, Names], Names]) -> list[int]:
+def instance_keys(runs: Sequence[ReportedRun], same: Mapping[tuple[str, Names], Names]) -> list[int]:
     """For every row of all runs, in their order, a number that rows of the same instance share.
 
     Rows of one run never share a number: where it has the same names several times, the first belongs to the first of
-    another run, and so on. `same` is that of `Source`.
+    another run, and so on. `same` is that of `ReportedFolder`.
     """
     numbers: dict[tuple[Names, int], int] = {}
     keys = []

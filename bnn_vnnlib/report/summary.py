@@ -11,7 +11,7 @@ from bnn_vnnlib.display import digits
 from bnn_vnnlib.report.guarantee import Guarantee, guarantee
 from bnn_vnnlib.report.page import Table
 from bnn_vnnlib.report.row import Row
-from bnn_vnnlib.report.source import Conflict, Run
+from bnn_vnnlib.report.source import Conflict, ReportedRun
 from bnn_vnnlib.result import Verdict
 
 OF_COMPARISON = {
@@ -43,7 +43,7 @@ class _Problem:
     count: int
 
 
-def counts(runs: Sequence[Run]) -> Table:
+def counts(runs: Sequence[ReportedRun]) -> Table:
     """How often each verdict, by run, benchmark and query."""
     found: dict[tuple[str, ...], Counter[Verdict]] = defaultdict(Counter)
     seconds: dict[tuple[str, ...], float] = defaultdict(float)
@@ -132,7 +132,7 @@ def guarantees(rows: Sequence[Row]) -> list[tuple[str, str, Guarantee, int]]:
     return [(*kind, count) for kind, count in sorted(found.items(), key=lambda item: item[0][:2])]
 
 
-def settings(runs: Sequence[Run]) -> Table:
+def settings(runs: Sequence[ReportedRun]) -> Table:
     """How each run was made: its run.json, thresholds, seeds, limits, versions and models as the records have them."""
     rows: list[tuple[str, str, str]] = []
     for run in runs:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.files.sidecar import plain, read_object, sidecar_path, unfinished
+from bnn_vnnlib.files.sidecar import as_json, read_object, sidecar_path, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.result import Query, Verdict
@@ -232,7 +232,7 @@ def unanswered(
     record = unfinished(
         verdict, reason, task.files, query=query, seed=task.seed, timeout=task.timeout, time_s=run_time
     )  # fmt: skip
-    return Outcome(f"{verdict}\n", plain(record), prepare_time, run_time, log)
+    return Outcome(f"{verdict}\n", as_json(record), prepare_time, run_time, log)
 
 
 def tail(log: Path) -> str:

@@ -61,22 +61,6 @@ class Decided:
 
 
 @dataclass(frozen=True, eq=False)
-class _PairForms:
-    """Linear functions below the rows: slope (P, R, n), and their own minima over the boxes, least (P, R)."""
-
-    slope: Tensor
-    least: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _PairBounds:
-    """lower (P, R): lower bounds of the rows, at least the minima of the linear functions, or more."""
-
-    lower: Tensor
-    form: _PairForms | None
-
-
-@dataclass(frozen=True, eq=False)
 class Pairs:
     """P pairs.
 
@@ -99,16 +83,16 @@ class Pairs:
 
     @cached_property
     def grids(self) -> list[tuple[Tensor, Tensor]]:
-        """See `grids`."""
+        """The pairs, sorted into grids by their setting."""
         return grids(self.setting)
 
     def lower(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, *, forms: bool = False
-    ) -> _PairBounds:
-        """Lower bounds (P, R) of the rows over boxes (P, n).
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Lower bounds (P, R) of the rows over boxes (P, n); and linear functions below them, by their slopes (P, R, n)
+        and their own minima over the boxes (P, R), which may be less: only if asked for, and where there are any.
 
-        outputs (P or 1, R, m), inputs (P or 1, R, n) or None; linear functions only if asked for, and where there are
-        any.
+        outputs (P or 1, R, m), inputs (P or 1, R, n) or None
         """
         low, slope, least = None, None, None
         for settings, index in self.grids:
@@ -123,7 +107,7 @@ class Pairs:
                 least = scatter(least, minimum, index, len(lower))
         if low is None:
             raise ValueError("no pairs")
-        return _PairBounds(low, None if slope is None or least is None else _PairForms(slope, least))
+        return low, None if slope is None or least is None else (slope, least)
 
     def defined(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P,): the network is surely defined on the boxes (P, n); see `OutputBounds.defined`."""
@@ -198,7 +182,7 @@ class Pairs:
         """(P,): all rows of some case hold at the points (P, n), rounding included."""
         rows = self.problem.rows
         low, high = point_box(self.problem, x)
-        above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs).lower
+        above = -self.lower(low, high, -rows.outputs, None if rows.inputs is None else -rows.inputs)[0]
         held = self.problem.met(rows.implied(above)).any(-1)
         return held & self.defined(low, high)
 
@@ -302,8 +286,7 @@ class Branching:
         problem = self._problem.items(boxes.owner % len(self._problem))
         pairs = Pairs(self._bounds, self._weights, boxes.owner // len(self._problem), problem)
         rows = problem.rows
-        found = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
-        lower, form = found.lower, found.form
+        lower, form = pairs.lower(boxes.lower, boxes.upper, rows.outputs, rows.inputs, forms=True)
         open_ = ~problem.refuted(rows.excluded(lower))
         index = torch.nonzero(open_.any(-1))[:, 0]
         if len(index) == 0:
@@ -315,9 +298,9 @@ class Branching:
             low, high = boxes.lower, boxes.upper
             steepest = 1.0 / (problem.upper - problem.lower).clamp(min=TINY)
         else:
-            slope = form.slope[index].nan_to_num()
+            slope, least = form[0][index].nan_to_num(), form[1][index]
             self._look(pairs, boxes, lower, slope, open_)
-            low, high = _hull(problem, boxes, form.least[index], slope, open_)
+            low, high = _hull(problem, boxes, least, slope, open_)
             # a row counts for the direction of the split if its case is open
             live = torch.nn.functional.pad(open_, (0, 1)).gather(-1, _case_of(problem, lower))
             steepest = torch.where(live[..., None], slope.abs(), 0.0).amax(1)

@@ -54,7 +54,7 @@ class Items:
         return len(self.owner)
 
     def pick(self, index: Tensor | slice) -> Self:
-        """Some of them, by index or mask."""
+        """The items of an index or a mask."""
         return type(self)(*(part[index] for part in vars(self).values()))
 
     def join(self, *others: Self) -> Self:

@@ -13,8 +13,8 @@ from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.vnnlib.assemble import normalise
 from bnn_vnnlib.vnnlib.groups import match
-from bnn_vnnlib.vnnlib.parse import looks_like_vnnlib, parse, read_text
-from bnn_vnnlib.vnnlib.tree import Source
+from bnn_vnnlib.vnnlib.parse import looks_like_vnnlib, parse, read_property_text
+from bnn_vnnlib.vnnlib.tree import SourceText
 
 __all__ = ["looks_like_vnnlib", "match", "parse_property", "read_property"]
 
@@ -36,7 +36,7 @@ def read_property(path: str | Path, signature: Signature | None = None) -> Prope
     InputError : the file is missing, broken or too large
     VnnlibSyntaxError, PropertyError, UnsupportedError : as `parse_property`
     """
-    text, found = read_text(path)
+    text, found = read_property_text(path)
     return parse_property(text, found, signature)
 
 
@@ -56,5 +56,5 @@ def parse_property(text: str, path: str | Path | None = None, signature: Signatu
     PropertyError : it means nothing, an input is unbounded, or it does not fit the model
     UnsupportedError : it uses what this version does not handle
     """
-    source = Source(text, None if path is None else Path(path))
+    source = SourceText(text, None if path is None else Path(path))
     return normalise(parse(source), source, signature)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
 from bnn_vnnlib.signature import Flags, Floats, Ints, Signature
-from bnn_vnnlib.vnnlib.check import Scope, Table, check
+from bnn_vnnlib.vnnlib.check import ConstraintTable, Scope, check
 from bnn_vnnlib.vnnlib.dnf import Disjunction, expand
 from bnn_vnnlib.vnnlib.groups import Groups, compare_signatures, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons
 from bnn_vnnlib.vnnlib.parse import read_options
 from bnn_vnnlib.vnnlib.simple import read_runs, read_simple
-from bnn_vnnlib.vnnlib.tree import Query, Source, bracket
+from bnn_vnnlib.vnnlib.tree import SourceText, SyntaxTree, bracket
 
 
 class _InputSets:
@@ -41,7 +41,7 @@ class _InputSets:
     n : number of inputs
     """
 
-    def __init__(self, table: Table, on_inputs: Flags, common: Ints, own: Groups, n: int) -> None:
+    def __init__(self, table: ConstraintTable, on_inputs: Flags, common: Ints, own: Groups, n: int) -> None:
         self._table, self._common, self._own = table, Groups.one(common), own
         self._is_bound = (table.columns.lengths == 1) & on_inputs
         everywhere = self._tightened([np.full((1, n), start) for start in (-np.inf, np.inf) * 2], self._common)
@@ -146,19 +146,10 @@ MAX_CELLS = 10_000_000
 _SHOWN = 5
 
 
-@dataclass(frozen=True)
-class _Assembled:
-    """The array part of a `Property`, and remarks."""
+def _assemble(disjunction: Disjunction, scope: Scope) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The array part of a `Property`, by its fields, and remarks.
 
-    boxes: Boxes
-    constraints: HalfSpaces
-    case_box: Ints
-    rows: HalfSpaces
-    notes: tuple[str, ...]
-
-
-def _assemble(disjunction: Disjunction, scope: Scope) -> _Assembled:
-    """Build boxes, constraints and rows; drop cases without inputs and repeated cases; share equal boxes.
+    Cases without inputs and repeated cases are dropped; equal boxes are shared.
 
     Raises
     ------
@@ -187,7 +178,8 @@ def _assemble(disjunction: Disjunction, scope: Scope) -> _Assembled:
     first = first_and_number(case_rows.numbered(alive_box))[0]
     case_box = alive_box[first]
     rows = _half_spaces(case_rows.take(first).distinct(), table, scope, boxes, case_box, m)
-    return _Assembled(boxes, constraints, case_box, rows, _notes_on_empty(len(case_key), alive))
+    arrays = {"boxes": boxes, "constraints": constraints, "case_box": case_box, "rows": rows}
+    return arrays, _notes_on_empty(len(case_key), alive)
 
 
 def _check_cells(scope: Scope, count: int, width: int, what: str, of: str) -> None:
@@ -216,7 +208,9 @@ def _notes_on_empty(count: int, alive: Ints) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _half_spaces(groups: Groups, table: Table, scope: Scope, boxes: Boxes, box_of: Ints, m: int) -> HalfSpaces:
+def _half_spaces(
+    groups: Groups, table: ConstraintTable, scope: Scope, boxes: Boxes, box_of: Ints, m: int
+) -> HalfSpaces:
     """The rows of each group (a box if m = 0, else a case); box_of (groups,) tells over which box they hold."""
     n, owner, rows = scope.signature.input_size, groups.owner, groups.items
     if not len(rows):
@@ -246,7 +240,7 @@ def _dense(columns: Groups, values: Floats, start: int, width: int, copies: int,
     return dense
 
 
-def _widened(table: Table, row: int, boxes: Boxes, box: int, scope: Scope) -> tuple[float, float]:
+def _widened(table: ConstraintTable, row: int, boxes: Boxes, box: int, scope: Scope) -> tuple[float, float]:
     """Bound and inner bound that cover the rounding of input coefficients anywhere in the box."""
     error = Fraction(0)
     for column, off in table.errors[row]:
@@ -262,7 +256,7 @@ _NUMBER_2X = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _NUMBERS_2X = re.compile(rf"(?:{_NUMBER_2X.pattern}(?: |\Z))*+")
 
 
-def normalise(query: Query, source: Source, signature: Signature | None = None) -> Property:
+def normalise(query: SyntaxTree, source: SourceText, signature: Signature | None = None) -> Property:
     """The property that a syntax tree describes; checked against a model's signature, if there is one.
 
     Raises
@@ -275,21 +269,13 @@ def normalise(query: Query, source: Source, signature: Signature | None = None) 
     comparisons = Comparisons(scope)
     runs = read_runs(query.assertions)
     simple = read_simple(runs, scope, comparisons)
-    assembled = _assemble(expand(query.assertions, simple, comparisons, source), scope)
+    arrays, on_empty = _assemble(expand(query.assertions, simple, comparisons, source), scope)
     numbers = _notes_on_numbers((*runs.numbers, *comparisons.literals), scope)
-    notes = (*scope.notes, *shapes, *numbers, *comparisons.notes, *assembled.notes)
+    notes = (*scope.notes, *shapes, *numbers, *comparisons.notes, *on_empty)
     return Property(
-        version=scope.version,
-        network=scope.network,
-        signature=scope.signature,
-        boxes=assembled.boxes,
-        constraints=assembled.constraints,
-        case_box=assembled.case_box,
-        rows=assembled.rows,
-        options=options,
-        notes=notes,
-        hidden=scope.hidden,
-    )
+        version=scope.version, network=scope.network, signature=scope.signature, options=options, notes=notes,
+        hidden=scope.hidden, **arrays,
+    )  # fmt: skip
 
 
 def _notes_on_numbers(literals: Iterable[str], scope: Scope) -> list[str]:

@@ -1,6 +1,6 @@
 """What a property may refer to: its declarations, checked, and its constraints as arrays.
 
-1. `Table`: the constraints of a property, each distinct one once.
+1. `ConstraintTable`: the constraints of a property, each distinct one once.
 2. `Scope`: the names, shapes and element types that are declared; what each variable of an assertion stands for.
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.signature import Flags, Floats, Hidden, Ints, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
-from bnn_vnnlib.vnnlib.tree import Error, Network, Query, Source, Tensor, read_literal
+from bnn_vnnlib.vnnlib.tree import DeclaredNetwork, DeclaredTensor, Error, SourceText, SyntaxTree, read_literal
 
 # 1. Constraints
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Constraint:
     """sum of values * variables <= exact (or < exact); down <= exact <= up.
 
     The only coefficient of a bound on one input is 1 or -1. `errors` holds, for input columns whose coefficient
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ConstraintTable:
     """N constraints: values . variables <= b (or < b), down <= b <= up.
 
     Attributes
@@ -52,7 +52,7 @@ class Table:
     sides : b as written: the number of a literal where it is the constraint's whole right side, else -1; (N,)
     literals : the literals
     exact : b of the constraints without a literal
-    errors : as in `Row`, of the constraints that have some
+    errors : as in `Constraint`, of the constraints that have some
     """
 
     columns: Groups
@@ -68,12 +68,12 @@ class Table:
     def __len__(self) -> int:
         return len(self.strict)
 
-    def with_rows(self, rows: Sequence[Row]) -> Table:
+    def with_rows(self, rows: Sequence[Constraint]) -> ConstraintTable:
         """The table and these further constraints."""
         if not rows:
             return self
         first = len(self)
-        return Table(
+        return ConstraintTable(
             Groups.chain([self.columns, Groups.of([row.columns for row in rows])]),
             np.concatenate([self.values, np.array([value for row in rows for value in row.values], np.float64)]),
             np.concatenate([self.strict, np.array([row.strict for row in rows], np.bool_)]),
@@ -118,7 +118,7 @@ class Scope(ABC):
     hidden : hidden nodes
     """
 
-    source: Source
+    source: SourceText
     version: tuple[int, int]
     network: str | None
     signature: Signature
@@ -173,7 +173,7 @@ class Scope(ABC):
         """Name of the element with this flat index."""
 
 
-def check(query: Query, source: Source) -> Scope:
+def check(query: SyntaxTree, source: SourceText) -> Scope:
     """Check the declarations of a file.
 
     Raises
@@ -204,7 +204,7 @@ class _Symbols(Scope):
 _SYMBOL = re.compile(r"([XY])_(0|[1-9][0-9]{0,8})")
 
 
-def _check_symbols(query: Query, source: Source) -> Scope:
+def _check_symbols(query: SyntaxTree, source: SourceText) -> Scope:
     indices: dict[str, dict[int, int]] = {"X": {}, "Y": {}}
     for symbol in query.symbols:
         match = _SYMBOL.fullmatch(symbol.name)
@@ -227,7 +227,7 @@ def _check_symbols(query: Query, source: Source) -> Scope:
     return _Symbols(source, (1, 0), None, signature, columns=columns)
 
 
-def _check_contiguous(letter: str, what: str, places: dict[int, int], source: Source) -> None:
+def _check_contiguous(letter: str, what: str, places: dict[int, int], source: SourceText) -> None:
     if not places:
         raise source.error(PropertyError, f"no {what} is declared: expected (declare-const {letter}_0 Real) and so on")
     last = max(places)
@@ -243,7 +243,7 @@ def _check_contiguous(letter: str, what: str, places: dict[int, int], source: So
 
 @dataclass(frozen=True, eq=False)
 class _Tensors(Scope):
-    tensors: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # with the column of the first element
+    tensors: dict[str, tuple[DeclaredTensor, int]] = field(default_factory=dict)  # with the column of the first element
 
     def _resolve(self, atom: str, at: int) -> int:
         name, _, rest = atom.partition("[")
@@ -278,10 +278,10 @@ class _Tensors(Scope):
         return f"{variable.name}[{','.join(reversed(indices))}]" if indices else variable.name
 
 
-def _check_network(query: Query, source: Source) -> Scope:
+def _check_network(query: SyntaxTree, source: SourceText) -> Scope:
     _refuse_several(query.networks, source)
     network = query.networks[0]
-    tensors: dict[str, tuple[Tensor, int]] = {}
+    tensors: dict[str, tuple[DeclaredTensor, int]] = {}
     variables: dict[str, list[Variable]] = {"input": [], "output": [], "hidden": []}
     offset = 0
     for tensor in network.tensors:
@@ -313,10 +313,10 @@ _WHY_NOT = {
 }
 
 
-def _refuse_several(networks: tuple[Network, ...], source: Source) -> None:
+def _refuse_several(networks: tuple[DeclaredNetwork, ...], source: SourceText) -> None:
     """Refuse several networks, each kind with its reason; a relation to a network that is not there is an error."""
     one_only = "one network only (theory SNET)"
-    earlier: dict[str, Network] = {}
+    earlier: dict[str, DeclaredNetwork] = {}
     for network in networks:
         if network.name in earlier:
             raise source.error(PropertyError, f"the name {network.name} is declared twice", network.at)
@@ -337,7 +337,7 @@ def _refuse_several(networks: tuple[Network, ...], source: Source) -> None:
         raise source.error(UnsupportedError, message, networks[1].at)
 
 
-def _spelled(tensors: dict[str, tuple[Tensor, int]]) -> dict[str, int]:
+def _spelled(tensors: dict[str, tuple[DeclaredTensor, int]]) -> dict[str, int]:
     """Columns of the elements as files spell them nearly always; those of giant tensors are worked out when met."""
     columns: dict[str, int] = {}
     for name, (tensor, offset) in tensors.items():
@@ -351,7 +351,7 @@ def _spelled(tensors: dict[str, tuple[Tensor, int]]) -> dict[str, int]:
     return columns
 
 
-def _check_tensor(tensor: Tensor, source: Source) -> Variable:
+def _check_tensor(tensor: DeclaredTensor, source: SourceText) -> Variable:
     if tensor.initialized:
         message = f"{tensor.name}: inputs with an initial value (initialized) are not supported"
         raise source.error(UnsupportedError, message, tensor.at)
@@ -369,7 +369,7 @@ def _check_tensor(tensor: Tensor, source: Source) -> Variable:
     return Variable(tensor.name, word, tensor.shape)
 
 
-def _check_mixture(network: Network, signature: Signature, source: Source) -> None:
+def _check_mixture(network: DeclaredNetwork, signature: Signature, source: SourceText) -> None:
     types = {variable.element_type for variable in (*signature.inputs, *signature.outputs)}
     if "real" in types and len(types) > 1:
         message = "real must be the element type of all tensors or of none"

@@ -9,23 +9,23 @@ import numpy as np
 
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.signature import Ints
-from bnn_vnnlib.vnnlib.check import Row, Table
+from bnn_vnnlib.vnnlib.check import Constraint, ConstraintTable
 from bnn_vnnlib.vnnlib.groups import Groups
-from bnn_vnnlib.vnnlib.linear import MAX_DEPTH, Comparisons
+from bnn_vnnlib.vnnlib.linear import MAX_FORMULA_DEPTH, Comparisons
 from bnn_vnnlib.vnnlib.simple import Simple
-from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, Source
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, SimpleRun, SourceText
 
 MAX_CASES = 1_000_000
 MAX_ENTRIES = 5_000_000
 
-Formula = Compare | Junction | Run
+Formula = Compare | Junction | SimpleRun
 
 
 @dataclass(frozen=True)
 class Disjunction:
     """The assertions as: all constraints of `common`, and all those of one of the `cases` (numbers in the table)."""
 
-    table: Table
+    table: ConstraintTable
     common: Ints
     cases: Groups
 
@@ -34,19 +34,19 @@ class Disjunction:
 class _Expansion:
     """The walk over the formulas, with the constraints met so far. A formula becomes its alternatives."""
 
-    source: Source
+    source: SourceText
     comparisons: Comparisons
     simple: Simple
-    rows: list[Row]
-    numbers: dict[Row, int] = field(default_factory=dict)
+    rows: list[Constraint]
+    numbers: dict[Constraint, int] = field(default_factory=dict)
 
     def formula(self, formula: Compare | Junction, depth: int = 1) -> Groups:
         """The alternatives of a formula: lists of constraints, one of which must hold."""
         if isinstance(formula, Compare):
             alternatives = self.comparisons.alternatives(formula)
             return Groups.of([[self.number(row) for row in conjunction] for conjunction in alternatives])
-        if depth > MAX_DEPTH:
-            message = f"a formula is nested more than {MAX_DEPTH} deep"
+        if depth > MAX_FORMULA_DEPTH:
+            message = f"a formula is nested more than {MAX_FORMULA_DEPTH} deep"
             raise self.source.error(UnsupportedError, message, formula.at)
         if formula.connective == "and":
             return self.conjunction(
@@ -55,13 +55,13 @@ class _Expansion:
         parts: list[Groups] = []
         cases = entries = 0
         for part in formula.parts:
-            more = self.disjuncts(part) if isinstance(part, Run) else self.formula(part, depth + 1)
+            more = self.disjuncts(part) if isinstance(part, SimpleRun) else self.formula(part, depth + 1)
             cases, entries = cases + len(more), entries + len(more.items)
             self.check_size(cases, entries, formula.at)
             parts.append(more)
         return Groups.chain(parts)
 
-    def number(self, row: Row) -> int:
+    def number(self, row: Constraint) -> int:
         """The number of a constraint that was read alone."""
         found = self.numbers.get(row)
         if found is None:
@@ -71,7 +71,7 @@ class _Expansion:
 
     def conjuncts(self, part: Formula, depth: int) -> Iterable[Groups]:
         """The parts of a part of an `and`: a run is many."""
-        if isinstance(part, Run):
+        if isinstance(part, SimpleRun):
             return self.members(*self.simple.places[part])
         return [self.formula(part, depth + 1)]
 
@@ -88,7 +88,7 @@ class _Expansion:
         for one in branching.tolist():
             yield self.simple.alternatives.part(int(first[one]), int(first[one + 1]))
 
-    def disjuncts(self, run: Run) -> Groups:
+    def disjuncts(self, run: SimpleRun) -> Groups:
         """A run as a part of an `or`."""
         start, stop = self.simple.places[run]
         first = self.simple.first
@@ -134,7 +134,7 @@ class _Expansion:
             raise self.source.error(UnsupportedError, message, at)
 
 
-def expand(assertions: Iterable[Formula], simple: Simple, comparisons: Comparisons, source: Source) -> Disjunction:
+def expand(assertions: Iterable[Formula], simple: Simple, comparisons: Comparisons, source: SourceText) -> Disjunction:
     """Multiply out the conjunction of all assertions; what holds in every case is kept apart.
 
     Raises

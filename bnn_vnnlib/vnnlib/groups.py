@@ -81,7 +81,7 @@ def _match_flat(what: str, declared: Variable, models: tuple[Variable, ...], pat
 
 
 def match_tensor(what: str, declared: Variable, actual: Variable, path: str | Path | None) -> list[str]:
-    """As `compare_signatures`, for one tensor; `what` it is, for the message."""
+    """Notes on the shape of one tensor, which must be the model's (PropertyError); `what` it is, for the message."""
     if declared.element_type not in ("real", actual.element_type):
         message = (
             f"{what} {declared.name} is declared {declared.element_type}, the model's {actual.name} is "

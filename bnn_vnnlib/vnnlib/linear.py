@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.signature import Floats, Ints
-from bnn_vnnlib.vnnlib.check import Row, Scope
+from bnn_vnnlib.vnnlib.check import Constraint, Scope
 from bnn_vnnlib.vnnlib.tree import Apply, Compare, bracket, bracket_literal, is_number, read_literal
 
 # 1. Many decimal numbers at once
 
-_LONGEST = 24  # characters
+_MOST_CHARACTERS = 24  # characters
 _DIGITS = 18  # from the first that is not 0; 10^18 < 2^63
 _DECIMALS = 22  # 10^22 is exact in float64, 10^23 is not
 _TOGETHER = 20_000  # bounds the memory for single characters
@@ -67,7 +67,7 @@ def _brackets(texts: Sequence[str]) -> tuple[Floats, Floats]:
 
 def _split(texts: Sequence[str]) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """M and s of each number M / 10^s (0 and 0 where it is not short), and which are short."""
-    width = min(max(map(len, texts), default=0), _LONGEST) + 1
+    width = min(max(map(len, texts), default=0), _MOST_CHARACTERS) + 1
     cells = np.array(texts, f"S{width}").view(np.uint8).reshape(len(texts), width).T
     figures = np.ascontiguousarray(cells) - np.uint8(ord("0"))  # wraps around for what is no digit
     is_digit = figures < 10
@@ -101,11 +101,11 @@ def _product_error(a: Floats, b: Floats, product: Floats) -> Floats:
 
 # 2. Comparisons
 
-MAX_DEPTH = 200
+MAX_FORMULA_DEPTH = 200
 _MAX_BITS = 40_000
 _ZERO, _ONE, _MINUS_ONE = Fraction(0), Fraction(1), Fraction(-1)
 
-Conjunction = tuple[Row, ...]
+Conjunction = tuple[Constraint, ...]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Comparisons:
             self.notes.append(f"line {line}: a comparison is false for every input; the cases with it are dropped")
         return ((),) if truth else ()
 
-    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Row:
+    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Constraint:
         """linear <= 0 (or < 0)."""
         coefficients = {j: a for j, a in linear.coefficients.items() if a}
         bound = -linear.constant
@@ -201,7 +201,7 @@ class Comparisons:
                 coefficients, bound = {column: coefficient / abs(coefficient)}, bound / abs(coefficient)
         return self._row(coefficients, bound, strict, at)
 
-    def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Row:
+    def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Constraint:
         """Coefficients as written if float64 holds them, else times their common denominator.
 
         What is inexact even then is carried as an error if it concerns an input, and refused if an output.
@@ -214,7 +214,7 @@ class Comparisons:
             errors = _errors(columns, scaled, values)
             if errors is not None and all(column < accept_up_to for column, _ in errors):
                 down, up = self._round(factor * bound, at)
-                return Row(columns, values, strict, down, up, factor * bound, errors)
+                return Constraint(columns, values, strict, down, up, factor * bound, errors)
         outputs = [column for column in columns if column >= self._num_inputs] or columns
         names = ", ".join(map(self._scope.name, outputs[:5]))
         message = f"a coefficient of {names} has too many digits for float64; round it to at most 15 digits"
@@ -231,8 +231,8 @@ class Comparisons:
             if is_number(term):
                 return _Linear({}, self._literal(term, at))
             return _Linear({self._scope.column(term, at): _ONE}, _ZERO)
-        if depth > MAX_DEPTH:
-            raise self._source.error(UnsupportedError, f"a term is nested more than {MAX_DEPTH} deep", term.at)
+        if depth > MAX_FORMULA_DEPTH:
+            raise self._source.error(UnsupportedError, f"a term is nested more than {MAX_FORMULA_DEPTH} deep", term.at)
         if term.operator == "*":
             return self._multiple(term) or self._product(term, depth)
         only_negates = term.operator == "-" and len(term.operands) == 1

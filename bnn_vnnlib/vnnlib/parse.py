@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bnn_vnnlib import readers
 from bnn_vnnlib.errors import InputError, PropertyError, UnsupportedError, VnnlibSyntaxError
 from bnn_vnnlib.readers import kinds
-from bnn_vnnlib.vnnlib.tree import Apply, Compare, Junction, Network, Query, Relation, Run, Source, Symbol, Tensor
+from bnn_vnnlib.vnnlib import tree
 
 if TYPE_CHECKING:
     from lark import Lark, Token
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 # 1. Files
 
-MAX_BYTES = 128 * 2**20
+MAX_PROPERTY_BYTES = 128 * 2**20
 _MARABOU = re.compile(r"\s*(?:[+-]?[\d.]*\s*(?:[xy]|ws_\d++_)\d++\s*)++(?:<=|>=|=)\s*[-+.\deE]+\s*(?:[\r\n]|\Z)")
 
 
-def read_text(path: str | Path, limit: int = MAX_BYTES, what: str = "VNN-LIB") -> tuple[str, Path]:
-    """The text of a property file (or of `what` is expected) and the path that was opened.
+def read_property_text(path: str | Path, limit: int = MAX_PROPERTY_BYTES) -> tuple[str, Path]:
+    """The text of a property file and the path that was opened.
 
     A file is decompressed if it is a gzip file, whatever its name; if `path` is missing, `path`.gz is tried.
 
@@ -44,7 +44,7 @@ def read_text(path: str | Path, limit: int = MAX_BYTES, what: str = "VNN-LIB") -
     """
     found = readers.located(path)
     kinds.expect(found, kinds.PROPERTY, VnnlibSyntaxError)
-    return readers.read_text(found, limit, what, VnnlibSyntaxError), found
+    return readers.read_text(found, limit, "VNN-LIB", VnnlibSyntaxError), found
 
 
 def looks_like_vnnlib(path: str | Path) -> bool:
@@ -74,7 +74,7 @@ _COMMENT = re.compile(r"^[^;\r\n]*;[; \t]*bnn-vnnlib(?![\w.\-/])(?P<rest>[^\r\n]
 _ITEM = re.compile(r"(?P<key>[a-z][a-z0-9_]*)=(?P<value>[^\s=]+)")
 
 
-def read_options(source: Source) -> dict[str, str]:
+def read_options(source: tree.SourceText) -> dict[str, str]:
     """The options of a text; a malformed or contradictory one is a PropertyError with its line."""
     options: dict[str, str] = {}
     if "bnn-vnnlib" not in source.text:
@@ -166,7 +166,7 @@ _HINTS_2 = {
 _FOUND = re.compile(r"[()\[\],]|[^\s()\[\],;]+|.", re.DOTALL)
 
 
-def _syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> InputError:
+def _syntax_error(source: tree.SourceText, unexpected: UnexpectedInput, major: int) -> InputError:
     """The error to raise for what the parser met: where, what was found, what was expected, what to do."""
     terminals, at = _expected(unexpected, source)
     if _looks_like_marabou(source.text):
@@ -186,7 +186,7 @@ def _syntax_error(source: Source, unexpected: UnexpectedInput, major: int) -> In
     return source.error(VnnlibSyntaxError, f"{message} ({hint})" if hint else message, at)
 
 
-def _expected(unexpected: UnexpectedInput, source: Source) -> tuple[set[str], int]:
+def _expected(unexpected: UnexpectedInput, source: tree.SourceText) -> tuple[set[str], int]:
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
     if isinstance(unexpected, UnexpectedCharacters):
@@ -245,57 +245,57 @@ def _unescaped(escape: re.Match[str]) -> str:
 class _Builder:
     """What the grammars' rules and merged terminals become; a rule gets the list of its parts. Holds no state."""
 
-    def ASSERTIONS(self, token: Token) -> Run:  # noqa: N802
-        return Run("assertions", token.value, token.start_pos or 0)
+    def ASSERTIONS(self, token: Token) -> tree.SimpleRun:  # noqa: N802
+        return tree.SimpleRun("assertions", token.value, token.start_pos or 0)
 
-    def COMPARISONS(self, token: Token) -> Run:  # noqa: N802
-        return Run("comparisons", token.value, token.start_pos or 0)
+    def COMPARISONS(self, token: Token) -> tree.SimpleRun:  # noqa: N802
+        return tree.SimpleRun("comparisons", token.value, token.start_pos or 0)
 
-    def CLAUSES(self, token: Token) -> Run:  # noqa: N802
-        return Run("clauses", token.value, token.start_pos or 0)
+    def CLAUSES(self, token: Token) -> tree.SimpleRun:  # noqa: N802
+        return tree.SimpleRun("clauses", token.value, token.start_pos or 0)
 
-    def FLAT(self, token: Token) -> Apply:  # noqa: N802
+    def FLAT(self, token: Token) -> tree.Apply:  # noqa: N802
         operator, *operands = token[1:-1].split()
-        return Apply(operator, tuple(operands), (token.start_pos or 0) + token.index(operator))
+        return tree.Apply(operator, tuple(operands), (token.start_pos or 0) + token.index(operator))
 
     def INDEXED(self, token: Token) -> str:  # noqa: N802
         return "".join(token.split())
 
-    def assertion(self, parts: list[Any]) -> Compare | Junction:
-        if isinstance(parts[0], Compare | Junction):
+    def assertion(self, parts: list[Any]) -> tree.Compare | tree.Junction:
+        if isinstance(parts[0], tree.Compare | tree.Junction):
             return parts[0]
         opening, connective = parts[0], parts[0].rpartition("(")[2].strip()
-        return Junction(connective, tuple(parts[1:]), opening.start_pos + len(opening) - len(connective))
+        return tree.Junction(connective, tuple(parts[1:]), opening.start_pos + len(opening) - len(connective))
 
-    def comparison(self, parts: list[Any]) -> Compare:
+    def comparison(self, parts: list[Any]) -> tree.Compare:
         relation, left, right = parts
-        return Compare(str(relation), left, right, relation.start_pos)
+        return tree.Compare(str(relation), left, right, relation.start_pos)
 
-    def junction(self, parts: list[Any]) -> Junction:
-        return Junction(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
+    def junction(self, parts: list[Any]) -> tree.Junction:
+        return tree.Junction(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
 
-    def application(self, parts: list[Any]) -> Apply:
-        return Apply(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
+    def application(self, parts: list[Any]) -> tree.Apply:
+        return tree.Apply(str(parts[0]), tuple(parts[1:]), parts[0].start_pos)
 
 
 class _Builder1(_Builder):
     """Rules of v1.lark."""
 
-    def DECLARATIONS(self, token: Token) -> tuple[Symbol, ...]:  # noqa: N802
+    def DECLARATIONS(self, token: Token) -> tuple[tree.Symbol, ...]:  # noqa: N802
         places = [(token.start_pos or 0) + place.start() for place in _OPEN.finditer(token)]
-        words = Run("declarations", token.value, 0).words()
-        return tuple(map(Symbol, words[1::3], words[2::3], places))
+        words = tree.SimpleRun("declarations", token.value, 0).words()
+        return tuple(map(tree.Symbol, words[1::3], words[2::3], places))
 
-    def declaration(self, parts: list[Any]) -> tuple[Symbol, ...]:
-        return (Symbol(str(parts[0]), str(parts[1]), parts[0].start_pos),)
+    def declaration(self, parts: list[Any]) -> tuple[tree.Symbol, ...]:
+        return (tree.Symbol(str(parts[0]), str(parts[1]), parts[0].start_pos),)
 
-    def start(self, parts: list[Any]) -> Query:
-        symbols: list[Symbol] = []
+    def start(self, parts: list[Any]) -> tree.SyntaxTree:
+        symbols: list[tree.Symbol] = []
         for part in parts:
             if isinstance(part, tuple):
                 symbols.extend(part)
         assertions = tuple(part for part in parts if not isinstance(part, tuple))
-        return Query((1, 0), tuple(symbols), (), assertions)
+        return tree.SyntaxTree((1, 0), tuple(symbols), (), assertions)
 
 
 class _Builder2(_Builder):
@@ -304,52 +304,52 @@ class _Builder2(_Builder):
     def HEADER(self, token: Token) -> tuple[int, int]:  # noqa: N802
         return self.version([token[token.index("<") : token.index(">")]])
 
-    def INPUT(self, token: Token) -> Tensor:  # noqa: N802
+    def INPUT(self, token: Token) -> tree.DeclaredTensor:  # noqa: N802
         return self._whole_tensor("input", token)
 
-    def OUTPUT(self, token: Token) -> Tensor:  # noqa: N802
+    def OUTPUT(self, token: Token) -> tree.DeclaredTensor:  # noqa: N802
         return self._whole_tensor("output", token)
 
-    def start(self, parts: list[Any]) -> Query:
-        networks = tuple(part for part in parts if isinstance(part, Network))
-        return Query(parts[0], (), networks, tuple(parts[1 + len(networks) :]))
+    def start(self, parts: list[Any]) -> tree.SyntaxTree:
+        networks = tuple(part for part in parts if isinstance(part, tree.DeclaredNetwork))
+        return tree.SyntaxTree(parts[0], (), networks, tuple(parts[1 + len(networks) :]))
 
     def version(self, parts: list[Any]) -> tuple[int, int]:
         major, minor = parts[0].strip("<> \t").split(".")
         return int(major), int(minor)
 
-    def network(self, parts: list[Any]) -> Network:
-        relation = parts[1] if isinstance(parts[1], Relation) else None
-        tensors = tuple(part for part in parts[1:] if isinstance(part, Tensor))
-        return Network(str(parts[0]), relation, tensors, parts[0].start_pos)
+    def network(self, parts: list[Any]) -> tree.DeclaredNetwork:
+        relation = parts[1] if isinstance(parts[1], tree.Relation) else None
+        tensors = tuple(part for part in parts[1:] if isinstance(part, tree.DeclaredTensor))
+        return tree.DeclaredNetwork(str(parts[0]), relation, tensors, parts[0].start_pos)
 
-    def relation(self, parts: list[Any]) -> Relation:
-        return Relation(str(parts[0]), str(parts[1]), parts[0].start_pos)
+    def relation(self, parts: list[Any]) -> tree.Relation:
+        return tree.Relation(str(parts[0]), str(parts[1]), parts[0].start_pos)
 
     def shape(self, parts: list[Any]) -> tuple[str, ...]:
         return tuple(str(part) for part in parts)
 
-    def input(self, parts: list[Any]) -> Tensor:
+    def input(self, parts: list[Any]) -> tree.DeclaredTensor:
         return self._tensor("input", parts, initialized=len(parts) > 3)
 
-    def hidden(self, parts: list[Any]) -> Tensor:
+    def hidden(self, parts: list[Any]) -> tree.DeclaredTensor:
         return replace(self._tensor("hidden", parts), node=_ESCAPED.sub(_unescaped, parts[3][1:-1]))
 
-    def output(self, parts: list[Any]) -> Tensor:
+    def output(self, parts: list[Any]) -> tree.DeclaredTensor:
         return self._tensor("output", parts)
 
-    def _tensor(self, kind: str, parts: list[Any], initialized: bool = False) -> Tensor:
+    def _tensor(self, kind: str, parts: list[Any], initialized: bool = False) -> tree.DeclaredTensor:
         name, element_type, shape = parts[:3]
-        return Tensor(kind, str(name), str(element_type), _dimensions(shape), initialized, name.start_pos)
+        return tree.DeclaredTensor(kind, str(name), str(element_type), _dimensions(shape), initialized, name.start_pos)
 
-    def _whole_tensor(self, kind: str, token: Token) -> Tensor:
+    def _whole_tensor(self, kind: str, token: Token) -> tree.DeclaredTensor:
         """(declare-input name type [dimensions]) and its like, read at once."""
         words, _, rest = token.partition("[")
         keyword, name, element_type = words.split()[-3:]
         at = token.index(name, token.index(keyword) + len(keyword))
         dimensions = "".join(rest.partition("]")[0].split())
         shape = dimensions.split(",") if dimensions else []
-        return Tensor(kind, name, element_type, _dimensions(shape), False, (token.start_pos or 0) + at)
+        return tree.DeclaredTensor(kind, name, element_type, _dimensions(shape), False, (token.start_pos or 0) + at)
 
 
 def _dimensions(shape: Iterable[str]) -> tuple[int, ...]:
@@ -366,7 +366,7 @@ def _parser(major: int) -> Lark:
     return Lark(grammar, parser="lalr", transformer=builder)
 
 
-def parse(source: Source) -> Query:
+def parse(source: tree.SourceText) -> tree.SyntaxTree:
     """Read a VNN-LIB text of either version.
 
     Raises
@@ -379,13 +379,13 @@ def parse(source: Source) -> Query:
 
     major = _major(source)
     try:
-        query: Query = _parser(major).parse(source.text)  # type: ignore[assignment]
+        query: tree.SyntaxTree = _parser(major).parse(source.text)  # type: ignore[assignment]
     except UnexpectedInput as unexpected:
         raise _syntax_error(source, unexpected, major) from None
     return query
 
 
-def _major(source: Source) -> int:
+def _major(source: tree.SourceText) -> int:
     """The major version, which selects the grammar: a file without a version is 1.0."""
     header = _VERSION.match(source.text)
     if header is None:

@@ -16,20 +16,20 @@ import numpy as np
 
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
 from bnn_vnnlib.signature import Floats, Ints
-from bnn_vnnlib.vnnlib.check import Row, Scope, Table
+from bnn_vnnlib.vnnlib.check import Constraint, ConstraintTable, Scope
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals
-from bnn_vnnlib.vnnlib.tree import Compare, Junction, Run, Source, bracket_literal, is_number
+from bnn_vnnlib.vnnlib.tree import Compare, Junction, SimpleRun, SourceText, bracket_literal, is_number
 
 # 1. Words to numbers
 
-OPERATORS = (">=", ">", "<=", "<", "=", "==", "!=")
-AND = len(OPERATORS)
+COMPARATORS = (">=", ">", "<=", "<", "=", "==", "!=")
+AND = len(COMPARATORS)
 _COMPARISON = re.compile(r"\([ \t\r\n]*[<>=!]")
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class SimpleRuns:
     """All simple comparisons s = 0, ..., S - 1 of a property, in the order of the text.
 
     Attributes
@@ -45,7 +45,7 @@ class Runs:
     operators: Ints
     left: Ints
     right: Ints
-    runs: list[Run]
+    runs: list[SimpleRun]
     first: Ints
     clauses: Ints
 
@@ -67,9 +67,9 @@ class Runs:
         return [atom for atom in self.atoms[AND + 1 :] if is_number(atom)]
 
 
-def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
+def read_runs(assertions: Iterable[Compare | Junction | SimpleRun]) -> SimpleRuns:
     """Gather the runs of all formulas."""
-    known = (*OPERATORS, "and")
+    known = (*COMPARATORS, "and")
     numbers = defaultdict(count(len(known)).__next__, zip(known, range(len(known)), strict=True))
     runs, parts = [*_leaves(assertions)], [np.zeros(0, np.int32)]
     for run in runs:
@@ -83,14 +83,14 @@ def read_runs(assertions: Iterable[Compare | Junction | Run]) -> Runs:
     first = np.array([*map(len, parts)]).cumsum()
     first = (first - ands.searchsorted(first)) // 3
     operators, left, right = np.delete(codes, ands).reshape(-1, 3).T.astype(np.int64)
-    return Runs(list(numbers), operators, left, right, runs, first, clauses)
+    return SimpleRuns(list(numbers), operators, left, right, runs, first, clauses)
 
 
-def _leaves(assertions: Iterable[Compare | Junction | Run]) -> Iterable[Run]:
+def _leaves(assertions: Iterable[Compare | Junction | SimpleRun]) -> Iterable[SimpleRun]:
     pending = list(assertions)[::-1]
     while pending:
         formula = pending.pop()
-        if isinstance(formula, Run):
+        if isinstance(formula, SimpleRun):
             yield formula
         elif isinstance(formula, Junction):
             pending.extend(reversed(formula.parts))
@@ -98,10 +98,10 @@ def _leaves(assertions: Iterable[Compare | Junction | Run]) -> Iterable[Run]:
 
 # 2. Constraints
 
-_STRICT = np.array(["=" not in word for word in OPERATORS])
-_UPPER = np.array([word.startswith("<") for word in OPERATORS])
-_EQUAL = np.array([word in ("=", "==") for word in OPERATORS])
-_UNEQUAL = np.array([word == "!=" for word in OPERATORS])
+_STRICT = np.array(["=" not in word for word in COMPARATORS])
+_UPPER = np.array([word.startswith("<") for word in COMPARATORS])
+_EQUAL = np.array([word in ("=", "==") for word in COMPARATORS])
+_UNEQUAL = np.array([word == "!=" for word in COMPARATORS])
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,15 +118,15 @@ class Simple:
     clauses : the first comparison of each clause, in the runs that consist of clauses
     """
 
-    table: Table
-    rows: list[Row]
+    table: ConstraintTable
+    rows: list[Constraint]
     alternatives: Groups
     first: Ints
-    places: Mapping[Run, tuple[int, int]]
+    places: Mapping[SimpleRun, tuple[int, int]]
     clauses: Ints
 
 
-def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
+def read_simple(runs: SimpleRuns, scope: Scope, comparisons: Comparisons) -> Simple:
     """The constraints of all runs.
 
     Raises
@@ -148,7 +148,7 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
         return Simple(table, [], conjunctions.take(which), np.arange(len(which) + 1), places, runs.clauses)
     plain = np.flatnonzero(~odd)
     table, conjunctions = _table(runs, operators[plain], left[plain], right[plain], columns, scope.source)
-    rows: list[Row] = []
+    rows: list[Constraint] = []
     owner, lists = [*plain.tolist()], []
     for one in np.flatnonzero(odd).tolist():
         for conjunction in comparisons.alternatives(runs.compare(int(where[one]))):
@@ -162,7 +162,7 @@ def read_simple(runs: Runs, scope: Scope, comparisons: Comparisons) -> Simple:
     return Simple(table, rows, conjunctions.take(chosen.items), chosen.starts, places, runs.clauses)
 
 
-def _resolved(runs: Runs, scope: Scope) -> Ints:
+def _resolved(runs: SimpleRuns, scope: Scope) -> Ints:
     """The column of each atom; -1 for a number, and for what is no operand."""
     columns = np.fromiter(map(scope.columns.get, runs.atoms, repeat(-1)), np.int64, len(runs.atoms))
     for atom in (np.flatnonzero(columns[AND + 1 :] < 0) + AND + 1).tolist():  # behind the words that are no operands
@@ -176,7 +176,9 @@ def _resolved(runs: Runs, scope: Scope) -> Ints:
     return columns
 
 
-def _table(runs: Runs, operators: Ints, left: Ints, right: Ints, columns: Ints, source: Source) -> tuple[Table, Groups]:
+def _table(
+    runs: SimpleRuns, operators: Ints, left: Ints, right: Ints, columns: Ints, source: SourceText
+) -> tuple[ConstraintTable, Groups]:
     """The distinct constraints of comparisons with one variable or two, and those of each comparison."""
     swap = columns[left] < 0
     left, right = np.where(swap, right, left), np.where(swap, left, right)
@@ -205,11 +207,11 @@ def _table(runs: Runs, operators: Ints, left: Ints, right: Ints, columns: Ints, 
     sides = np.where(two, -1, right[where])
     down, up = _brackets(runs, sides, source)
     down, up = np.where(above, down, 0.0 - up), np.where(above, up, 0.0 - down)
-    table = Table(pairs, values, strict[where], down, up, sides, runs.atoms, {}, {})
+    table = ConstraintTable(pairs, values, strict[where], down, up, sides, runs.atoms, {}, {})
     return table, Groups(starts, which)
 
 
-def _brackets(runs: Runs, sides: Ints, source: Source) -> tuple[Floats, Floats]:
+def _brackets(runs: SimpleRuns, sides: Ints, source: SourceText) -> tuple[Floats, Floats]:
     """The float64 numbers next to the literals with these numbers; 0 for -1."""
     is_used = np.zeros(len(runs.atoms) + 1, np.bool_)
     is_used[sides] = True
@@ -222,7 +224,7 @@ def _brackets(runs: Runs, sides: Ints, source: Source) -> tuple[Floats, Floats]:
     return down[sides], up[sides]
 
 
-def _unusable(runs: Runs, literals: Ints, source: Source) -> InputError:
+def _unusable(runs: SimpleRuns, literals: Ints, source: SourceText) -> InputError:
     """The error for the first of the literals that cannot be read."""
     for atom in literals.tolist():
         try:

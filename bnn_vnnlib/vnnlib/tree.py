@@ -1,6 +1,6 @@
 """What parsing yields: the one syntax tree of both versions of VNN-LIB, and the text and numbers that its leaves hold.
 
-1. `Source`: a text and where it came from; it turns an offset into a located error.
+1. `SourceText`: a text and where it came from; it turns an offset into a located error.
 2. Decimal numbers, read exactly and rounded both ways.
 3. The tree. A place (`at`) is an offset in the text; line and column are worked out only for an error.
 """
@@ -21,7 +21,7 @@ Error = TypeVar("Error", bound=InputError)
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """The text of a property and the path it was read from, if any."""
 
     text: str
@@ -38,11 +38,11 @@ class Source:
         column = at - self.text.rfind("\n", 0, at)
         return kind(message, path=self.path, line=self.line(at), column=column)
 
-    def find(self, atom: str, start: int, length: int = 100_000) -> int:
+    def find(self, atom: str, start: int) -> int:
         """Offset of a number or variable at or after `start`; `start` itself if it is written with blanks inside."""
         if len(atom) > 10_000:  # a pattern of that length takes seconds
             return start
-        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + length)
+        found = re.compile(r"(?<![\w.\-+])" + re.escape(atom) + r"(?![\w.])").search(self.text, start, start + 100_000)
         return found.start() if found else start
 
 
@@ -136,7 +136,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimpleRun:
     """Simple things in a row, as written: comparisons of two atoms each, no comments between them.
 
     `kind` says what stands in the row: "assertions" (assert (< a b)), "comparisons" (< a b), or "clauses"
@@ -157,7 +157,7 @@ class Junction:
     """(and ...) or (or ...)."""
 
     connective: str
-    parts: tuple[Compare | Junction | Run, ...]
+    parts: tuple[Compare | Junction | SimpleRun, ...]
     at: int
 
 
@@ -171,7 +171,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class DeclaredTensor:
     """An input, hidden node or output declared by a 2.x file; `kind` is one of these words.
 
     `node` is the name of a hidden node's ONNX output.
@@ -196,20 +196,20 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class DeclaredNetwork:
     """A network declared by a 2.x file."""
 
     name: str
     relation: Relation | None
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[DeclaredTensor, ...]
     at: int
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SyntaxTree:
     """A whole file: `symbols` in 1.0, `networks` in 2.x."""
 
     version: tuple[int, int]
     symbols: tuple[Symbol, ...]
-    networks: tuple[Network, ...]
-    assertions: tuple[Compare | Junction | Run, ...]
+    networks: tuple[DeclaredNetwork, ...]
+    assertions: tuple[Compare | Junction | SimpleRun, ...]

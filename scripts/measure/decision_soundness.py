@@ -226,7 +226,7 @@ def _expectation(bounds: OutputBounds, trial: Trial) -> decision.Portfolio:
     posterior = trial.model.posterior
     if not isinstance(posterior, GaussianDiagonal | WeightSamples):
         raise TypeError("neither independent Gaussians nor samples")
-    return decision.portfolio(decision.Task(bounds, posterior, torch.device("cpu")))
+    return decision.portfolio(decision.DecisionTask(bounds, posterior, torch.device("cpu")))
 
 
 def points_of(trial: Trial, found: BatchResult, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def _wide_classifiers(data: Path, count: int) -> Iterator[tuple[str, float, floa
 def points(data: Folder, count: int = 50) -> None:
     """The expected probability of the predicted class at points: lower bounds by method, beside an estimate."""
     from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
-    from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows, Source
+    from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows, SoftmaxSource
     from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax, Tilted
     from bnn_vnnlib.network.dense_chain import dense_chain
     from bnn_vnnlib.system.clock import Deadline
@@ -122,7 +122,11 @@ def points(data: Folder, count: int = 50) -> None:
         rows = torch.nn.functional.one_hot(expected.argmax(-1), expected.shape[-1]).to(x)[:, None]
         row = [name, f"{factor:g}", f"{expected.amax(-1).mean():.4f}"]
         seconds = 0.0
-        sources: tuple[Source, ...] = (OneLayerSoftmax(layers), ExponentialMoments(layers, (1e-2,)), Tilted(layers))
+        sources: tuple[SoftmaxSource, ...] = (
+            OneLayerSoftmax(layers),
+            ExponentialMoments(layers, (1e-2,)),
+            Tilted(layers),
+        )
         for source in sources:
             found, seconds = timed(partial(SoftmaxRows(source, Deadline()).lower, x, x, rows))
             row.append(f"{found.mean():.4f}")

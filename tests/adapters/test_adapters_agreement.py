@@ -10,7 +10,7 @@ from torch import nn
 from bnn_vnnlib import PosteriorError
 from bnn_vnnlib.adapters import check_predictive, check_samples, from_samples
 from bnn_vnnlib.adapters.adapted import adapt
-from bnn_vnnlib.adapters.export import plain
+from bnn_vnnlib.adapters.export import plain_export
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import GaussianDiagonal
 
@@ -26,7 +26,7 @@ def layer() -> nn.Linear:
 
 @pytest.fixture(scope="module")
 def model(layer):
-    return adapt(plain(layer, X), GaussianDiagonal(SPREAD), None).model
+    return adapt(plain_export(layer, X), GaussianDiagonal(SPREAD), None).model
 
 
 def outputs(layer: nn.Linear, draws: int, seed: int, factor: float = 1.0, shared: bool = False, shift: float = 0.0):

@@ -24,7 +24,7 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.safety.portfolio import METHODS
-from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, NONE, Goal, SafetyBounds, Task
+from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, NONE, Goal, SafetyBounds, SafetyTask
 from bnn_vnnlib.network.network import Mixture
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
@@ -89,7 +89,7 @@ def methods_of(truth: Truth) -> Iterator[tuple[str, SafetyBounds]]:
                 deadline = Deadline(time.monotonic() + (LONGER if dear else SECONDS))
                 bounds = OutputBounds(Engine(case.model.network, "linear", deadline), "identity")
                 attack = Attack(steps=20, restarts=2, deadline=deadline)
-                task = Task(bounds, posterior, problem, attack, deadline, Goal(0.95, 0.95), **way)
+                task = SafetyTask(bounds, posterior, problem, attack, deadline, Goal(0.95, 0.95), **way)
                 if method.serves(task) is None:
                     yield method.name, method.bounds(task, None)
 
@@ -154,7 +154,7 @@ def rows_of(truth: Truth) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             deadline = Deadline(time.monotonic() + SECONDS)
             bounds = OutputBounds(Engine(case.model.network, "linear", deadline), case.transform)
             rule = Rule(case.options.get("rule", Rule.MEAN))
-            task = decision.Task(bounds, case.posterior, torch.device("cpu"), rule)
+            task = decision.DecisionTask(bounds, case.posterior, torch.device("cpu"), rule)
             if method.serves(task) is not None:
                 continue
             sides = [one.lower(low, high, sign * rows) for one in method.bounds(task).rows for sign in (1, -1)]

@@ -98,7 +98,7 @@ MUTANTS: dict[str, Mutant] = {
         ".index_reduce(0, problem.instance, failures, 'amax')",
     ),
     "rows of a point do not add up": Mutant(SAFETY + "_all_rows", "problem.total(failures)", "problem.least(failures)"),
-    "cases taken for disjoint": Mutant("problem.disjoint:apart", "<= 0)", "<= 1e9)"),
+    "cases taken for disjoint": Mutant("problem.problem:apart", "<= 0)", "<= 1e9)"),
     "wrong side": Mutant(SAFETY + "_violations", "rows.bound, total", "-rows.bound, total"),
     "wrong side at a point": Mutant(SAFETY + "_all_rows", "-rows.inner_bound", "rows.inner_bound"),
     "strictness of a refuted row": Mutant("question.property:row_false", "& strict", "& True"),
@@ -131,16 +131,16 @@ MUTANTS: dict[str, Mutant] = {
     "mixture: best component": Mutant(COMPONENTS + "_together", "weighted_sum(shares, lower)", "lower.amax(0)"),
     # samples
     "samples: equal weights": Mutant(
-        "methods.safety.by_samples:_weight", "probabilities[:, None] * held", "held / len(probabilities)"
+        "methods.safety.by_weights:_weight", "probabilities[:, None] * held", "held / len(probabilities)"
     ),
     "samples: any box": Mutant(
-        "methods.safety.by_samples:_bounds", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
+        "methods.safety.by_weights:_samples", "problem.all_items(found.safe)", "problem.any_item(found.safe)"
     ),
     # boxes of weights
     "boxes: a weight less": Mutant(
         MASS + "centred_mass", "weights * np.log1p(-above)", "(weights - 1) * np.log1p(-above)"
     ),
-    "boxes: margin": Mutant("methods.safety.by_boxes:mass_at", "(margin.", "((1.05 * margin)."),
+    "boxes: margin": Mutant("methods.safety.by_weights:mass_at", "(margin.", "((1.05 * margin)."),
     "boxes: union as a sum": Mutant(
         MASS + "ScatteredUnion.union_lower",
         "self.table_lower[_mask(member)]",

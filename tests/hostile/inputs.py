@@ -11,7 +11,7 @@ from random import Random
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model.files import read_proto
-from bnn_vnnlib.vnnlib.parse import read_text
+from bnn_vnnlib.vnnlib.parse import read_property_text
 from hostile.mutate_archive import archives, mangled_archive, mangled_parquet, parquets
 from hostile.mutate_model import mangled_model
 from hostile.mutate_text import mangled_text
@@ -35,7 +35,11 @@ def seeds(folders: list[Path]) -> dict[str, list[bytes]]:
             if suffix is None or not path.is_file() or path.stat().st_size > LARGEST[suffix]:
                 continue
             try:
-                data = read_proto(path)[0].SerializeToString() if suffix == ".onnx" else read_text(path)[0].encode()
+                data = (
+                    read_proto(path)[0].SerializeToString()
+                    if suffix == ".onnx"
+                    else read_property_text(path)[0].encode()
+                )
             except InputError:
                 continue
             if 0 < len(data) <= LARGEST[suffix]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.model.balls import Ball, add, multiply, reciprocal, square_root
+from bnn_vnnlib.model.balls import Ball, ball_product, ball_sum, reciprocal, square_root
 
 numbers = st.floats(-1e6, 1e6, allow_subnormal=True) | st.floats(allow_nan=False, allow_infinity=False, width=32)
 radii = st.none() | st.floats(0, 1e-3)
@@ -36,8 +36,8 @@ def test_sum_and_product_enclose(a: float, r: float | None, b: float, s: float |
     x, y = ball(a, r), ball(b, s)
     for p in ends(x):
         for q in ends(y):
-            assert holds(add(x, y), p + q)
-            assert holds(multiply(x, y), p * q)
+            assert holds(ball_sum(x, y), p + q)
+            assert holds(ball_product(x, y), p * q)
 
 
 @settings(max_examples=200, deadline=None)
@@ -66,7 +66,7 @@ def test_square_root_encloses(a: float, share: float | None) -> None:
 @given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))
 def test_products_of_float32_are_exact_and_said_to_be(a: float, b: float) -> None:
     if abs(a * b) > 1e-200 or a * b == 0:
-        assert multiply(ball(a, None), ball(b, None)).rad is None
+        assert ball_product(ball(a, None), ball(b, None)).rad is None
 
 
 @pytest.mark.parametrize("value", [1.0, -2.0, 0.125, 2.0**40])

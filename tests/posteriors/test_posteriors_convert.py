@@ -350,7 +350,7 @@ def test_a_conversion_that_was_ended_goes_on(folder: Path, tmp_path: Path, monke
 
 
 def test_folders_that_are_refused(folder: Path, tmp_path: Path) -> None:
-    def attempt(target: Path = tmp_path / "t", **options: Any) -> benchmark.Summary:
+    def attempt(target: Path = tmp_path / "t", **options: Any) -> benchmark.ConvertedBenchmark:
         return convert_benchmark(folder, target, stated("*=1%"), "gaussian", described="", **options)
 
     with pytest.raises(OptionError, match="folder of its own"):

@@ -133,7 +133,7 @@ def test_a_table_of_commas_is_refused_before_it_fills_the_memory(tmp_path, monke
 
 
 def test_a_table_bomb(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MAX_BYTES", 2**16)
+    monkeypatch.setattr(tables, "MAX_TABLE_BYTES", 2**16)
     (tmp_path / "a.csv").write_bytes(gzip.compress(bytes(2**17)))
     with pytest.raises(InputError, match="unpacks to more than 65,536 bytes"):
         read_rows(tmp_path / "a.csv")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bnn_vnnlib.report.report import make_page, write_report
-from bnn_vnnlib.report.source import Run, Source
+from bnn_vnnlib.report.source import ReportedFolder, ReportedRun
 from support.records import WEAK_BOUND, decision, plain, row, safe, write_run
 
 pytest.importorskip("plotly", reason="the extra `report` is not installed")
@@ -219,7 +219,7 @@ def test_ten_thousand_rows(browser, tmp_path):
     base = [row(safe("unsat", 0.97, 1.0)), row(safe("sat", 0.0, 0.4)), row(decision("unsat", [0.0, 0.1], [0.5, 0.9]))]
     rows = tuple(replace(base[i % 3], prop=f"p{i}", seconds=0.01 * (i % 700)) for i in range(10_000))
     path = tmp_path / "many.html"
-    path.write_text(make_page([Source(tmp_path, (Run("run", {}, rows),))]).text, encoding="utf-8")
+    path.write_text(make_page([ReportedFolder(tmp_path, (ReportedRun("run", {}, rows),))])[0], encoding="utf-8")
     tab = opened(browser, path)
     assert tab.locator("#list tbody tr").count() == 50
     tab.locator("#list button.last").click()

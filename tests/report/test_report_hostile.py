@@ -14,7 +14,7 @@ from bnn_vnnlib.report import page as pages
 from bnn_vnnlib.report.page import page_data
 from bnn_vnnlib.report.pictures import pictures
 from bnn_vnnlib.report.row import read_row
-from bnn_vnnlib.report.source import Run
+from bnn_vnnlib.report.source import ReportedRun
 from bnn_vnnlib.report.summary import counts, guarantees, instances, problems
 from bnn_vnnlib.report.summary import settings as settings_of
 from support.records import decision, plain, safe, values, write_run
@@ -52,7 +52,11 @@ def test_any_record_is_refused_or_shown(record, changes):
     text = pages._json(page_data(rows, [0], pictures(rows, (1, 2, 2), 1) if row.x and len(row.x) == 4 else {}))
     assert json.loads(text)["rows"] == 1
     assert "<" not in text
-    for table in (counts([Run("run", {}, (row,))]), instances(rows), settings_of([Run("run", {}, (row,))])):
+    for table in (
+        counts([ReportedRun("run", {}, (row,))]),
+        instances(rows),
+        settings_of([ReportedRun("run", {}, (row,))]),
+    ):
         assert all(len(line) == len(table.head) for line in table.rows)
         table.files()
     assert len(guarantees(rows)) == 1

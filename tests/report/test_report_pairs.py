@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bnn_vnnlib.report.source import Run, conflicts, instance_keys
+from bnn_vnnlib.report.source import ReportedRun, conflicts, instance_keys
 from bnn_vnnlib.result import Rule
 from support.records import decision, plain, row, safe
 
@@ -20,7 +20,7 @@ def found(first, second, *, hashes=(FILES, FILES), **changed):
 
 def test_rows_of_the_same_names_share_a_number():
     def run(label, *props):
-        return Run(label, {}, tuple(row(plain("unsat"), label, ("c", "n", prop)) for prop in props))
+        return ReportedRun(label, {}, tuple(row(plain("unsat"), label, ("c", "n", prop)) for prop in props))
 
     assert instance_keys([run("one", "p", "q", "p"), run("other", "q", "p", "r", "p", "p")], {}) == [
         0,
@@ -35,8 +35,8 @@ def test_rows_of_the_same_names_share_a_number():
 
 
 def test_a_query_on_the_bnn_is_paired_with_its_merged_network():
-    merged = Run("ours", {}, (row(plain("unsat"), "ours", ("c", "n@merged", "p")),))
-    asked = Run("decision", {}, (row(decision("unsat", [0.0], [1.0]), "decision", ("c", "n", "p")),))
+    merged = ReportedRun("ours", {}, (row(plain("unsat"), "ours", ("c", "n@merged", "p")),))
+    asked = ReportedRun("decision", {}, (row(decision("unsat", [0.0], [1.0]), "decision", ("c", "n", "p")),))
     assert instance_keys([merged, asked], {("decision", ("c", "n", "p")): ("c", "n@merged", "p")}) == [0, 0]
     assert instance_keys([merged, asked], {}) == [0, 1]
 

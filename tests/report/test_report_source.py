@@ -10,7 +10,7 @@ import pytest
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.report.row import read_row
-from bnn_vnnlib.report.source import read_source
+from bnn_vnnlib.report.source import read_folder
 from bnn_vnnlib.result import Query, Verdict
 from support.records import decision, plain, safe, write_run
 
@@ -27,7 +27,7 @@ def change(path, **values):
 
 def test_a_run(tmp_path):
     folder = write_run(tmp_path / "out", (A, safe("unsat", 0.97, 1.0)), (B, "no such file"))
-    first, second = read_source(folder).rows
+    first, second = read_folder(folder).rows
     assert (first.verdict, first.query, first.p_safe) == (Verdict.UNSAT, Query.PROBABILISTIC, (0.97, 1.0))
     assert (first.names, first.run, first.tool, first.variant, first.seconds) == (A, "out", None, None, 1.5)
     assert (second.verdict, second.reason, second.gap) == (Verdict.ERROR, "no such file", None)
@@ -35,7 +35,7 @@ def test_a_run(tmp_path):
 
 def test_infinite_bounds_are_numbers_again(tmp_path):
     folder = write_run(tmp_path / "out", (A, decision("unknown", [-math.inf, 0.0], [1.0, math.inf])))
-    (row,) = read_source(folder).rows
+    (row,) = read_folder(folder).rows
     assert row.decision == ((-math.inf, 0.0), (1.0, math.inf))
     assert row.gap == math.inf
 
@@ -45,7 +45,7 @@ def test_what_is_not_finished_is_left_out(tmp_path, missing):
     folder = write_run(tmp_path / "out", (A, plain("unsat")), (B, plain("unsat")))
     record = record_of(folder)
     (record if missing == "record" else record.with_suffix("")).unlink()
-    assert [row.names for row in read_source(folder).rows] == [B]
+    assert [row.names for row in read_folder(folder).rows] == [B]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def comparison(tmp_path):
 
 
 def test_a_comparison(comparison):
-    source = read_source(comparison)
+    source = read_folder(comparison)
     assert source.comparison
     assert [run.label for run in source.runs] == ["bnn-vnnlib", "bnn-vnnlib decision", "another"]
     ours, own, theirs = (run.rows for run in source.runs)
@@ -99,7 +99,7 @@ def test_a_comparison(comparison):
 
 
 def test_a_comparison_beside_another_has_its_name_in_front(comparison):
-    source = read_source(comparison, "one")
+    source = read_folder(comparison, "one")
     assert [run.label for run in source.runs] == ["one: bnn-vnnlib", "one: bnn-vnnlib decision", "one: another"]
     assert [label for label, _ in source.same] == ["one: bnn-vnnlib decision"]
 
@@ -107,7 +107,7 @@ def test_a_comparison_beside_another_has_its_name_in_front(comparison):
 def test_an_unfinished_comparison_has_runs_alone(comparison):
     for name in ("comparison", "agreement"):
         (comparison / f"{name}.csv").unlink()
-    source = read_source(comparison)
+    source = read_folder(comparison)
     assert (len(source.rows), source.tables, source.same) == (5, {}, {})
 
 
@@ -148,7 +148,7 @@ def test_damage_is_named_with_its_file(tmp_path, spoil, says):
     folder = write_run(tmp_path / "out", (A, safe("unsat", 0.97, 1.0)))
     spoil(record_of(folder))
     with pytest.raises(InputError, match=says.replace("(", r"\(")) as caught:
-        read_source(folder)
+        read_folder(folder)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -156,11 +156,11 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"nowhere: no such folder; expected one that `bnn-vnnlib run` or `compare`"):
-        read_source(tmp_path / "nowhere")
+        read_folder(tmp_path / "nowhere")
     with pytest.raises(InputError, match="file: is a file"):
-        read_source(tmp_path / "file")
+        read_folder(tmp_path / "file")
     with pytest.raises(InputError, match="empty: nothing is finished"):
-        read_source(tmp_path / "empty")
+        read_folder(tmp_path / "empty")
 
 
 def test_a_record_of_an_older_version_may_lack_what_is_not_needed(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.report.page import Table, latex, markdown, page_data
-from bnn_vnnlib.report.source import Run
+from bnn_vnnlib.report.source import ReportedRun
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
 from bnn_vnnlib.result import Verdict
 from support.records import decision, plain, row, safe
@@ -23,7 +23,7 @@ ROWS = (row(safe("unsat", 0.9999999, 1.0)), row(safe("sat", 0.0, 1e-9)), row(pla
 
 
 def test_counts_by_query():
-    table = counts([Run("run", {}, ROWS)])
+    table = counts([ReportedRun("run", {}, ROWS)])
     assert table.rows == (
         ("run", "c", "probabilistic", "1", "1", "0", "0", "0", "2", "3.0"),
         ("run", "c", "deterministic", "1", "0", "0", "0", "0", "1", "1.5"),
@@ -64,7 +64,7 @@ def test_a_timeout_without_bounds_claims_none():
 
 
 def test_settings_show_all_values_that_occur():
-    values = {what: value for _, what, value in settings([Run("run", {"method": "auto"}, ROWS)]).rows}
+    values = {what: value for _, what, value in settings([ReportedRun("run", {"method": "auto"}, ROWS)]).rows}
     assert values["method"] == '"auto"'
     assert values["tau_unsafe"] == "0.9, 0.95"
     assert values["timeout"] == "5"

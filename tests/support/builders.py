@@ -184,14 +184,16 @@ def expectation(net: Model, transform: Any = "identity", boxes: str = "mean", **
     """Ready to bound D."""
     assert net.posterior is not None
     bounds = bounds_of(net, transform)
-    return decision.portfolio(decision.Task(bounds, net.posterior, torch.device("cpu"), boxes=boxes, **settings))
+    return decision.portfolio(
+        decision.DecisionTask(bounds, net.posterior, torch.device("cpu"), boxes=boxes, **settings)
+    )
 
 
 def regression_methods(net: Model, deadline: Deadline = Deadline()) -> tuple[Any, ...]:
     """What bounds the expected outputs of a chain of dense layers."""
     assert net.posterior is not None
     bounds = OutputBounds(Engine(net.network, "linear", deadline), "identity")
-    return decision.portfolio(decision.Task(bounds, net.posterior, torch.device("cpu"))).steps.thorough
+    return decision.portfolio(decision.DecisionTask(bounds, net.posterior, torch.device("cpu"))).steps.thorough
 
 
 def sampled_violations(net: Model, question: Problem, count: int, seed: int, transform: str = "identity") -> int:

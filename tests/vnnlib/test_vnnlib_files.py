@@ -12,7 +12,7 @@ import pytest
 from bnn_vnnlib.errors import InputError, PropertyError, VnnlibSyntaxError
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.vnnlib import looks_like_vnnlib, match, parse_property, read_property
-from bnn_vnnlib.vnnlib.parse import read_text
+from bnn_vnnlib.vnnlib.parse import read_property_text
 
 TEXT = "; café\n(declare-const X_0 Real)(declare-const Y_0 Real)\n(assert (and (>= X_0 0) (<= X_0 1) (>= Y_0 0.5)))"
 
@@ -77,8 +77,8 @@ def test_size_limit_holds_after_decompression(tmp_path: Path) -> None:
     path = tmp_path / "bomb.vnnlib.gz"
     path.write_bytes(gzip.compress(b" " * 1_000_001))
     with pytest.raises(InputError, match="more than 1,000,000 bytes"):
-        read_text(path, limit=1_000_000)
-    assert len(read_text(path, limit=1_000_001)[0]) == 1_000_001
+        read_property_text(path, limit=1_000_000)
+    assert len(read_property_text(path, limit=1_000_001)[0]) == 1_000_001
 
 
 @pytest.mark.parametrize(

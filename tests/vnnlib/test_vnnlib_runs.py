@@ -16,7 +16,7 @@ from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.linear import bracket_literals
 from bnn_vnnlib.vnnlib.parse import parse
-from bnn_vnnlib.vnnlib.tree import Source, bracket_literal
+from bnn_vnnlib.vnnlib.tree import SourceText, bracket_literal
 
 LISTS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=5)
 
@@ -280,6 +280,6 @@ def test_the_beginning_of_a_junction_read_at_once_adds_nothing(formula: str) -> 
 
 def test_the_place_of_a_junction_read_at_once() -> None:
     text = f"{HEAD}(assert\n (  and (<= Y_0 1.0) (or (<= Y_0 2.0))))"
-    junction = parse(Source(text)).assertions[-1]
+    junction = parse(SourceText(text)).assertions[-1]
     assert junction.connective == "and"
     assert text[junction.at :].startswith("and")

@@ -9,7 +9,7 @@ Guarantee: sound with probability 1, rounding included; not complete.
 from bnn_vnnlib.methods.decision.decide import DecisionOutcome as DecisionOutcome
 from bnn_vnnlib.methods.decision.decide import decide as decide
 from bnn_vnnlib.methods.decision.decide import violates as violates
-from bnn_vnnlib.methods.decision.method import Task as Task
+from bnn_vnnlib.methods.decision.method import DecisionTask as DecisionTask
 from bnn_vnnlib.methods.decision.portfolio import METHODS as METHODS
 from bnn_vnnlib.methods.decision.portfolio import Portfolio as Portfolio
 from bnn_vnnlib.methods.decision.portfolio import portfolio as portfolio

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,26 +31,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
-from bnn_vnnlib.network import maps
+from bnn_vnnlib.methods.decision.method import picked
+from bnn_vnnlib.network import maps, nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
-from bnn_vnnlib.network.nodes import (
-    Activation,
-    Broadcast,
-    Concat,
-    Constant,
-    Conv,
-    Input,
-    Linear,
-    Max,
-    Node,
-    Product,
-    Reshape,
-    Scale,
-    Select,
-    Shift,
-    Sum,
-    Transpose,
-)
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, layered_lower, over, params_of
@@ -69,7 +51,7 @@ def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: T
         return lower.new_full((len(lower), size), torch.inf)
     values: list[Tensor] = []
     for node in network.nodes:
-        if isinstance(node, Input):
+        if isinstance(node, nodes.Input):
             largest = torch.maximum(lower.abs(), upper.abs())[None]
             values.append(interval.inputs(node, interval.Interval(largest, largest)).upper)
         else:
@@ -84,7 +66,7 @@ def _root(box: ParamBox) -> Tensor:
     return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
 
 
-def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
+def _weighted(node: nodes.Linear | nodes.Conv | nodes.Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
     box = weights.param(node.weight)
     g = gamma(2 * maps.fan(node) + 16)
     norm = maps.apply(node, _root(box), z)
@@ -95,16 +77,16 @@ def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, z: Tensor) -> T
     return norm * (1 + g) + TINY
 
 
-def _shift(node: Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
+def _shift(node: nodes.Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
     box = weights.param(node.bias)
     return (z + aligned(_root(box), len(node.shape))) * (1 + 2 * UNIT)
 
 
-def _constant(node: Constant, weights: WeightBoxes) -> Tensor:
+def _constant(node: nodes.Constant, weights: WeightBoxes) -> Tensor:
     return aligned(_root(weights.param(node.value)), len(node.shape))
 
 
-def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:
+def _activation(node: nodes.Activation, _: WeightBoxes, z: Tensor) -> Tensor:
     """From |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
     match node.kind:
         case "abs" | "silu" | "gelu" | "gelu_tanh" | "hard_swish":
@@ -122,17 +104,17 @@ def _activation(node: Activation, _: WeightBoxes, z: Tensor) -> Tensor:
             return torch.full_like(z, torch.inf)
 
 
-def _max(node: Max, _: WeightBoxes, z: Tensor) -> Tensor:
+def _max(node: nodes.Max, _: WeightBoxes, z: Tensor) -> Tensor:
     """E max^2 <= sum of E z_i^2 <= n times the largest."""
     return z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY
 
 
-def _unknown(node: Product, _: WeightBoxes, *zs: Tensor) -> Tensor:
+def _unknown(node: nodes.Product, _: WeightBoxes, *zs: Tensor) -> Tensor:
     """A product of two tensors would need fourth moments."""
     return torch.full_like(zs[0] + zs[1], torch.inf)
 
 
-def _add(node: Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
+def _add(node: nodes.Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
     total = zs[0]
     for z in zs[1:]:
         total = (total + z) * (1 + 2 * UNIT)
@@ -143,21 +125,21 @@ def _moved(move: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda node, _, *zs: move(node, *zs)
 
 
-_RULES: dict[type[Node], Callable[..., Tensor]] = {
-    Linear: _weighted,
-    Conv: _weighted,
-    Scale: _weighted,
-    Shift: _shift,
-    Constant: _constant,
-    Activation: _activation,
-    Sum: _add,
-    Reshape: _moved(interval.reshape),
-    Transpose: _moved(interval.transpose),
-    Broadcast: _moved(interval.broadcast),
-    Concat: _moved(interval.concat),
-    Select: _moved(maps.select),
-    Max: _max,
-    Product: _unknown,
+_RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
+    nodes.Linear: _weighted,
+    nodes.Conv: _weighted,
+    nodes.Scale: _weighted,
+    nodes.Shift: _shift,
+    nodes.Constant: _constant,
+    nodes.Activation: _activation,
+    nodes.Sum: _add,
+    nodes.Reshape: _moved(interval.reshape),
+    nodes.Transpose: _moved(interval.transpose),
+    nodes.Broadcast: _moved(interval.broadcast),
+    nodes.Concat: _moved(interval.concat),
+    nodes.Select: _moved(maps.select),
+    nodes.Max: _max,
+    nodes.Product: _unknown,
 }
 
 
@@ -189,7 +171,7 @@ class ByWeights:
 
         def part(start: int) -> Tensor:
             some = slice(start, start + step)
-            return self._lower(lower[some], upper[some], _some(outputs, some), _some(inputs, some))
+            return self._lower(lower[some], upper[some], picked(outputs, some), picked(inputs, some))
 
         return torch.cat([part(start) for start in range(0, len(lower), step)])
 
@@ -235,10 +217,6 @@ class ByWeights:
         if inputs is not None:
             total = total + _product(inputs.abs(), torch.maximum(lower.abs(), upper.abs()))
         return total * (1 + gamma(outputs.shape[-1] + lower.shape[-1])) + TINY
-
-
-def _some(rows: Tensor | None, part: slice) -> Any:
-    return rows if rows is None or len(rows) == 1 else rows[part]
 
 
 def _weighted_sum(share: Tensor, value: Tensor) -> Tensor:

@@ -1,6 +1,17 @@
 """The decision under the l1 loss: Y_j is the median of output j over the posterior, with no observation noise.
 
-Rows a.Y + g.x are bounded from bounds on the medians over parts of the input box, which is split for all rows of an
+1. Bounds on the medians of the outputs over boxes of inputs.
+A median of f_j(x) is any t with P(f_j(x) <= t) >= 1/2 and P(f_j(x) >= t) >= 1/2. If P(f_j(x) < v) < 1/2, no median is
+below v: everything here proves such v, for f_j and for -f_j, so that the bounds hold every median.
+
+Boxes of weights: f_j >= v_i for all x of the box and all weights of box i. With the boxes sorted by v_i in descending
+order, v_i is proved as soon as the union of the first i has a mass above 1/2. What no box covers thus counts as lying
+below all of them, which the paper's appendix gets right only where the mass is complete. One centred box of a mass
+just above 1/2 is the best of nested ones. Samples: the same with each sample as a box of its own probability.
+Tails: P(some x of the box has f_j(x) <= v) < 1/2, v found by bisection.
+Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (appendix, l1 loss).
+
+2. Rows a.Y + g.x are bounded from bounds on the medians over parts of the input box, which is split for all rows of an
 item at once. Which part to split, and where, is said by sampled networks, on which nothing rests.
 Guarantee: sound with probability 1, rounding included; every median counts where there are several.
 """
@@ -8,33 +19,146 @@ Guarantee: sound with probability 1, rounding included; every median counts wher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.decision.median_sources import MedianSource, Sampled, TailMedians, WeightMedians
-from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
-from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
-from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.decision.method import Sampled, picked, rows_at
 from bnn_vnnlib.methods.safety.tails import TailBounds
-from bnn_vnnlib.network.dense_chain import DenseChain
-from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
-from bnn_vnnlib.problem.outputs import over_box
-from bnn_vnnlib.result import Rule
-from bnn_vnnlib.rounding import TINY, gamma
+from bnn_vnnlib.problem.outputs import OutputBounds, over_box
+from bnn_vnnlib.problem.problem import Problem, Rows
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass, SampledWeights, over
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
+
+# 1. Medians
+
+DOUBLINGS, HALVINGS = 10, 9
+"""Steps of the search for v: away from where it cannot be, and back."""
+
+
+class MedianSource(Protocol):
+    """What bounds medians."""
+
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        ...
+
+    def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(P, 2 m): no median of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
+        ...
+
+
+def half_lower(value: Tensor, mass: Mass | Tensor) -> Tensor:
+    """The largest value_k with a mass above 1/2 of the boxes that are at least that high; value (.., K) -> (..).
+
+    mass : lower bounds on the masses of unions, or the probabilities (K,) of samples; -inf where no mass suffices.
+    """
+    value = value.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    ordered, order = value.sort(-1, descending=True)
+    if isinstance(mass, Tensor):
+        covered = mass[order].cumsum(-1) - 4 * (len(mass) + 4) * UNIT
+    else:
+        rank, first = order.argsort(-1), torch.arange(value.shape[-1], device=value.device)
+        covered = mass(rank[..., None, :] <= first[:, None])
+    return torch.where(covered > 0.5, ordered, -torch.inf).amax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightMedians:
+    """By K boxes of weights and the mass of their unions, or K samples and their probabilities."""
+
+    bounds: OutputBounds
+    weights: WeightBoxes | SampledWeights
+    mass: BoxUnion | Tensor
+
+    @property
+    def name(self) -> str:
+        """What the weights are."""
+        if isinstance(self.mass, Tensor):
+            return "weight samples"
+        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+
+    def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(P, 2 m): below all medians of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
+        unit = torch.eye(self.bounds.engine.network.signature.output_size, dtype=lower.dtype, device=lower.device)
+        rows = torch.cat([unit, -unit])[None]
+        value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
+        value = value.expand(self.weights.count, -1, -1).movedim(0, -1)
+        return half_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower)
+
+
+@dataclass(frozen=True, eq=False)
+class TailMedians:
+    """By the tails of the outputs of a Gaussian posterior.
+
+    Parameters
+    ----------
+    typical : estimates of medians and standard deviations, where the search starts; nothing rests on them
+    """
+
+    tails: TailBounds
+    typical: Sampled
+
+    name: ClassVar[str] = "tails"
+
+    def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(P, 2 m): below all medians of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
+        center = (lower + upper) / 2
+        ends = torch.stack([self.typical.median(x) for x in (center, lower, upper)])
+        middle = torch.cat([ends[0], -ends[0]], -1)
+        step = self.typical.spread(center) + (ends - ends[0]).abs().amax(0)
+        step = (0.1 * step + 1e-9 * (1 + ends[0].abs())).repeat(1, 2)
+        return self._search(lower, upper, middle, step)
+
+    def _search(self, lower: Tensor, upper: Tensor, start: Tensor, step: Tensor) -> Tensor:
+        """(P, 2 m): the best v found below `start`."""
+        good, bad, away = torch.full_like(start, -torch.inf), start, step
+        for _ in range(DOUBLINGS):
+            index = torch.nonzero(good == -torch.inf)
+            if len(index) == 0:
+                break
+            row, column = index.unbind(-1)
+            tried = (start - away)[row, column]
+            proved = self._proved(lower[row], upper[row], column, tried, start.shape[1] // 2)
+            good = good.index_put((row, column), torch.where(proved, tried, -torch.inf))
+            bad = bad.index_put((row, column), torch.where(proved, bad[row, column], tried))
+            away = 2 * away
+        row, column = torch.nonzero(good > -torch.inf).unbind(-1)
+        low, high = good[row, column], bad[row, column]
+        for _ in range(HALVINGS if len(row) else 0):
+            tried = (low + high) / 2
+            proved = self._proved(lower[row], upper[row], column, tried, start.shape[1] // 2)
+            low, high = torch.where(proved, tried, low), torch.where(proved, high, tried)
+        return good.index_put((row, column), low)
+
+    def _proved(self, lower: Tensor, upper: Tensor, side: Tensor, value: Tensor, outputs: int) -> Tensor:
+        """(M,): P(some x has +-f_j(x) <= value) < 1/2."""
+        count, device = len(lower), lower.device
+        rows = (
+            torch.nn.functional.one_hot(side % outputs, outputs).to(lower)
+            * torch.where(side < outputs, 1.0, -1.0)[:, None]
+        )
+        zero, one = (torch.full((1, 1), flag, dtype=torch.bool, device=device) for flag in (False, True))
+        case = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        bound = value[:, None]
+        half_spaces = Rows(rows[:, None], None, bound, bound, zero, case, case)
+        problem = Problem(lower, upper, lower, upper, half_spaces, one, None, torch.arange(count, device=device), count)
+        return self.tails.item_failures(problem) < 0.5
+
+
+# 2. Rows
 
 ACCURACY = 1e-3
 """Excess that is not worth a split, in standard deviations of the row's outputs."""
 
-MAX_BOXES = {"samples": 400, "one layer": 200, "tails": 16}
-"""Parts of an item, at most."""
-
 
 @dataclass(frozen=True, eq=False)
-class _MedianRows:
+class MedianRows:
     """A method of the portfolio: lower bounds on rows over the medians.
 
     Parameters
@@ -54,15 +178,29 @@ class _MedianRows:
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
-        known = self.rows(lower, upper, outputs, inputs)
+        known = self._looked(lower, upper, outputs, inputs)
         if self.most == 1 or bool((lower == upper).all()):
             return known
+
+        def bound(item: Tensor, lower: Tensor, upper: Tensor) -> Look:
+            """Bounds, and the slopes of the estimate at the centre."""
+            rows, added = picked(outputs, item), picked(inputs, item)
+            x = ((lower + upper) / 2).detach().requires_grad_()
+            with torch.enable_grad():
+                estimate = self.typical.median(x)
+                slopes = [torch.autograd.grad(part.sum(), x, retain_graph=True)[0] for part in estimate.unbind(-1)]
+            slope = rows @ torch.stack(slopes, 1)
+            slope = slope if added is None else slope + added
+            return Look(self._looked(lower, upper, rows, added), slope, lower, upper)
+
+        def value(item: Tensor, x: Tensor) -> Tensor:
+            return rows_at(self.typical.median(x), x, picked(outputs, item), picked(inputs, item))
+
         size = self.typical.spread((lower + upper) / 2)
         tolerance = ACCURACY * (outputs.abs() * size[:, None]).sum(-1) + 1e-12
-        look, effort = _Look(self, outputs, inputs), Effort(tolerance, self.most)
-        return minimise(look.bound, look.value, lower, upper, known, effort, self.deadline)
+        return minimise(bound, value, lower, upper, known, Effort(tolerance, self.most), self.deadline)
 
-    def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
+    def _looked(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         """One look at each box: positive coefficients take lower bounds, negative ones upper bounds."""
         sides = self.source.sides(lower, upper)
         weights = torch.cat([outputs.clamp(min=0), -outputs.clamp(max=0)], -1)
@@ -72,90 +210,3 @@ class _MedianRows:
             moved = over_box(inputs, lower, upper)[0]
             value = value + moved - gamma(2) * (value.abs() + moved.abs())
         return value.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-
-
-@dataclass(frozen=True, eq=False)
-class _Look:
-    """Rows of some items, to be minimised."""
-
-    method: _MedianRows
-    outputs: Tensor
-    inputs: Tensor | None
-
-    def _of(self, item: Tensor) -> tuple[Tensor, Tensor | None]:
-        outputs = self.outputs if len(self.outputs) == 1 else self.outputs[item]
-        inputs = self.inputs if self.inputs is None or len(self.inputs) == 1 else self.inputs[item]
-        return outputs, inputs
-
-    def bound(self, item: Tensor, lower: Tensor, upper: Tensor) -> Look:
-        """Bounds, and the slopes of the estimate at the centre."""
-        outputs, inputs = self._of(item)
-        x = ((lower + upper) / 2).detach().requires_grad_()
-        with torch.enable_grad():
-            estimate = self.method.typical.median(x)
-            slopes = [torch.autograd.grad(part.sum(), x, retain_graph=True)[0] for part in estimate.unbind(-1)]
-        slope = outputs @ torch.stack(slopes, 1)
-        slope = slope if inputs is None else slope + inputs
-        return Look(self.method.rows(lower, upper, outputs, inputs), slope, lower, upper)
-
-    def value(self, item: Tensor, x: Tensor) -> Tensor:
-        """The rows of the estimate."""
-        outputs, inputs = self._of(item)
-        value = (outputs * self.method.typical.median(x)[:, None]).sum(-1)
-        return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
-
-
-def _rows(task: Task, source: MedianSource, most: int = 1) -> _MedianRows:
-    return _MedianRows(source, task.typical, task.bounds.engine.deadline, most)
-
-
-def _only_means(task: Task) -> str | None:
-    return None if task.rule is Rule.MEDIAN else "expectations are asked for"
-
-
-def _weights_serve(task: Task) -> str | None:
-    independent = isinstance(task.posterior, GaussianDiagonal | WeightSamples)
-    return _only_means(task) or (None if independent else "the posterior's weights are not independent")
-
-
-def _weights(task: Task) -> Steps:
-    """One look at each item; samples are split, too."""
-    source = WeightMedians(task.bounds, *task.weights)
-    split = (_rows(task, source, MAX_BOXES["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
-    return Steps(any_graph=(_rows(task, source),), thorough=split)
-
-
-def _one_layer_serves(task: Task) -> str | None:
-    reason = _only_means(task) or task.no_closed_forms
-    if reason is not None:
-        return reason
-    if task.network.softmax_axis is None and task.chain is not None and OneLayerMedians.serves(task.chain):
-        return None
-    return "the network is not one hidden layer of ReLU with independent Gaussian weights"
-
-
-def _one_layer(task: Task) -> Steps:
-    source = OneLayerMedians(cast(DenseChain, task.chain), task.bounds.engine.deadline)
-    return Steps(thorough=(_rows(task, source, MAX_BOXES["one layer"]),))
-
-
-def _tails_serve(task: Task) -> str | None:
-    reason = _only_means(task) or task.only_weights
-    if reason is None and not isinstance(task.posterior, GaussianDiagonal):
-        reason = "the posterior is made of weight samples"
-    return "a random tensor is a branch of the graph" if reason is None and task.branches else reason
-
-
-def _tails(task: Task) -> Steps:
-    posterior, deadline = cast(GaussianDiagonal, task.posterior), task.bounds.engine.deadline
-    tails = TailBounds(task.network, posterior, task.device, deadline)
-    rows = (_rows(task, TailMedians(tails, task.typical), MAX_BOXES["tails"]),)
-    return Steps(thorough=rows) if _one_layer_serves(task) else Steps(last=rows)
-
-
-METHODS: tuple[Method[Task, Plan], ...] = (
-    Method("medians by weights", _weights_serve, _weights),
-    Method("medians of one layer", _one_layer_serves, _one_layer),
-    Method("medians by tails", _tails_serve, _tails),
-)
-"""Of medians, cheapest first."""

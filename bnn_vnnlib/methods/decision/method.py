@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision.median_sources import Sampled
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.weight_sets import BoxUnion, SampledWeights
 from bnn_vnnlib.result import Rule
+from bnn_vnnlib.system.clock import Deadline
 
 if TYPE_CHECKING:
     from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
@@ -34,6 +36,57 @@ MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-
 
 HALF = np.array([0.5 + 1e-6])
 """That of the one box behind medians: of nested ones the smallest that holds half of the mass says most."""
+
+
+SAMPLED, FEW = 65, 256
+"""Networks behind the estimates that say where to split: so many are drawn, unless the posterior has few samples."""
+
+POINTS_AT_ONCE = 512
+"""Points that are evaluated together, at most, each in all samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """K networks of the posterior and their shares (K,): estimates of medians and standard deviations."""
+
+    network: Network
+    params: dict[str, Tensor]
+    share: Tensor
+
+    @staticmethod
+    def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
+        """The samples of the posterior where they are few, or some drawn ones."""
+        if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= FEW:
+            params = {name: torch.as_tensor(values, device=device) for name, values in posterior.samples.items()}
+            return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
+        drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
+        params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
+        return Sampled(network, params, torch.full((SAMPLED,), 1 / SAMPLED, dtype=torch.float64, device=device))
+
+    def median(self, x: Tensor) -> Tensor:
+        """(P, m) at points (P, n)."""
+        return torch.cat([self._median(part) for part in x.split(POINTS_AT_ONCE)])
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(P, m) standard deviations of the outputs over the drawn networks, at points (P, n)."""
+        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(POINTS_AT_ONCE)]
+        return torch.cat(parts)
+
+    def _median(self, x: Tensor) -> Tensor:
+        y, order = evaluate(self.network, x, self.params).sort(0)
+        middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
+        return y.gather(0, middle)[0]
+
+
+def picked(rows: Tensor | None, index: Tensor | slice) -> Any:
+    """Rows (N, R, ..) of some items; what all items share (1, R, ..), or None, stays as it is."""
+    return rows if rows is None or len(rows) == 1 else rows[index]
+
+
+def rows_at(values: Tensor, x: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
+    """(P, R): c.D + g.x for values of D (P, m) at points x (P, n), in plain floating point."""
+    found = (outputs * values[:, None]).sum(-1)
+    return found if inputs is None else found + (inputs * x[:, None]).sum(-1)
 
 
 class RowMethod(Protocol):
@@ -56,7 +109,7 @@ class RowMethod(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class DecisionTask:
     """The decision of a network and its posterior, and what it may be bounded with.
 
     Attributes
@@ -80,6 +133,11 @@ class Task:
     def network(self) -> Network:
         """With the posterior's means."""
         return self.bounds.engine.network
+
+    @property
+    def deadline(self) -> Deadline:
+        """That of the engine."""
+        return self.bounds.engine.deadline
 
     @cached_property
     def weights(self) -> tuple[WeightBoxes, BoxUnion] | tuple[SampledWeights, Tensor]:
@@ -173,5 +231,5 @@ class Steps:
         return Steps(*(ours + theirs for ours, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-Plan = Callable[[Task], Steps]
+Plan = Callable[[DecisionTask], Steps]
 """What a registered method contributes to a task that it serves."""

@@ -1,13 +1,19 @@
 """The methods of the decision, and those that serve a task, in the order of their cost.
 
 Guarantee: sound with probability 1, rounding included; not complete.
-Components (a mixture's, or one correlated Gaussian): at every x the decision is sum_i p_i E_i s(f(x)), so that a row's
-least value over a box is at least the weighted sum of those of the components. A component of independent weights is
-bounded by everything that serves it, one of correlated weights by its tails (`softmax.by_tails`).
+
+1. What serves any graph: boxes or samples of weights, and components (a mixture's, or one correlated Gaussian). At
+   every x the decision is sum_i p_i E_i s(f(x)), so that a row's least value over a box is at least the weighted sum of
+   those of the components. A component of independent weights is bounded by everything that serves it, one of
+   correlated weights by its tails (`softmax.by_tails`).
+2. The expected softmax, or sigmoid of one output.
+3. Expected outputs, of chains of dense Gaussian layers.
+4. Medians.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import cast
@@ -15,26 +21,34 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.methods.components import MIXTURE, Component, components_of, weighted_sum
-from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.methods.decision import median
+from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, components_of, weighted_sum
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
-from bnn_vnnlib.methods.decision.method import Plan, Steps, Task
-from bnn_vnnlib.methods.decision.regression import portfolio as regression
-from bnn_vnnlib.methods.decision.softmax import portfolio as softmax
-from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
+from bnn_vnnlib.methods.decision.median import MedianRows, MedianSource, TailMedians, WeightMedians
+from bnn_vnnlib.methods.decision.method import DecisionTask, Plan, RowMethod, Steps
+from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
+from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
+from bnn_vnnlib.methods.decision.regression.one_layer import OneLayer
+from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
+from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
+from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
+from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
+from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
 from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, Mixture, WeightSamples
-from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.result import Rule
+from bnn_vnnlib.splitting.frontier import Effort
+from bnn_vnnlib.system.clock import Deadline
 
 
 @dataclass(frozen=True, eq=False)
 class Portfolio:
     """The work of all methods that serve a task; for `decide`."""
 
-    task: Task
+    task: DecisionTask
     steps: Steps
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -46,35 +60,35 @@ class Portfolio:
         return -self.lower(lower, upper, -outputs, None if inputs is None else -inputs)
 
 
-def portfolio(task: Task) -> Portfolio:
+def portfolio(task: DecisionTask) -> Portfolio:
     """Of all methods that serve the task."""
     steps = [method.bounds(task) for method in METHODS if method.serves(task) is None]
     return Portfolio(task, reduce(Steps.then, steps))
+
+
+# 1. Any graph
 
 
 @dataclass(frozen=True, eq=False)
 class _Components:
     """The weighted sum over the components, each bounded for itself."""
 
-    task: Task
+    task: DecisionTask
 
     @property
     def name(self) -> str:
         """What the components are bounded by."""
-        return MIXTURE if isinstance(self.task.posterior, Mixture) else "tails"
+        return BY_COMPONENTS if isinstance(self.task.posterior, Mixture) else "tails"
 
     @cached_property
     def _parts(self) -> list[tuple[float, Portfolio | SoftmaxTails]]:
         posterior = cast("Gaussian | Mixture", self.task.posterior)
         return [(part.share, self._method(part)) for part in components_of(self.task.bounds, posterior)]
 
-    def _method(self, part: Component) -> Portfolio | SoftmaxTails:
+    def _method(self, part: BoundedComponent) -> Portfolio | SoftmaxTails:
         if isinstance(part.posterior, GaussianDiagonal):
             return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
-        device, deadline = self.task.device, part.bounds.engine.deadline
-        engine = TailEngine(part.network, deadline, correlation=correlation(part.network, part.posterior, device))
-        noise = weight_sets.centred(part.network, independent(part.posterior), device)
-        return SoftmaxTails(engine, weight_sets.mean_weights(part.network, device), noise)
+        return SoftmaxTails.over(part.network, part.posterior, self.task.device, part.bounds.engine.deadline)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on the weighted sum of the components' expectations of rows over boxes (N, n)."""
@@ -82,32 +96,206 @@ class _Components:
         return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
 
 
-def _components_serve(task: Task) -> str | None:
+def _components_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, Correlated | Mixture):
         return "the posterior's weights are independent, or samples"
     return "medians are asked for" if task.rule is Rule.MEDIAN else None
 
 
-def _components(task: Task) -> Steps:
-    return Steps(any_graph=(_Components(task),))
-
-
-def _weights_serve(task: Task) -> str | None:
+def _weights_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, GaussianDiagonal | WeightSamples):
         return "the posterior's weights are not independent"
     return "medians are asked for" if task.rule is Rule.MEDIAN else None
 
 
-def _weights(task: Task) -> Steps:
+def _weights(task: DecisionTask) -> Steps:
     posterior = cast("GaussianDiagonal | WeightSamples", task.posterior)
     return Steps(any_graph=(ByWeights(task.bounds, posterior, *task.weights),))
 
 
-METHODS: tuple[Method[Task, Plan], ...] = (
-    Method("components", _components_serve, _components),
+# 2. Softmax
+
+MAX_CLASSES = 64
+"""Classes, at most: all pairs of them are bounded."""
+
+EVENT_BUDGETS = (1e-2, 1e-5)
+"""What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
+
+SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
+"""Budgets of a deep network whose inputs are split, and how far they are: a box costs more than in a shallow one."""
+
+
+def _no_softmax(task: DecisionTask) -> str | None:
+    if task.bounds.transform == "identity":
+        return "the decision is no expected softmax or sigmoid"
+    if task.bounds.transform == "sigmoid" and task.network.signature.output_size > 1:
+        return "each of several outputs has a sigmoid of its own"
+    if task.network.signature.output_size > MAX_CLASSES:
+        return f"there are more than {MAX_CLASSES} classes"
+    return task.no_closed_forms
+
+
+def _softmax_of_samples_serve(task: DecisionTask) -> str | None:
+    samples = isinstance(task.posterior, WeightSamples)
+    return _no_softmax(task) or (None if samples else "the posterior is not made of weight samples")
+
+
+def _softmax_of_samples(task: DecisionTask) -> Steps:
+    """Their lines are added up before x is minimised over."""
+    weights = cast(SampledWeights, task.weights[0])
+    samples = Samples(task.bounds.engine, weights, task.bounds.transform == "sigmoid")
+    quick, aimed = (SoftmaxRows(samples, task.deadline, effort) for effort in (None, SPLIT))
+    return Steps(quick=(quick,), aimed=(aimed,))
+
+
+def _relu_layers(task: DecisionTask) -> DenseChain | str:
+    """The network with its zero logit, if its decision is a sigmoid; or why it is served as none, in words."""
+    reason, found = _no_softmax(task), task.chain
+    if reason is not None:
+        return reason
+    if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
+        return "the network is no chain of dense layers with ReLU and independent Gaussian weights"
+    return found.with_zero_output() if task.bounds.transform == "sigmoid" else found
+
+
+def _softmax_of_one_layer_serves(task: DecisionTask) -> str | None:
+    found = _relu_layers(task)
+    if isinstance(found, str):
+        return found
+    return None if len(found.layers) == 2 else "the network has more than one hidden layer"
+
+
+def _softmax_of_one_layer(task: DecisionTask) -> Steps:
+    layers, deadline = cast(DenseChain, _relu_layers(task)), task.deadline
+    distance, closed = layers.law_distance, OneLayerSoftmax(layers)
+    source = WithMoments(closed, ExponentialMoments(layers, EVENT_BUDGETS))
+    criteria = (MeanNetwork(task.bounds, closed),) if task.bounds.transform == "softmax" and distance == 0 else ()
+    quick, aimed = (SoftmaxRows(source, deadline, effort, distance) for effort in (None, SPLIT))
+    last = SoftmaxRows(Tilted(layers), deadline, None, distance)
+    return Steps(quick=(quick,), criteria=criteria, aimed=(aimed,), last=(last,))
+
+
+def _softmax_by_moments_serve(task: DecisionTask) -> str | None:
+    found = _relu_layers(task)
+    if isinstance(found, str):
+        return found
+    return None if len(found.layers) > 2 else "the network has one hidden layer, for which there are closed forms"
+
+
+def _softmax_by_moments(task: DecisionTask) -> Steps:
+    layers, deadline = cast(DenseChain, _relu_layers(task)), task.deadline
+    quick = SoftmaxRows(ExponentialMoments(layers, EVENT_BUDGETS), deadline, None, layers.law_distance)
+    aimed = SoftmaxRows(ExponentialMoments(layers, SPLIT_BUDGET), deadline, SPLIT_DEEP, layers.law_distance)
+    return Steps(quick=(quick,), aimed=(aimed,))
+
+
+def _softmax_by_tails_serve(task: DecisionTask) -> str | None:
+    reason = _no_softmax(task)
+    if reason is not None:
+        return reason
+    if not isinstance(task.posterior, GaussianDiagonal):
+        return "the posterior is made of weight samples"
+    if _softmax_of_one_layer_serves(task) is None:
+        return "the network has one hidden layer, for which there are closed forms"
+    if task.bounds.transform != "softmax" or task.network.signature.output_size < 2:
+        return "the decision is no softmax of several outputs"
+    return "a random tensor is a branch of the graph" if task.branches else None
+
+
+def _softmax_by_tails(task: DecisionTask) -> Steps:
+    """Too dear for every class of every item where there are moments, or many classes."""
+    tails = (SoftmaxTails.over(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline),)
+    dear = _softmax_by_moments_serve(task) is None or task.network.signature.output_size > ALL_UP_TO
+    return Steps(last=tails) if dear else Steps(quick=tails)
+
+
+# 3. Expectations
+
+
+def _expectation(
+    name: str, suits: Callable[[DenseChain], bool], what: str, make: Callable[[DenseChain, Deadline], RowMethod]
+) -> Method[DecisionTask, Plan]:
+    """A method for chains that suit; `what` names them in the reason why another is not served."""
+
+    def serves(task: DecisionTask) -> str | None:
+        if task.rule is Rule.MEDIAN:
+            return "medians are asked for"
+        if task.bounds.transform != "identity" or task.network.softmax_axis is not None:
+            return "the decision is no expected output"
+        if task.no_closed_forms is not None:
+            return task.no_closed_forms
+        if task.chain is None:
+            return "the network is no chain of dense layers with independent Gaussian weights"
+        return None if suits(task.chain) else f"the network is not {what}"
+
+    return Method(name, serves, lambda task: Steps(thorough=(make(cast(DenseChain, task.chain), task.deadline),)))
+
+
+# 4. Medians
+
+MAX_PARTS = {"samples": 400, "one layer": 200, "tails": 16}
+"""Parts of an item, at most."""
+
+
+def _median_rows(task: DecisionTask, source: MedianSource, most: int = 1) -> MedianRows:
+    return MedianRows(source, task.typical, task.deadline, most)
+
+
+def _no_medians(task: DecisionTask) -> str | None:
+    return None if task.rule is Rule.MEDIAN else "expectations are asked for"
+
+
+def _medians_by_weights_serve(task: DecisionTask) -> str | None:
+    independent = isinstance(task.posterior, GaussianDiagonal | WeightSamples)
+    return _no_medians(task) or (None if independent else "the posterior's weights are not independent")
+
+
+def _medians_by_weights(task: DecisionTask) -> Steps:
+    """One look at each item; samples are split, too."""
+    source = WeightMedians(task.bounds, *task.weights)
+    split = (_median_rows(task, source, MAX_PARTS["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
+    return Steps(any_graph=(_median_rows(task, source),), thorough=split)
+
+
+def _medians_of_one_layer_serve(task: DecisionTask) -> str | None:
+    reason = _no_medians(task) or task.no_closed_forms
+    if reason is not None:
+        return reason
+    if task.network.softmax_axis is None and task.chain is not None and OneLayerMedians.serves(task.chain):
+        return None
+    return "the network is not one hidden layer of ReLU with independent Gaussian weights"
+
+
+def _medians_of_one_layer(task: DecisionTask) -> Steps:
+    source = OneLayerMedians(cast(DenseChain, task.chain), task.deadline)
+    return Steps(thorough=(_median_rows(task, source, MAX_PARTS["one layer"]),))
+
+
+def _medians_by_tails_serve(task: DecisionTask) -> str | None:
+    reason = _no_medians(task) or task.only_weights
+    if reason is None and not isinstance(task.posterior, GaussianDiagonal):
+        reason = "the posterior is made of weight samples"
+    return "a random tensor is a branch of the graph" if reason is None and task.branches else reason
+
+
+def _medians_by_tails(task: DecisionTask) -> Steps:
+    tails = TailBounds(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline)
+    rows = (_median_rows(task, TailMedians(tails, task.typical), MAX_PARTS["tails"]),)
+    return Steps(thorough=rows) if _medians_of_one_layer_serve(task) else Steps(last=rows)
+
+
+METHODS: tuple[Method[DecisionTask, Plan], ...] = (
+    Method("components", _components_serve, lambda task: Steps(any_graph=(_Components(task),))),
     Method("boxes or samples of weights", _weights_serve, _weights),
-    *softmax.METHODS,
-    *regression.METHODS,
-    *median.METHODS,
+    Method("softmax of weight samples", _softmax_of_samples_serve, _softmax_of_samples),
+    Method("softmax of one layer", _softmax_of_one_layer_serves, _softmax_of_one_layer),
+    Method("softmax by exponential moments", _softmax_by_moments_serve, _softmax_by_moments),
+    Method("softmax by tails", _softmax_by_tails_serve, _softmax_by_tails),
+    _expectation("expectation of one layer", OneLayer.serves, "one hidden layer of a known activation", OneLayer),
+    _expectation("expectation by moments", MomentsDeep.serves, "a deeper chain of known activations", MomentsDeep.over),
+    _expectation("expectation of two layers", TwoLayers.serves, "two hidden layers of ReLU", TwoLayers),
+    Method("medians by weights", _medians_by_weights_serve, _medians_by_weights),
+    Method("medians of one layer", _medians_of_one_layer_serve, _medians_of_one_layer),
+    Method("medians by tails", _medians_by_tails_serve, _medians_by_tails),
 )
-"""All of them. `reasons` says why some do not serve."""
+"""The methods of the decision, of each kind the cheapest first. `reasons` says why some do not serve."""

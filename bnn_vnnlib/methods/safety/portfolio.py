@@ -16,16 +16,21 @@ from dataclasses import replace
 import torch
 
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
-from bnn_vnnlib.methods.components import MIXTURE, Component, by_components
+from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, by_components
 from bnn_vnnlib.methods.method import Method, reasons
-from bnn_vnnlib.methods.safety.by_boxes import CENTRED, SCATTERED, boxes_of
-from bnn_vnnlib.methods.safety.by_samples import SAMPLES
-from bnn_vnnlib.methods.safety.refine import Stage, refine
-from bnn_vnnlib.methods.safety.refine_boxes import BoxSplitting
-from bnn_vnnlib.methods.safety.refine_large_variance import BY_LARGE_VARIANCE, LargeVarianceItems, large_variance_of
-from bnn_vnnlib.methods.safety.refine_points import MorePoints
-from bnn_vnnlib.methods.safety.refine_tails import InputSplitting, Tuning
-from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, Goal, Pass, SafetyBounds, Task
+from bnn_vnnlib.methods.safety.by_weights import CENTRED, SAMPLES, SCATTERED, boxes_of
+from bnn_vnnlib.methods.safety.refine import (
+    BY_LARGE_VARIANCE,
+    BoxSplitting,
+    InputSplitting,
+    LargeVarianceItems,
+    MorePoints,
+    Stage,
+    Tuning,
+    large_variance_of,
+    refine,
+)
+from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, Goal, Pass, SafetyBounds, SafetyTask
 from bnn_vnnlib.methods.safety.tails import TAILS, tails_of
 from bnn_vnnlib.network.network import Mixture
 from bnn_vnnlib.system.clock import Deadline
@@ -35,14 +40,14 @@ FEW = 100
 are so small that the box refutes the attacked point."""
 
 
-def _mixture_serves(task: Task) -> str | None:
+def _mixture_serves(task: SafetyTask) -> str | None:
     return None if isinstance(task.posterior, Mixture) else "the posterior is no mixture"
 
 
-def _mixture(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+def _mixture(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     """Each component by all methods that serve it."""
 
-    def solve(part: Component, until: Deadline, refined: bool) -> SafetyBounds:
+    def solve(part: BoundedComponent, until: Deadline, refined: bool) -> SafetyBounds:
         own = replace(part.bounds, engine=replace(part.bounds.engine, deadline=until))
         return safety_bounds(
             replace(
@@ -54,20 +59,20 @@ def _mixture(task: Task, known: SafetyBounds | None) -> SafetyBounds:
     return by_components(task, solve)
 
 
-PASSES: tuple[Method[Task, Pass], ...] = (
+PASSES: tuple[Method[SafetyTask, Pass], ...] = (
     SAMPLES,
-    Method(MIXTURE, _mixture_serves, _mixture),
+    Method(BY_COMPONENTS, _mixture_serves, _mixture),
     SCATTERED,
     TAILS,
     CENTRED,
 )
 """Those that look at every instance, in their order."""
 
-METHODS: tuple[Method[Task, Pass], ...] = (*PASSES, BY_LARGE_VARIANCE)
-"""All of them. The last one takes up to seconds an item, so that it is used as a stage of the refinement only."""
+METHODS: tuple[Method[SafetyTask, Pass], ...] = (*PASSES, BY_LARGE_VARIANCE)
+"""The methods of P_safe. The last one takes up to seconds an item, so that it is a stage of the refinement only."""
 
 
-def safety_bounds(task: Task) -> SafetyBounds:
+def safety_bounds(task: SafetyTask) -> SafetyBounds:
     """Bounds on P_safe of every instance.
 
     Raises
@@ -89,7 +94,7 @@ def safety_bounds(task: Task) -> SafetyBounds:
     return replace(found, lower=found.lower.masked_fill(caseless, 1.0), by=by)  # exactly: there is nothing to violate
 
 
-def _stages(task: Task) -> list[Stage]:
+def _stages(task: SafetyTask) -> list[Stage]:
     """What refines the bounds by tails and by boxes at the mean, in the order of the turns."""
     tails = tails_of(task) if TAILS.serves(task) is None else None
     boxes = boxes_of(task) if CENTRED.serves(task) is None else None

@@ -109,7 +109,7 @@ class Goal:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class SafetyTask:
     """P_safe of every instance of a problem: what is asked, and what may be spent on it.
 
     Attributes
@@ -147,7 +147,7 @@ class Task:
         return nothing_known(self.problem, self.attacked[0])
 
 
-Pass = Callable[[Task, SafetyBounds | None], SafetyBounds]
+Pass = Callable[[SafetyTask, SafetyBounds | None], SafetyBounds]
 """One pass of a method over the instances of a task: bounds no worse than those that are known already, if any."""
 
 
@@ -164,6 +164,16 @@ def from_masses(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
     upper = 1.0 - unsafe
     upper = torch.where(unsafe >= 0.5, upper, torch.nextafter(upper, upper.new_tensor(torch.inf)))
     return safe.clamp(0, 1), upper.clamp(0, 1)
+
+
+def at_points(problem: Problem, points: Tensor, mass: Tensor, lower: Tensor | None = None) -> SafetyBounds:
+    """What points (N, n) give: of each instance the one at which the most mass violates counts.
+
+    mass (N,) : lower bounds on P_w(violated at the item's point); lower (I,) : on P_safe; None: 0
+    """
+    found, best = nothing_known(problem, points), last_of_each(problem, torch.argsort(mass, stable=True))
+    below, upper = from_masses(found.lower if lower is None else lower, mass[best])
+    return replace(found, lower=below, upper=upper, point=points[best], point_mass=mass[best])
 
 
 def unsafe_items(

@@ -10,7 +10,7 @@ exclude each other add up at x* (`problem.some_case`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -21,7 +21,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.method import Method
-from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, Task, from_masses, last_of_each
+from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, SafetyTask, at_points
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Constant
@@ -37,7 +37,7 @@ FIRST, SECOND = 1e-8, 1e-3
 LEAST, MOST = 1e-10, 0.1
 """Between them: in the second thorough one, by what the rows have failed with."""
 
-CLOSED = 1e-7
+NEGLIGIBLE = 1e-7
 """An item with a smaller failure probability is left alone."""
 
 SETTLED = 0.999
@@ -117,7 +117,7 @@ class TailBounds:
     def _bounded(self, question: _Question) -> Tensor:
         """(N,): one plain pass, then two thorough ones over what it leaves open."""
         found = self._total(question, torch.full_like(question.lower[:, 0], FIRST), thorough=False)
-        index = torch.nonzero(found > CLOSED)[:, 0]
+        index = torch.nonzero(found > NEGLIGIBLE)[:, 0]
         if len(index) == 0:
             return found
         part, best = question.items(index), found[index]
@@ -217,7 +217,7 @@ def why_no_tails(bounds: OutputBounds, posterior: Gaussian, problem: Problem) ->
     return "the property compares probabilities with something else than each other"
 
 
-def _serves(task: Task) -> str | None:
+def _serves(task: SafetyTask) -> str | None:
     network, posterior = task.bounds.engine.network, task.posterior
     if not isinstance(posterior, Gaussian):
         return "the posterior is no Gaussian"
@@ -230,7 +230,7 @@ def _serves(task: Task) -> str | None:
     return why_no_tails(task.bounds, posterior, task.problem)
 
 
-def _bounds(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+def _bounds(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     """Over T for the lower bound; for the upper bound at the attacked points that are in T, where the lower bound
     leaves something open.
     """
@@ -242,16 +242,13 @@ def _bounds(task: Task, known: SafetyBounds | None) -> SafetyBounds:
     if len(index):
         part = problem.items(index)
         mass[index] = tails.unsafe(part, *point_box(part, points[index]))
-    best = last_of_each(problem, torch.argsort(mass))
-    lower, upper = from_masses(lower, mass[best])
-    found = replace(task.nothing, lower=lower, upper=upper, point=points[best], point_mass=mass[best])
-    return (known or task.nothing).better(found.named(TAILS.name))
+    return (known or task.nothing).better(at_points(problem, points, mass, lower).named(TAILS.name))
 
 
-TAILS: Method[Task, Pass] = Method("tails", _serves, _bounds)
+TAILS: Method[SafetyTask, Pass] = Method("tails", _serves, _bounds)
 
 
-def tails_of(task: Task) -> TailBounds:
+def tails_of(task: SafetyTask) -> TailBounds:
     """Those of the task's network and Gaussian posterior."""
     posterior, device = cast("Gaussian", task.posterior), task.problem.lower.device
     return TailBounds(task.bounds.engine.network, posterior, device, task.deadline, task.attack.precision)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
-from bnn_vnnlib.errors import InputError, PosteriorError
+from bnn_vnnlib.errors import PosteriorError, naming
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.attributes import array_of, holders, inlined, raw_attribute
 from bnn_vnnlib.model.files import read_proto
@@ -69,11 +69,8 @@ def recover_file(
     from bnn_vnnlib.model.reading import write_readable
 
     proto, found = read_proto(source)
-    try:
+    with naming(found):
         recovery = recover(proto, likelihood=likelihood, frozen_noise=frozen_noise)
-    except InputError as error:
-        error.path = error.path or found
-        raise
     write_readable(recovery.proto, target)
     return recovery
 

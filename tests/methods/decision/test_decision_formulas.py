@@ -19,7 +19,7 @@ from bnn_vnnlib.methods.decision.regression.one_layer import TanhRows, _relaxati
 from bnn_vnnlib.methods.decision.regression.two_layers import curvature, interpolation_errors, star_bound
 from bnn_vnnlib.methods.decision.softmax.by_tails import _above, _layer_cake
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes, log_excess
+from bnn_vnnlib.methods.decision.softmax.softmax import ClassPairs, classes, log_excess
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.problem.weight_sets import CentredUnion
@@ -105,7 +105,7 @@ def test_bounds_of_fixed_margins_enclose_the_softmax() -> None:
         value = value[..., 0] * 2
         margin = Lines(value[:, :, None] - value[:, None], slope[:, :, None] - slope[:, None])
         radius = torch.full((20, 2), width, dtype=torch.float64)
-        found = classes(Pairs(margin, torch.zeros_like(margin.value), radius), None)
+        found = classes(ClassPairs(margin, torch.zeros_like(margin.value), radius), None)
         for x in (torch.rand(200, 20, 2, generator=generator, dtype=torch.float64) * 2 - 1) * width:
             truth = torch.softmax(value + (slope @ x[..., None])[..., 0], -1)
             below, above = (s.value + (s.slope @ x[..., None])[..., 0] for s in (found.below, found.above))
@@ -119,7 +119,7 @@ def test_bounds_of_fixed_margins_enclose_the_softmax() -> None:
 def test_the_log_excess_is_paid_in_full() -> None:
     margin = Lines(tensor(0.0, 1.0, -1.0, 0.0).reshape(1, 2, 2), torch.zeros(1, 2, 2, 1).double())
     excess = tensor(0.0, 0.3, 0.2, 0.0).reshape(1, 2, 2)
-    found = classes(Pairs(margin, excess, torch.zeros(1, 1).double()), tensor(0.1, 0.4)[None])
+    found = classes(ClassPairs(margin, excess, torch.zeros(1, 1).double()), tensor(0.1, 0.4)[None])
     low, high = 1 / (1 + torch.exp(-tensor(1.0, -1.0) + tensor(0.3, 0.2))), torch.sigmoid(tensor(1.0, -1.0))
     assert torch.allclose(found.low[0], low, atol=1e-9)
     assert torch.allclose(found.high[0], torch.minimum(high * torch.exp(tensor(0.1, 0.4)), 1 - low.flip(0)), atol=1e-9)

@@ -20,7 +20,7 @@ from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.gaussian.characteristic import Sums
 from bnn_vnnlib.gaussian.quantiles import _reach, quantiles
 from bnn_vnnlib.methods import decision
-from bnn_vnnlib.methods.decision.median_sources import half_lower
+from bnn_vnnlib.methods.decision.median import half_lower
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
@@ -36,7 +36,7 @@ PLACE = "bnn_vnnlib.methods.decision.regression"
 
 
 def medians(net, **options):
-    task = decision.Task(bounds_of(net), net.posterior, torch.device("cpu"), Rule.MEDIAN, **options)
+    task = decision.DecisionTask(bounds_of(net), net.posterior, torch.device("cpu"), Rule.MEDIAN, **options)
     return decision.portfolio(task)
 
 

@@ -16,9 +16,8 @@ from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.safety import portfolio as probabilistic
-from bnn_vnnlib.methods.safety import refine_boxes, refine_tails
-from bnn_vnnlib.methods.safety.refine import Stage, rarely, refine
-from bnn_vnnlib.methods.safety.refine_tails import FEW, LATER, Tuning
+from bnn_vnnlib.methods.safety import refine as stages
+from bnn_vnnlib.methods.safety.refine import FEW_INPUTS, LATER, Stage, Tuning, rarely, refine
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import Model
@@ -162,7 +161,7 @@ def test_rare_stages_wait_only_for_others() -> None:
     assert rare.turns == 9
 
 
-@pytest.mark.parametrize(("inputs", "first"), [(FEW, LATER), (FEW + 1, 0)])
+@pytest.mark.parametrize(("inputs", "first"), [(FEW_INPUTS, LATER), (FEW_INPUTS + 1, 0)])
 def test_tuning_waits_where_splits_are_cheap(inputs: int, first: int) -> None:
     net = random_model(0, [inputs, 2, 1])
     question = problem(np.zeros(inputs), np.ones(inputs), rows([[1.0]], [0.0]))
@@ -342,7 +341,7 @@ def test_refinement_does_not_depend_on_the_neighbours(
     monkeypatch: pytest.MonkeyPatch, method: Any, memory: int
 ) -> None:
     """Also where only a few instances fit into memory at a time."""
-    monkeypatch.setattr(refine_tails, "at_once", lambda numbers: max(1, memory // numbers))
+    monkeypatch.setattr(stages, "at_once", lambda numbers: max(1, memory // numbers))
     hills = Hills(0.02 if method == "tails" else 0.0005)
     whole, order = hills.verify(range(9), method), np.random.default_rng(1).permutation(9)
     shuffled, alone = hills.verify(order, method), hills.verify([3], method)
@@ -357,11 +356,11 @@ def test_work_ends_without_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None
     """What is left open is left after a number of splits, or of boxes in branch and bound."""
     splits: list[Any] = []
     boxes: list[int] = []
-    step, branching = refine_tails.InputSplitting.step, refine_boxes.Branching
-    monkeypatch.setattr(refine_tails.InputSplitting, "step", lambda self, *a: (splits.append(self), step(self, *a))[1])
-    monkeypatch.setattr(refine_boxes, "Branching", lambda *a: (boxes.append(a[-1]), branching(*a))[1])
+    step, branching = stages.InputSplitting.step, stages.Branching
+    monkeypatch.setattr(stages.InputSplitting, "step", lambda self, *a: (splits.append(self), step(self, *a))[1])
+    monkeypatch.setattr(stages, "Branching", lambda *a: (boxes.append(a[-1]), branching(*a))[1])
     assert Hills(0.02).verify([2], "tails").verdicts[0] == "unknown"
     spent = int(splits[-1]._spent.max())
-    assert refine_tails.SPLITS <= spent < refine_tails.SPLITS + 2 * refine_tails.ROUND
+    assert stages.SPLITS <= spent < stages.SPLITS + 2 * stages.SPLIT_ROUND
     assert Hills(0.002).verify([2], "linear").verdicts[0] == "unknown"
-    assert boxes == [refine_boxes.FIRST, 4 * refine_boxes.FIRST]
+    assert boxes == [stages.FIRST_BOXES, 4 * stages.FIRST_BOXES]

@@ -10,9 +10,9 @@ import torch
 
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.methods.safety import refine_boxes
-from bnn_vnnlib.methods.safety.by_boxes import CentredBoxes
-from bnn_vnnlib.methods.safety.refine_boxes import BoxSplitting
+from bnn_vnnlib.methods.safety import refine as stages
+from bnn_vnnlib.methods.safety.by_weights import CentredBoxes
+from bnn_vnnlib.methods.safety.refine import BoxSplitting
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
@@ -75,7 +75,7 @@ def test_large_deviations_are_left_to_others() -> None:
 
 
 def test_many_inputs_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine_boxes, "INPUTS", 1)
+    monkeypatch.setattr(stages, "LIKELY_INPUTS", 1)
     assert steps(splitting(net(1e-7), below(float(VALUES.min()) - 0.02 * SPAN))) == []
 
 

@@ -17,8 +17,8 @@ from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.methods.safety.by_samples import SAMPLES
-from bnn_vnnlib.methods.safety.safety import Goal, Task
+from bnn_vnnlib.methods.safety.by_weights import SAMPLES
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
@@ -35,8 +35,8 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "chunk", lambda *_: 1)
     monkeypatch.setattr(TailEngine, "chunk", lambda *_: 1)
     for name in (
-        "methods.safety.large_variance.rows.PIECE", "methods.safety.refine_points.CHUNK",
-        "methods.safety.refine_tails.CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
+        "methods.safety.large_variance.rows.PIECE", "methods.safety.refine.ATTACK_CHUNK",
+        "methods.safety.refine.SPLIT_CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
     ):  # fmt: skip
         monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
     for name in (
@@ -238,7 +238,7 @@ def test_a_bound_from_samples_comes_with_a_point_of_positive_mass() -> None:
     bounds = OutputBounds(Engine(net.network, deadline=Deadline(0.0)), "identity")
 
     def run() -> np.ndarray:
-        task = Task(bounds, net.posterior, question, Attack(), Deadline(), Goal(0.95, 0.95))
+        task = SafetyTask(bounds, net.posterior, question, Attack(), Deadline(), Goal(0.95, 0.95))
         found = SAMPLES.bounds(task, None)
         return np.stack([found.upper, found.point_mass])
 

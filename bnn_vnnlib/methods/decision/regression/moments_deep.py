@@ -43,7 +43,7 @@ PIECES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class _Moments:
     """Of one hidden layer over boxes (B, K): range of E z, upper bounds of E z^2 and of E q."""
 
     low: Tensor
@@ -101,7 +101,7 @@ class MomentsDeep:
             value = value - 4 * UNIT * (value.abs() + paid)
         return value.amin(1).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
-    def hidden(self, lower: Tensor, upper: Tensor) -> list[Moments]:
+    def hidden(self, lower: Tensor, upper: Tensor) -> list[_Moments]:
         """Moments of every hidden layer over boxes (B, n)."""
         first, variance, fluctuation = _first(self.chain.layers[0], lower, upper)
         found = [first]
@@ -149,7 +149,7 @@ def _relu_above(m: Tensor, s: Tensor) -> Tensor:
     return (relu_mean(m, s) + 4 * ABSOLUTE * (m.abs() + s)).clamp(min=0)
 
 
-def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[Moments, Tensor, tuple[Tensor, Tensor]]:
+def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[_Moments, Tensor, tuple[Tensor, Tensor]]:
     """Layer 1: its moments, upper bounds of Var z, and (E z^2 from below, Var z^2 from above)."""
     m_low, m_high = _widened(layer, lower, upper)
     least, most = squares(lower, upper)
@@ -161,17 +161,17 @@ def _first(layer: DenseLayer, lower: Tensor, upper: Tensor) -> tuple[Moments, Te
     noise = s_high**2 * (1 + 4 * UNIT) + TINY
     variance = torch.minimum((square - low**2 * (1 - 4 * UNIT)).clamp(min=0) * (1 + 4 * UNIT), noise)
     fluctuation = (fourth - square_low**2 * (1 - 4 * UNIT)).clamp(min=0) * (1 + 4 * UNIT)
-    return Moments(low, high, square, noise), variance, (square_low, fluctuation)
+    return _Moments(low, high, square, noise), variance, (square_low, fluctuation)
 
 
-def _spread(steep: tuple[Tensor, ...], found: list[Moments], variance: Tensor) -> Tensor:
+def _spread(steep: tuple[Tensor, ...], found: list[_Moments], variance: Tensor) -> Tensor:
     """Var m of every neuron of the next layer, rounded up."""
     noises = [*(moments.noise for moments in reversed(found[1:])), variance]
     parts = [noise @ slope.mT * (1 + gamma(slope.shape[1] + 8)) for noise, slope in zip(noises, steep, strict=True)]
     return torch.stack(parts).sum(0) * (1 + gamma(len(steep) + 8)) + TINY
 
 
-def _next(layer: DenseLayer, below: Moments, spread: Tensor, fluctuation: tuple[Tensor, Tensor] | None) -> Moments:
+def _next(layer: DenseLayer, below: _Moments, spread: Tensor, fluctuation: tuple[Tensor, Tensor] | None) -> _Moments:
     m_low, m_high = _widened(layer, below.low, below.high)
     noise = _root(layer, below.square, 1) ** 2 * (1 + 4 * UNIT) + TINY
     s = _root(layer, below.low**2, -1)
@@ -186,7 +186,7 @@ def _next(layer: DenseLayer, below: Moments, spread: Tensor, fluctuation: tuple[
     high = (m_high + torch.sqrt(inside) * (1 + 8 * UNIT)) / 2
     high = (high + 4 * UNIT * (m_high.abs() + high.abs())).clamp(min=0)
     square = (m_high.clamp(min=0) ** 2 + spread + noise) * (1 + 8 * UNIT) + TINY
-    return Moments(low, high, square, noise)
+    return _Moments(low, high, square, noise)
 
 
 def _steep(chain: DenseChain, k: int) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ Guarantee: the result is a lower bound, as good as the relaxation's; complete on
 Method: `splitting.frontier.minimise`, and where a slope has one sign on a box, its minimum lies on a face, which takes
 the place of the box.
 
-3. Rows c.D(x) + g.x as numbers in front of the neurons (`Rows`).
+3. Rows c.D(x) + g.x as numbers in front of the neurons (`_NeuronRows`).
     row(x) = constant + linear.x + sum_k v_k h(a_k(x)),   a_k = V_k.x + b_k ~ N(m_k(x), s_k(x)^2),
 with v = c E[W] because the last layer is independent of the hidden one, and h = E relu or E tanh:
     leaky(a) = alpha a + (1 - alpha) relu(a),   sigmoid(a) = 1/2 + tanh(a/2)/2.
@@ -159,11 +159,11 @@ class _Bounded:
 class _Relaxation(Protocol):
     """What is minimised; bounds of a box must not depend on the other boxes."""
 
-    def value(self, rows: Rows, x: Tensor) -> Tensor:
+    def value(self, rows: _NeuronRows, x: Tensor) -> Tensor:
         """Values at points, not rounded."""
         ...
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
+    def bound(self, rows: _NeuronRows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Rigorous bounds over boxes."""
         ...
 
@@ -173,7 +173,7 @@ class _Relaxation(Protocol):
         ...
 
 
-def _least_over(relaxation: _Relaxation, rows: Rows, lower: Tensor, upper: Tensor, deadline: Deadline) -> Tensor:
+def _least_over(relaxation: _Relaxation, rows: _NeuronRows, lower: Tensor, upper: Tensor, deadline: Deadline) -> Tensor:
     """Lower bounds (M,) on the rows, each over its box (M, n), which is bounded once whatever the time."""
 
     def bound(row: Tensor, lower: Tensor, upper: Tensor) -> Look:
@@ -207,7 +207,7 @@ UNDERFLOW = 1e-140
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class _NeuronRows:
     """M rows, each over a box of its own.
 
     Attributes
@@ -225,14 +225,14 @@ class Rows:
     slope_payment: Tensor
     room: Tensor
 
-    def of(self, owner: Tensor) -> Rows:
-        """Some of them, repeats allowed."""
-        return Rows(*(getattr(self, name)[owner] for name in self.__dataclass_fields__))
+    def of(self, owner: Tensor) -> _NeuronRows:
+        """The rows of an index, repeats allowed."""
+        return _NeuronRows(*(getattr(self, name)[owner] for name in self.__dataclass_fields__))
 
 
 def rows_over(
     hidden: DenseLayer, top: DenseLayer, kind: str, alpha: float, outputs: Tensor, inputs: Tensor | None, size: Tensor
-) -> Rows:
+) -> _NeuronRows:
     """The rows outputs (M, m), inputs (M, n) or None over boxes with |x| <= size (M, n).
 
     For tanh and sigmoid `hidden` must be scaled already, so that h is E tanh of its pre-activations.
@@ -267,7 +267,7 @@ def rows_over(
     steep = weight @ hidden.mean.abs() + weight @ deviation + (weight @ hidden.variance) * size
     slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + UNDERFLOW
     paid = (paid + 8 * UNIT * constant.abs()) * (1 + 1e-6)
-    return Rows(v, linear, constant, paid, slope, room)
+    return _NeuronRows(v, linear, constant, paid, slope, room)
 
 
 def sums_at(first: DenseLayer, second: DenseLayer, x: Tensor) -> Sums:
@@ -298,7 +298,7 @@ def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
 
 # 4. Relu
 
-STEEPEST = 0.4
+HIGHEST_DENSITY = 0.4
 """More than phi(0)."""
 
 
@@ -320,13 +320,13 @@ class ReluRows:
         """Numbers that one box takes."""
         return self.hidden.outputs
 
-    def value(self, rows: Rows, x: Tensor) -> Tensor:
+    def value(self, rows: _NeuronRows, x: Tensor) -> Tensor:
         """The rows at points (B, n), not rounded."""
         m = x @ self.hidden.mean.mT + self.hidden.bias
         expected = relu_mean(m, self.hidden.deviation(x**2))
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
+    def bound(self, rows: _NeuronRows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         center = (lower + upper) / 2
         m, radius = self.hidden.range(lower, upper)
@@ -357,7 +357,7 @@ class ReluRows:
         wide, tall = high > low, most > least
         beta = torch.where(wide, (ul + uu - ll - lu) / (2 * (high - low)), cdf(t)).nan_to_num(0.0).clamp(0, 1)
         steep = torch.where(tall, (lu + uu - ll - ul) / (2 * (most - least)), density(t))
-        steep = torch.where(most > LEAST, steep.nan_to_num(0.0).clamp(0, STEEPEST), torch.zeros_like(steep))
+        steep = torch.where(most > LEAST, steep.nan_to_num(0.0).clamp(0, HIGHEST_DENSITY), torch.zeros_like(steep))
         kappa = torch.stack([g - beta * a - steep * b for a, b, g in corners]).amax(0)
         anchor = torch.maximum(s, most / 4).clamp(min=LEAST)
         weight = v * steep / (2 * anchor)
@@ -368,7 +368,12 @@ class ReluRows:
         return slope, constant
 
     def _slopes(
-        self, rows: Rows, means: tuple[Tensor, Tensor], deviations: tuple[Tensor, Tensor], lower: Tensor, upper: Tensor
+        self,
+        rows: _NeuronRows,
+        means: tuple[Tensor, Tensor],
+        deviations: tuple[Tensor, Tensor],
+        lower: Tensor,
+        upper: Tensor,
     ) -> tuple[Tensor, Tensor]:
         low, high = means[0] - rows.room, means[1] + rows.room
         least, most = (deviations[0] - rows.room).clamp(min=LEAST), (deviations[1] + rows.room).clamp(min=LEAST)
@@ -441,13 +446,13 @@ class TanhRows:
         """(K, n n): mu_k mu_k'."""
         return (self.hidden.mean[:, :, None] * self.hidden.mean[:, None]).flatten(1)
 
-    def value(self, rows: Rows, x: Tensor) -> Tensor:
+    def value(self, rows: _NeuronRows, x: Tensor) -> Tensor:
         """The rows at points (B, n), not rounded."""
         m = x @ self.hidden.mean.mT + self.hidden.bias
         expected = self.expected.mean(m, self.hidden.deviation(x**2))
         return (rows.v * expected).sum(-1) + (rows.linear * x).sum(-1) + rows.constant
 
-    def bound(self, rows: Rows, lower: Tensor, upper: Tensor) -> _Bounded:
+    def bound(self, rows: _NeuronRows, lower: Tensor, upper: Tensor) -> _Bounded:
         """Lower bounds of the rows over boxes (B, n), and ranges of their slopes."""
         hidden, v, n = self.hidden, rows.v.abs(), self.hidden.inputs
         center, size = (lower + upper) / 2, torch.maximum(lower.abs(), upper.abs())
@@ -472,7 +477,7 @@ class TanhRows:
         bend = (bend + off) * (1 + 1e-12) + rows.slope_payment
         return _Bounded(torch.maximum(value, trivial) - rows.payment, slope - bend, slope + bend)
 
-    def _fit(self, rows: Rows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> _Fit:
+    def _fit(self, rows: _NeuronRows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> _Fit:
         hidden, room = self.hidden, rows.room
         m, reach = center @ hidden.mean.mT + hidden.bias, r @ hidden.mean.abs().mT + room
         s = hidden.deviation(center**2)

@@ -54,7 +54,7 @@ WIDER = 1 + 1e-9
 """Covers sums of a million nonnegative products."""
 
 
-def nearest(low: Tensor, high: Tensor) -> Tensor:
+def _nearest(low: Tensor, high: Tensor) -> Tensor:
     """The least |t| for t in [low, high]."""
     return torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
 
@@ -81,7 +81,7 @@ def interpolation_errors(
     s_low = ((bottom - room) * (1 - 1e-9)).clamp(min=LEAST)
     s_high = torch.maximum(*deviations) + room
     t_low, t_high = _quotients(low, high, s_low, s_high)
-    peak, mass = density(nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
+    peak, mass = density(_nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
     sig = torch.sqrt(variance) * WIDER
     rho = torch.minimum(sig, variance * largest / s_low * WIDER)
     absolute = mu.abs()
@@ -90,7 +90,7 @@ def interpolation_errors(
     square = torch.minimum(square, mu**2 + variance) * WIDER
     first, last = (_slope(m, s, x, mu, variance, room) for m, s, x in zip(means, deviations, ends, strict=True))
     lowest, highest = first[0], last[1]
-    smallest = nearest(lowest, highest) ** 2 / WIDER
+    smallest = _nearest(lowest, highest) ** 2 / WIDER
     weight, slack, noise, bias = top.mean, top.slack, torch.sqrt(top.variance), torch.sqrt(top.bias_variance)
     large, small = weight.abs() + slack, (weight.abs() - slack).clamp(min=0.0)
     center, radius = (lowest + highest) / 2, (highest - lowest) / 2 * WIDER
@@ -117,7 +117,7 @@ def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: 
     rho = variance * x.abs()[:, None]
     cap = torch.sqrt(variance) * 0.4
     small = torch.minimum((density(far) - ABSOLUTE).clamp(min=0.0) * rho / most, cap) / WIDER
-    large = torch.minimum((density(nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * WIDER
+    large = torch.minimum((density(_nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * WIDER
     positive = x[:, None] >= 0
     second = torch.where(positive, small, -large), torch.where(positive, large, -small)
     paid = 1e-13 * (mu.abs() + cap)
@@ -142,7 +142,7 @@ def curvature(
     low, high = m - radius, m + radius
     t_low, t_high = _quotients(low, high, s_low, s_high)
     p_low, p_high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
-    peak = (density(nearest(t_low, t_high)) + ABSOLUTE) / s_low
+    peak = (density(_nearest(t_low, t_high)) + ABSOLUTE) / s_low
 
     a, v = reach @ absolute.mT, reach**2 @ variance.mT
     square = torch.minimum(a**2 + v, torch.sqrt((a**4 + 6 * a**2 * v + 3 * v**2) * p_high)) * WIDER

@@ -19,14 +19,15 @@ from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision.softmax.softmax import Pairs, classes
+from bnn_vnnlib.methods.decision.softmax.method import SoftmaxSource
+from bnn_vnnlib.methods.decision.softmax.softmax import ClassPairs, classes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(SoftmaxSource):
     """Softmax, or sigmoid, over the K samples of a posterior."""
 
     engine: Engine
@@ -62,10 +63,6 @@ class Samples:
             total = total + (self.samples.share[index, None, None] * y).sum(0)
         return total
 
-    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing: what is known of a box does not serve the boxes inside."""
-        return lower.new_zeros(len(lower), 0)
-
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
     ) -> tuple[Lines, Tensor]:
@@ -84,7 +81,7 @@ class Samples:
         margin = self._margins(self.samples.boxes(index), lower, upper, center)
         k, p = margin.value.shape[:2]
         flat = Lines(margin.value.flatten(0, 1), margin.slope.flatten(0, 1))
-        pairs = Pairs(flat, torch.zeros_like(flat.value), radius.repeat(k, 1))
+        pairs = ClassPairs(flat, torch.zeros_like(flat.value), radius.repeat(k, 1))
         lines, numbers = classes(pairs, None).rows(outputs.expand(p, -1, -1).repeat(k, 1, 1))
         value, numbers = (part.unflatten(0, (k, p)) for part in (lines.value, numbers))
         moved = lines.reach(radius.repeat(k, 1)).unflatten(0, (k, p))

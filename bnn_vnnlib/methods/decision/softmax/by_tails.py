@@ -22,8 +22,12 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.network.network import Gaussian, Network
+from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
+from bnn_vnnlib.system.clock import Deadline
 
 BUDGETS = (1e-2, 1e-4, 1e-7)
 """Probabilities delta."""
@@ -51,6 +55,13 @@ class SoftmaxTails:
     deviations: WeightBoxes
 
     name: ClassVar[str] = "tails"
+
+    @staticmethod
+    def over(network: Network, posterior: Gaussian, device: torch.device, deadline: Deadline) -> SoftmaxTails:
+        """Those of a network with a Gaussian posterior."""
+        engine = TailEngine(network, deadline, correlation=correlation(network, posterior, device))
+        deviations = weight_sets.centred(network, independent(posterior), device)
+        return SoftmaxTails(engine, weight_sets.mean_weights(network, device), deviations)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""

@@ -2,7 +2,7 @@
 
 Guarantee: sound with probability 1, rounding included.
 
-From exponential moments of logits to linear bounds of the expected softmax (`questions`).
+From exponential moments of logits to linear bounds of the expected softmax (`_questions`).
 Let E[exp(u . f(x)) 1_G] <= exp T_u(x), T linear, P(G) >= 1 - delta; S_i = sum over j of exp(f_j - f_i), j other than i.
 Below:  softmax_i = 1 / (1 + S) and, for 0 < lam <= 1, S^lam <= sum_j exp(lam (f_j - f_i)), whose mean on G is at most
 U(x) = sum_j exp T. With s >= (1 - lam) / lam, b = s^(1 - lam) / (lam (1 + s)^2), a = 1 / (1 + s) + s / (lam (1 + s)^2),
@@ -29,7 +29,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import Exponents, typical
 from bnn_vnnlib.bounds.dense.hidden import Lines, mixed
-from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.method import picked
+from bnn_vnnlib.methods.decision.softmax.method import SoftmaxSource
+from bnn_vnnlib.methods.decision.softmax.one_layer import GRAIN, OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import HUGE, Classes
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
@@ -39,9 +41,6 @@ BELOW = (1.0, 0.75, 0.5, 0.375)
 
 ABOVE = (1.0, 0.5)
 """lam of the upper bounds, besides 1 - softmax_i(E f)."""
-
-GRAIN = 2.0**20
-"""Probabilities p are multiples of 1 / GRAIN^2, so that they add up to 1 and e_i - p is exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,7 @@ class _Questions:
         return Classes(lines, above, low, torch.minimum(most, rest), radius)
 
 
-def questions(mean: Tensor, wanted: Tensor) -> _Questions:
+def _questions(mean: Tensor, wanted: Tensor) -> _Questions:
     """For expected logits of about `mean` (P, m); any mean is sound."""
     boxes, m = mean.shape
     unit = torch.eye(m, dtype=mean.dtype, device=mean.device)
@@ -183,8 +182,8 @@ NOISY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class ExponentialMoments:
-    """A `method.Source`: everything about one network that does not depend on the box.
+class ExponentialMoments(SoftmaxSource):
+    """Everything about one network that does not depend on the box.
 
     budgets : values of delta, of which the best is taken
     """
@@ -218,10 +217,6 @@ class ExponentialMoments:
         variance = last.v + last.m_spread**2
         return torch.softmax(last.m / torch.sqrt(1 + math.pi / 8 * variance), -1)
 
-    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing: what is known of a box does not serve the boxes inside."""
-        return lower.new_zeros(len(lower), 0)
-
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
     ) -> tuple[Lines, Tensor]:
@@ -229,7 +224,7 @@ class ExponentialMoments:
         found = [self._rows(exponents, lower, upper, outputs) for exponents in self._exponents]
         lines, numbers, radius = found[0]
         for line, number, _ in found[1:]:
-            lines, numbers = better(lines, line, radius), torch.maximum(numbers, number)
+            lines, numbers = _better(lines, line, radius), torch.maximum(numbers, number)
         return lines, numbers
 
     def _rows(
@@ -237,7 +232,7 @@ class ExponentialMoments:
     ) -> tuple[Lines, Tensor, Tensor]:
         ranges = exponents.ranges(lower, upper)
         mean = ranges.typical[-1].m
-        asked = questions(mean, _wanted(outputs, torch.softmax(mean, -1)))
+        asked = _questions(mean, _wanted(outputs, torch.softmax(mean, -1)))
         radius = ranges.first.radius
         found = asked.classes(exponents.lines(ranges, asked.rows), radius, exponents.delta)
         return *found.rows(outputs), radius
@@ -253,7 +248,7 @@ def _wanted(outputs: Tensor, share: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class WithMoments:
+class WithMoments(SoftmaxSource):
     """One hidden layer: the closed forms, and exponential moments where these pay much for the noise."""
 
     source: OneLayerSoftmax
@@ -271,9 +266,6 @@ class WithMoments:
         """Numbers that one box takes."""
         return max(self.source.size, self.moments.size)
 
-    def value(self, x: Tensor) -> None:
-        """There is no closed form."""
-
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """That of the closed forms: log excesses."""
         return self.source.context(lower, upper)
@@ -289,16 +281,16 @@ class WithMoments:
         if len(noisy) == 0:
             return lines, numbers
         low, high = lower[noisy], upper[noisy]
-        line, number = self.moments.rows(low, high, outputs if len(outputs) == 1 else outputs[noisy])
+        line, number = self.moments.rows(low, high, picked(outputs, noisy))
         radius = (high - low) / 2
-        line = better(Lines(lines.value[noisy], lines.slope[noisy]), line, radius)
+        line = _better(Lines(lines.value[noisy], lines.slope[noisy]), line, radius)
         numbers = numbers.index_copy(0, noisy, torch.maximum(numbers[noisy], number))
         return Lines(
             lines.value.index_copy(0, noisy, line.value), lines.slope.index_copy(0, noisy, line.slope)
         ), numbers
 
 
-def better(first: Lines, second: Lines, radius: Tensor) -> Lines:
+def _better(first: Lines, second: Lines, radius: Tensor) -> Lines:
     """(P, R): of each pair the one with the larger minimum; both are below the rows."""
     ahead = second.minimum(radius) > first.minimum(radius)
     return Lines(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.bounds.walk import completed
+from bnn_vnnlib.methods.decision.method import picked, rows_at
+from bnn_vnnlib.methods.deterministic import MAX_SPLIT_INPUTS
 from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
@@ -20,44 +23,38 @@ from bnn_vnnlib.system.memory import at_once
 SPLIT = Effort(tolerance=1e-3, most=400)
 """How far inputs are split."""
 
-MAX_SPLIT_INPUTS = 20
-"""Inputs are split where no more than this vary."""
-
 TOGETHER = 3
 """Boxes that all rows of an item share are this many times as many as those of a single row."""
 
 
-class Source(Protocol):
-    """What bounds rows over the expected softmax on boxes."""
+class SoftmaxSource(ABC):
+    """What bounds rows over the expected softmax on boxes; `name` is for people and the record."""
+
+    name: ClassVar[str]
 
     @property
-    def name(self) -> str:
-        """For people and the record."""
-        ...
-
-    @property
+    @abstractmethod
     def size(self) -> int:
         """Numbers that one box takes."""
-        ...
 
     @property
+    @abstractmethod
     def count(self) -> int:
         """Number of classes."""
-        ...
 
-    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """(N, c) what is known of boxes that also serves all boxes inside."""
-        ...
-
+    @abstractmethod
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
     ) -> tuple[Lines, Tensor]:
-        """Lines and numbers (P, R) below outputs (P or 1, R, m) . D over boxes (P, n)."""
-        ...
+        """Lines and numbers (P, R) below the rows outputs (P or 1, R, m) . D over boxes (P, n)."""
+
+    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(N, c) what is known of boxes that also serves all boxes inside; nothing, by default."""
+        return lower.new_zeros(len(lower), 0)
 
     def value(self, x: Tensor) -> Tensor | None:
         """(P, m): D at points (P, n), not rounded; None where that takes as long as a bound."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +69,7 @@ class SoftmaxRows:
         times their difference
     """
 
-    source: Source
+    source: SoftmaxSource
     deadline: Deadline
     effort: Effort | None = None
     law_distance: float = 0.0
@@ -90,9 +87,21 @@ class SoftmaxRows:
         few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= MAX_SPLIT_INPUTS)[:, 0]
         if len(few) == 0:
             return known
-        rows = _Rows(self, _some(outputs, few), _some(inputs, few), context[few])
         effort = replace(self.effort, most=TOGETHER * self.effort.most)
-        found = minimise(rows.bound, rows.value, lower[few], upper[few], known[few], effort, self.deadline)
+
+        def bound(item: Tensor, low: Tensor, high: Tensor) -> Look:
+            """All rows of the items together: most of the work on a box does not depend on the row."""
+            item = few[item]
+            return Look(*self._looked(low, high, picked(outputs, item), picked(inputs, item), context[item]), low, high)
+
+        def value(item: Tensor, x: Tensor) -> Tensor:
+            """The values themselves where the source knows them; else the bound, the best that can be hoped for."""
+            expected = self.source.value(x)
+            if expected is None:
+                return bound(item, x, x).value
+            return rows_at(expected, x, picked(outputs, few[item]), picked(inputs, few[item]))
+
+        found = minimise(bound, value, lower[few], upper[few], known[few], effort, self.deadline)
         return known.index_copy(0, few, found)
 
     def towards(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, goal: Tensor) -> Tensor:
@@ -125,7 +134,7 @@ class SoftmaxRows:
         found = self.deadline.reached(parts, lambda index: self.source.context(lower[index], upper[index]))
         context = torch.cat(found) if found else lower.new_zeros(0, 0)
         some = slice(len(context))
-        known, _ = self._looked(lower[some], upper[some], _some(outputs, some), _some(inputs, some), context)
+        known, _ = self._looked(lower[some], upper[some], picked(outputs, some), picked(inputs, some), context)
         return completed([known], (len(lower), outputs.shape[1]), -torch.inf, lower), context
 
     def _looked(
@@ -135,7 +144,7 @@ class SoftmaxRows:
         found = self.deadline.reached(
             self._parts(lower, outputs),
             lambda index: self._chunk(
-                lower[index], upper[index], _some(outputs, index), _some(inputs, index),
+                lower[index], upper[index], picked(outputs, index), picked(inputs, index),
                 None if context is None else context[index],
             ),
         )  # fmt: skip
@@ -169,37 +178,9 @@ class SoftmaxRows:
         return torch.maximum(lines.minimum(radius), numbers.nan_to_num(-torch.inf)), lines.slope
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """All rows of some items, to be minimised together: most of the work on a box does not depend on the row."""
-
-    method: SoftmaxRows
-    outputs: Tensor
-    inputs: Tensor | None
-    context: Tensor
-
-    def bound(self, item: Tensor, lower: Tensor, upper: Tensor) -> Look:
-        """Bounds and slopes."""
-        outputs, inputs = _some(self.outputs, item), _some(self.inputs, item)
-        return Look(*self.method._looked(lower, upper, outputs, inputs, self.context[item]), lower, upper)
-
-    def value(self, item: Tensor, x: Tensor) -> Tensor:
-        """The values themselves where the source knows them; else the bound, the best that can be hoped for."""
-        expected = self.method.source.value(x)
-        if expected is None:
-            return self.bound(item, x, x).value
-        value = (_some(self.outputs, item) * expected[:, None]).sum(-1)
-        inputs = _some(self.inputs, item)
-        return value if inputs is None else value + (inputs * x[:, None]).sum(-1)
-
-
 def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines:
     """Add g . x = g . center + g . (x - center); each sum of slopes is one rounding."""
     slope = lines.slope + inputs
     at, size = (inputs @ center[..., None])[..., 0], (inputs.abs() @ center.abs()[..., None])[..., 0]
     paid = 2 * gamma(2 * center.shape[-1] + 8) * size + 4 * UNIT * (lines.value.abs() + at.abs()) + TINY
     return Lines(lines.value + at - paid - 2 * UNIT * Lines(at, slope).reach(radius), slope)
-
-
-def _some(rows: Any, index: Tensor | slice) -> Any:
-    return rows if rows is None or len(rows) == 1 else rows[index]

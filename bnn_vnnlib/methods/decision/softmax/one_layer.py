@@ -41,9 +41,9 @@ from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
-from bnn_vnnlib.methods.decision.softmax.method import MAX_SPLIT_INPUTS, SPLIT
-from bnn_vnnlib.methods.decision.softmax.softmax import Classes, Pairs, classes, log_excess
-from bnn_vnnlib.methods.deterministic import decide
+from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxSource
+from bnn_vnnlib.methods.decision.softmax.softmax import Classes, ClassPairs, classes, log_excess
+from bnn_vnnlib.methods.deterministic import MAX_SPLIT_INPUTS, decide_fixed
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, compares_classes
@@ -62,7 +62,7 @@ UP = 1 + 2.0**-40
 
 
 @dataclass(frozen=True, eq=False)
-class OneLayerSoftmax:
+class OneLayerSoftmax(SoftmaxSource):
     """Everything about one network that does not depend on the box."""
 
     layers: DenseChain
@@ -91,14 +91,14 @@ class OneLayerSoftmax:
         margin = neurons.lines(mean, bias)
         return Lines(margin.value.reshape(boxes, m, m), margin.slope.reshape(boxes, m, m, -1))
 
-    def pairs(self, neurons: Hidden) -> Pairs:
+    def pairs(self, neurons: Hidden) -> ClassPairs:
         """Margins and log excesses of all ordered pairs over the boxes."""
         mean, noise, _, shift = self._differences
         # -(f_i - f_j) has the coefficients -mean
         excess = log_excess(neurons, -mean, noise, shift).reshape(len(neurons.center), self.count, self.count)
-        return Pairs(self.margins(neurons), excess, neurons.radius)
+        return ClassPairs(self.margins(neurons), excess, neurons.radius)
 
-    def above(self, neurons: Hidden, pairs: Pairs) -> Tensor:
+    def above(self, neurons: Hidden, pairs: ClassPairs) -> Tensor:
         """v' (P, m): the log excess of f_i - softmax(E f) . f, from above.
 
         Its coefficients are sums of p_l (W_i - W_l), p the softmax without its i-th entry, of total p at most: so |a|
@@ -124,9 +124,6 @@ class OneLayerSoftmax:
         """Numbers that one box takes: all pairs of classes by the neurons, or by the inputs."""
         return 4 * self.count**2 * max(self.layers.first.mean.shape)
 
-    def value(self, x: Tensor) -> None:
-        """There is no closed form."""
-
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The log excesses v and v' of boxes, which serve all boxes inside them: (N, m m + m)."""
         neurons = hidden(self.layers.first, lower, upper)
@@ -146,7 +143,7 @@ class OneLayerSoftmax:
                 context[large] = torch.minimum(context[large], self.context(lower[large], upper[large]))
         neurons = hidden(self.layers.first, lower, upper)
         m = self.count
-        pairs = Pairs(self.margins(neurons), context[:, : m * m].reshape(-1, m, m), neurons.radius)
+        pairs = ClassPairs(self.margins(neurons), context[:, : m * m].reshape(-1, m, m), neurons.radius)
         return classes(pairs, context[:, m * m :]).rows(outputs)
 
     def comparisons(self, lower: Tensor, upper: Tensor, first: Tensor, second: Tensor) -> _Comparison:
@@ -198,12 +195,13 @@ MAX_WIDTH_COST = 2.0
 """What the width of a box may cost in log D, about; boxes that cost more are left alone."""
 
 GRAIN = 2.0**20
-"""Rows g are multiples of 1 / GRAIN, so that 2 g + e_l - e_i is exact."""
+"""Rows g are multiples of 1 / GRAIN, so that 2 g + e_l - e_i is exact; probabilities p (`deep`) multiples of
+1 / GRAIN^2, so that they add up to 1 and e_i - p is exact."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tilted:
-    """A `method.Source`."""
+class Tilted(SoftmaxSource):
+    """By tilted expectations, at points and over small boxes."""
 
     layers: DenseChain
 
@@ -219,13 +217,6 @@ class Tilted:
         """Numbers that one box takes."""
         combinations = 1 + len(SCALES) * len(TILTS)
         return 8 * combinations * self.count * (1 + self.count) * self.layers.first.outputs
-
-    def value(self, x: Tensor) -> None:
-        """There is no closed form."""
-
-    def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Nothing: what is known of a box does not serve the boxes inside."""
-        return lower.new_zeros(len(lower), 0)
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
@@ -395,7 +386,7 @@ class MeanNetwork:
         plain = replace(self.bounds, transform="identity")
         points = (problem.lower + problem.upper)[None] / 2
         mean = weight_sets.mean_weights(plain.engine.network, problem.lower.device)
-        return decide(plain, mean, shifted, points).safe[0]
+        return decide_fixed(plain, mean, shifted, points).safe[0]
 
     def _suits(self, problem: Problem) -> Tensor:
         """(N, R)"""

@@ -36,7 +36,7 @@ HUGE = 600.0
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class ClassPairs:
     """Margins of P boxes: margin : Lines (P, m, m) below the means of f_i - f_j; excess (P, m, m) : v_ij >= 0.
 
     radius (P, n). The diagonal of the lines is 0.
@@ -94,7 +94,7 @@ def _shifts(outputs: Tensor) -> list[Tensor]:
     return [torch.zeros_like(least), least, most]
 
 
-def classes(pairs: Pairs, log_excess_above: Tensor | None) -> Classes:
+def classes(pairs: ClassPairs, log_excess_above: Tensor | None) -> Classes:
     """Bounds on every D_i; log_excess_above : v' (P, m), or None where the weights are fixed (v' = 0)."""
     m = pairs.excess.shape[-1]
     off = ~torch.eye(m, dtype=torch.bool, device=pairs.excess.device)
@@ -107,7 +107,7 @@ def classes(pairs: Pairs, log_excess_above: Tensor | None) -> Classes:
     return Classes(below, above, low, torch.minimum(high, rest), pairs.radius)
 
 
-def _below(pairs: Pairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
+def _below(pairs: ClassPairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
     middle = pairs.excess - pairs.margin.value
     slack = 4 * UNIT * (middle.abs() + reach)
     start, end = middle - reach + slack, middle + reach + slack  # the chord of exp(. + slack)
@@ -138,7 +138,7 @@ def _below(pairs: Pairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
     return line, number
 
 
-def _above(pairs: Pairs, reach: Tensor, off: Tensor, excess: Tensor | None) -> tuple[Lines, Tensor]:
+def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None) -> tuple[Lines, Tensor]:
     """Lines below -D_i, and numbers above D_i."""
     middle, slope, reach = pairs.margin.value.mT, pairs.margin.slope.transpose(1, 2), reach.mT  # F_ji at [i, j]
     middle = middle.nan_to_num(-HUGE, HUGE, -HUGE).clamp(-HUGE, HUGE)  # lowering F is sound

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.methods.safety.refine_large_variance import CHUNK, JUDGED, PACE, LargeVarianceItems
+from bnn_vnnlib.methods.safety.refine import JUDGED, PACE, TIGHT_CHUNK, LargeVarianceItems
 from bnn_vnnlib.problem.problem import Problem, from_labels
 
 
@@ -46,7 +46,7 @@ def test_only_open_items_that_pay_are_bounded_and_never_all_at_once() -> None:
     assert bounds is not None
     assert sum(asked.judged) == count - JUDGED
     assert max(asked.judged) <= JUDGED
-    assert max(map(len, asked.bounded)) <= CHUNK
+    assert max(map(len, asked.bounded)) <= TIGHT_CHUNK
     expected = torch.arange(count)[open_ & (torch.arange(count) % 3 == 0)]
     assert torch.equal(torch.cat(asked.bounded).long(), expected)
     known = torch.zeros(count, dtype=torch.bool)

@@ -21,8 +21,8 @@ from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
 from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
 from bnn_vnnlib.methods.safety.large_variance.variation import Second, _random, cheapest, loss, second
-from bnn_vnnlib.methods.safety.refine_points import LATE, MorePoints
-from bnn_vnnlib.methods.safety.safety import NONE, Goal, Task
+from bnn_vnnlib.methods.safety.refine import LATE, MorePoints
+from bnn_vnnlib.methods.safety.safety import NONE, Goal, SafetyTask
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.problem import from_labels
@@ -341,8 +341,8 @@ def test_more_points_are_bounded_by_the_wide_method_too() -> None:
     wide, values = LargeVarianceBounds(net, Deadline()), torch.zeros(2, dtype=torch.float64)
     assert isinstance(found.posterior, GaussianDiagonal)
 
-    def asked(deadline: Deadline) -> Task:
-        task = Task(bounds_of(found), found.posterior, question, Attack(steps=2), deadline, Goal(0.95, 0.95))
+    def asked(deadline: Deadline) -> SafetyTask:
+        task = SafetyTask(bounds_of(found), found.posterior, question, Attack(steps=2), deadline, Goal(0.95, 0.95))
         vars(task)["attacked"] = points, values, torch.ones(2, dtype=torch.bool)
         return task
 

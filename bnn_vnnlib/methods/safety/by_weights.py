@@ -1,7 +1,8 @@
-"""The search for the margin of boxes centred at the posterior mean: the certified set shrinks as the mass grows.
+"""P_safe by weights: boxes at the posterior mean, boxes around sampled weights, and weight samples.
 
-P_safe by weight boxes: at the posterior mean, or around sampled weights as in the paper.
-
+1. The search for the margin of boxes centred at the posterior mean: the certified set shrinks as the mass grows.
+2. Boxes at the mean, or around sampled weights as in the paper.
+3. Weight samples: every sample is a deterministic network.
 Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks.
 """
 
@@ -16,27 +17,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_vnnlib import attack
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.deterministic import branched, look
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.safety import (
     Pass,
     SafetyBounds,
-    Task,
+    SafetyTask,
+    at_points,
     from_masses,
     last_of_each,
     nothing_known,
     unsafe_items,
 )
 from bnn_vnnlib.methods.safety.tails import why_no_tails
-from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.problem.problem import Problem, feasible
 from bnn_vnnlib.problem.refute import refuted_cases
-from bnn_vnnlib.problem.weight_sets import centred_mass, margin_of
+from bnn_vnnlib.problem.weight_sets import SampledWeights, centred_mass, margin_of
+from bnn_vnnlib.splitting.branch import Decided
 from bnn_vnnlib.system.clock import Deadline
 
-MASSES = (0.01, 0.03, 0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
+# 1. The margin
+
+GRID_MASSES = (
+    0.01,
+    0.03,
+    0.1,
+    0.25,
+    0.5,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    0.98,
+    0.99,
+    0.999,
+    1 - 1e-4,
+    1 - 1e-6,
+    1 - 1e-9,
+    1 - 1e-12,
+)
 """Masses of the centred boxes that are tried before the margin is refined between two of them."""
 
 REFINEMENTS = 5
@@ -84,7 +108,7 @@ class _MarginSearch:
         low = torch.full(among.shape, -1, dtype=torch.int64, device=among.device)
         high = torch.where(among, last + 1, 0)
         item = torch.zeros_like(low).scatter(0, problem.instance, torch.arange(len(problem), device=among.device))
-        start = min(int(np.searchsorted(MASSES, first)), last)
+        start = min(int(np.searchsorted(GRID_MASSES, first)), last)
         probe, opening = torch.full_like(low, start), True
         while bool((high - low > 1).any()):
             active = high - low > 1
@@ -121,7 +145,7 @@ class _MarginSearch:
             return torch.tensor([self.margin], dtype=torch.float64, device=device)
         if self.count == 0:
             return torch.zeros(1, dtype=torch.float64, device=device)
-        return torch.as_tensor(margin_of(np.array(MASSES), self.count) * (1 + 1e-9), device=device)
+        return torch.as_tensor(margin_of(np.array(GRID_MASSES), self.count) * (1 + 1e-9), device=device)
 
     def _probe(
         self, holds: Certifier, margin: Tensor, active: Tensor, item: Tensor, every: bool
@@ -137,7 +161,9 @@ class _MarginSearch:
         return certified & active, item.scatter(0, owner[good], index[good])
 
 
-SETTLED = 1e-6
+# 2. Boxes
+
+SETTLED_GAP = 1e-6
 """Boxes are not tried where the bounds that are known leave no more than this open."""
 
 ROUNDED_ZERO = 1e-9
@@ -205,13 +231,13 @@ class CentredBoxes:
         return found.named(CENTRED.name)
 
 
-def boxes_of(task: Task) -> CentredBoxes:
+def boxes_of(task: SafetyTask) -> CentredBoxes:
     """Those of the task's network and posterior of independent weights."""
     posterior = cast(GaussianDiagonal, task.posterior)
     return CentredBoxes(task.bounds, posterior, task.problem, task.deadline, task.margin)
 
 
-def _centred_serve(task: Task) -> str | None:
+def _centred_serve(task: SafetyTask) -> str | None:
     if not isinstance(task.posterior, GaussianDiagonal):
         return "the posterior's weights are not independent Gaussians"
     if task.boxes == "sampled":
@@ -222,26 +248,26 @@ def _centred_serve(task: Task) -> str | None:
     return None if certain else "tails are asked for"
 
 
-def _centred(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+def _centred(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     """Both bounds by one search for most instances, of those that are not settled.
 
     Every centred box holds the mean network: where that is safe at the point, no box is unsafe there, and once one
     box is unsafe none is safe.
     """
     boxes, (points, values, usable), known = boxes_of(task), task.attacked, known or task.nothing
-    open_ = (known.lower < 1 - SETTLED) & (known.upper > SETTLED)
+    open_ = (known.lower < 1 - SETTLED_GAP) & (known.upper > SETTLED_GAP)
     unsafe = boxes.unsafe(points, usable & (values <= ROUNDED_ZERO), open_)
     safe = boxes.safe(points, open_ & unsafe.unsafe_margin.isnan(), task.goal.safe)
     return known.better(unsafe.better(safe))
 
 
-def _scattered_serve(task: Task) -> str | None:
+def _scattered_serve(task: SafetyTask) -> str | None:
     if not isinstance(task.posterior, GaussianDiagonal):
         return "the posterior's weights are not independent Gaussians"
     return None if task.boxes == "sampled" else "nobody asked for them (--boxes sampled)"
 
 
-def _scattered(task: Task, known: SafetyBounds | None) -> SafetyBounds:
+def _scattered(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     """Boxes around sampled weights, as in the paper; unions done right."""
     bounds, problem, margin = task.bounds, task.problem, 2.5 if task.margin is None else task.margin
     posterior, (points, _, usable) = cast(GaussianDiagonal, task.posterior), task.attacked
@@ -250,16 +276,101 @@ def _scattered(task: Task, known: SafetyBounds | None) -> SafetyBounds:
     )
     safe = problem.all_items(refuted_cases(bounds, family.weights, problem).all(-1)).mT
     unsafe = unsafe_items(bounds, family.weights, problem, points, usable).mT  # (N, K)
-    mass = family.union.union_lower(unsafe)
+    found = at_points(problem, points, family.union.union_lower(unsafe), family.union.union_lower(safe))
+    used = torch.full_like(found.lower, margin)
+    return replace(found, safe_margin=used, unsafe_margin=used).named(SCATTERED.name)
+
+
+CENTRED: Method[SafetyTask, Pass] = Method("centred boxes", _centred_serve, _centred)
+SCATTERED: Method[SafetyTask, Pass] = Method("boxes around samples", _scattered_serve, _scattered)
+
+
+# 3. Samples
+
+
+def _samples_serve(task: SafetyTask) -> str | None:
+    return None if isinstance(task.posterior, WeightSamples) else "the posterior is not made of weight samples"
+
+
+def _samples(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
+    """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
+    problem, posterior = task.problem, cast(WeightSamples, task.posterior)
+    samples = SampledWeights.of(task.bounds.engine.network, posterior, problem.lower.device)
+    found = _decided(task, samples)
+    points, unsafe = found.point, found.violated  # (S, N, n), (S, N)
+    per_instance = problem.any_item(unsafe)
+    proved, falsified = (_weight(samples.share, held) for held in (problem.all_items(found.safe), per_instance))
+    point, at_point = _common_point(task, samples, points, unsafe)
+    lower, upper = from_masses(proved, falsified)
+    return replace(
+        nothing_known(problem, points[0]), lower=lower, upper=upper, point=point, point_mass=at_point,
+        violating=per_instance,
+    ).named(SAMPLES.name)  # fmt: skip
+
+
+def _decided(task: SafetyTask, samples: SampledWeights) -> Decided:
+    """Of all S x N pairs: a first look at every sample, then branch and bound of those that it left open.
+
+    Samples are taken part by part. The time that is left is shared between the parts that are left, so that hard
+    samples do not keep the run from the others.
+    """
+    bounds, problem, deadline = task.bounds, task.problem, task.bounds.engine.deadline
+    low, high = attack.inner_box(problem)
+    safe = torch.zeros(samples.count, len(problem), dtype=torch.bool, device=low.device)
+    violated, point = safe.clone(), (low + (high - low) / 2).expand(samples.count, -1, -1).clone()
+
+    def keep(index: Tensor, found: Decided) -> None:
+        safe[index], violated[index], point[index] = found.safe, found.violated, found.point
+
+    def first_look(index: Tensor) -> None:
+        weights = samples.boxes(index)
+        keep(index, look(bounds, weights, problem, _attacked(task, samples, weights)))
+
+    deadline.reached(samples.parts(), first_look)
+    open_ = (~(safe | violated)).any(1).nonzero()[:, 0].cpu()
+    parts = samples.parts(open_) if len(open_) else ()
+    for place, index in enumerate(parts):
+        if deadline.passed:
+            break
+        engine = replace(bounds.engine, deadline=deadline.share(len(parts) - place))
+        found = Decided(safe[index], violated[index], point[index])
+        keep(index, branched(replace(bounds, engine=engine), samples.boxes(index), problem, found))
+    return Decided(safe, violated, point)
+
+
+def _attacked(task: SafetyTask, samples: SampledWeights, weights: WeightBoxes) -> Tensor:
+    """(k, N, n): points at which the samples are the nearest to a violation."""
+    params = {name: weights.centers[name] for name in samples.posterior.stored}
+    settings = replace(task.attack, restarts=min(task.attack.restarts, 8), pool=min(task.attack.pool, 8))
+    return attack.run(samples.network, task.problem, params, settings, task.bounds.transform)[0]
+
+
+SAMPLES: Method[SafetyTask, Pass] = Method("weight samples", _samples_serve, _samples)
+
+
+def _weight(probabilities: Tensor, held: Tensor) -> Tensor:
+    """Sum of the probabilities of the samples (S, I) that hold, rounded down; exactly 1 if all do."""
+    total = (probabilities[:, None] * held).sum(0)
+    total = total - 4 * (len(probabilities) + 4) * 2.0**-53
+    return torch.where(held.all(0), torch.ones_like(total), total.clamp(0, 1))
+
+
+def _common_point(task: SafetyTask, samples: SampledWeights, points: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
+    """For each instance, the one point of those found at which the largest mass of samples violates, and that mass.
+
+    Of an item's point it is known already that it violates under its own sample; the others need time.
+    """
+    bounds, problem = task.bounds, task.problem
+    heaviest = (samples.share[:, None] * unsafe).argmax(0)  # (N,): one candidate an item
+    item = torch.arange(len(problem), device=points.device)
+    candidate = points[heaviest, item]
+    usable, violated = feasible(problem, candidate), torch.zeros_like(unsafe)
+
+    def tried(index: Tensor) -> None:
+        violated[index] = unsafe_items(bounds, samples.boxes(index), problem, candidate, usable)
+
+    bounds.engine.deadline.reached(samples.parts(), tried)
+    violated[heaviest, item] |= unsafe[heaviest, item]
+    mass = _weight(samples.share, violated)
     best = last_of_each(problem, torch.argsort(mass))
-    lower, upper = from_masses(family.union.union_lower(safe), mass[best])
-    used = torch.full_like(lower, margin)
-    found = replace(
-        task.nothing, lower=lower, upper=upper, point=points[best], point_mass=mass[best], safe_margin=used,
-        unsafe_margin=used,
-    )  # fmt: skip
-    return found.named(SCATTERED.name)
-
-
-CENTRED: Method[Task, Pass] = Method("centred boxes", _centred_serve, _centred)
-SCATTERED: Method[Task, Pass] = Method("boxes around samples", _scattered_serve, _scattered)
+    return candidate[best], mass[best]
