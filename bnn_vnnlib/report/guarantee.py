@@ -90,6 +90,8 @@ _HOW = {
         "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
+        "P_safe": "P_safe: one class leads by a margin in so many networks that its expected probability follows.",
+        "complement": "What the lower bounds of the other classes leave bounds a class from above.",
         "comparison of classes": "Classes are compared on the mean network, with what the random weights may change.",
         "boxes": "Boxes of weights: outputs are bounded over all networks of a box; what no box covers is bounded "
         "apart.",

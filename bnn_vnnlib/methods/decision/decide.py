@@ -22,9 +22,14 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import refuted_by
 from bnn_vnnlib.result import Rule
+from bnn_vnnlib.rounding import gamma
 
 PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
+
+
+COMPLEMENT = "complement"
+"""In place of a method's name: of the upper bound that the lower bounds of the other classes leave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,7 @@ def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOut
     """Bound D over every item, refute its cases, and look for a point whose decision is proved to be a violation."""
     run = _Run(expect, problem, settings)
     expect.task.bounds.engine.deadline.reached(run.steps(), lambda step: step())
+    run.complete()
     row_low, row_high, out_low, out_high = run.sides
     return DecisionOutcome(row_low, row_high, out_low, out_high, run.refuted, run.violated, run.point, *run.used)
 
@@ -148,8 +154,20 @@ class _Run:
         for method in steps.any_graph if steps.quick else ():
             if len(self._open):
                 yield partial(self._bound, method, self._open)
+        for method in steps.longest:
+            yield partial(self._top, method)
         for aimed in steps.aimed:
             yield partial(self._bound, aimed, everything)
+
+    def complete(self) -> None:
+        """Outputs of a softmax sum to 1: none exceeds what the lower bounds of the others leave."""
+        if self._expect.task.bounds.transform != "softmax" or self._outputs < 2:
+            return
+        low = self.sides[2].clamp(min=0)
+        most = 1 - (low.sum(-1, keepdim=True) - low) + 2 * gamma(self._outputs + 4)
+        found = self.low.clone()
+        found[:, -self._outputs :] = torch.maximum(found[:, -self._outputs :], -most)
+        self._improve(torch.arange(len(low), device=low.device), found, COMPLEMENT)
 
     @property
     def _open(self) -> Tensor:
@@ -158,7 +176,7 @@ class _Run:
     def _bound(self, method: RowMethod, index: Tensor) -> None:
         """The rows and the outputs of some items, in one pass over the network."""
         part = self._problem.items(index)
-        self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method)
+        self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method.name)
         self._refute(index)
 
     def _sides(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -173,10 +191,10 @@ class _Run:
             inputs = torch.cat([inputs, -inputs, none], 1)
         return outputs, inputs
 
-    def _improve(self, index: Tensor, found: Tensor, method: RowMethod) -> None:
+    def _improve(self, index: Tensor, found: Tensor, name: str) -> None:
         """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
         known = self.low[index]
-        self._names.append(method.name)
+        self._names.append(name)
         self._by[index] = torch.where(found > known, len(self._names) - 1, self._by[index])
         self.low[index] = torch.maximum(known, found)
 
@@ -191,7 +209,7 @@ class _Run:
         low = self.low[index]
         found = method.towards(part.lower, part.upper, part.rows.outputs, part.rows.inputs, goal)
         low[:, :rows] = torch.maximum(low[:, :rows], found)
-        self._improve(index, low, method)
+        self._improve(index, low, method.name)
         self._refute(index)
 
     def _top(self, method: RowMethod) -> None:
@@ -209,7 +227,7 @@ class _Run:
         found = method.lower(part.lower, part.upper, both, inputs)
         low = self.low[index]
         low[:, :r] = torch.maximum(low[:, :r], found[:, :r])
-        self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method)
+        self._improve(index, low.scatter_reduce(1, 2 * r + top, found[:, r:], "amax"), method.name)
         self._refute(index)
 
     def _compare(self, criterion: MeanNetwork) -> None:

@@ -160,13 +160,18 @@ class DecisionTask:
         return nested.weights, nested.union
 
     @property
+    def boxes_asked_for(self) -> str | None:
+        """That nothing but boxes of weights is to be used, in words; None where everything is."""
+        if self.boxes == "sampled" or self.margin is not None or self.bounds.engine.method == "interval":
+            return "boxes of weights, or interval bounds, are asked for"
+        return None
+
+    @property
     def only_weights(self) -> str | None:
         """Why nothing but boxes of weights, or samples, is to be used, in words; None where everything is."""
         if not isinstance(self.posterior, GaussianDiagonal | WeightSamples):
             return "the posterior's weights are not independent"
-        if self.boxes == "sampled" or self.margin is not None or self.bounds.engine.method == "interval":
-            return "boxes of weights, or interval bounds, are asked for"
-        return None
+        return self.boxes_asked_for
 
     @cached_property
     def no_closed_forms(self) -> str | None:
@@ -212,6 +217,7 @@ class Steps:
     aimed : split inputs as far as it takes to refute an item, and later until the bounds are good
     thorough : split inputs until the bounds are good
     last : for what is open at last: too dear for every class of every item
+    longest : for what is open even then: takes half of the time that is left, and is not used at attacked points
     """
 
     quick: tuple[RowMethod, ...] = ()
@@ -220,10 +226,11 @@ class Steps:
     aimed: tuple[SoftmaxRows, ...] = ()
     thorough: tuple[RowMethod, ...] = ()
     last: tuple[RowMethod, ...] = ()
+    longest: tuple[RowMethod, ...] = ()
 
     @property
     def rows(self) -> tuple[RowMethod, ...]:
-        """All that bound rows, in order of cost."""
+        """All that bound rows without a search of their own, in order of cost."""
         return (*self.quick, *self.any_graph, *self.aimed, *self.thorough, *self.last)
 
     def then(self, other: Steps) -> Steps:

@@ -21,6 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, components_of, weighted_sum
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
 from bnn_vnnlib.methods.decision.median import MedianRows, MedianSource, TailMedians, WeightMedians
@@ -29,15 +30,20 @@ from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import OneLayer
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers
+from bnn_vnnlib.methods.decision.softmax.by_safety import SoftmaxBySafety
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
 from bnn_vnnlib.methods.method import Method
+from bnn_vnnlib.methods.safety.portfolio import safety_bounds
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, Mixture, WeightSamples
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.splitting.frontier import Effort
@@ -121,6 +127,9 @@ MAX_CLASSES = 64
 EVENT_BUDGETS = (1e-2, 1e-5)
 """What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
 
+SURE = 0.999
+"""P_safe from which on it is not refined any more: a thousandth of the mass moves no decision by more."""
+
 SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 """Budgets of a deep network whose inputs are split, and how far they are: a box costs more than in a shallow one."""
 
@@ -195,18 +204,41 @@ def _softmax_by_tails_serve(task: DecisionTask) -> str | None:
         return reason
     if not isinstance(task.posterior, GaussianDiagonal):
         return "the posterior is made of weight samples"
-    if _softmax_of_one_layer_serves(task) is None:
-        return "the network has one hidden layer, for which there are closed forms"
     if task.bounds.transform != "softmax" or task.network.signature.output_size < 2:
         return "the decision is no softmax of several outputs"
     return "a random tensor is a branch of the graph" if task.branches else None
 
 
 def _softmax_by_tails(task: DecisionTask) -> Steps:
-    """Too dear for every class of every item where there are moments, or many classes."""
+    """Too dear for every class of every item where there are closed forms, moments or many classes.
+
+    Those rest on E exp(f_j - f_i), which a wide posterior makes huge although f_j < f_i nearly always: tails do not.
+    """
     tails = (SoftmaxTails.over(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline),)
-    dear = _softmax_by_moments_serve(task) is None or task.network.signature.output_size > ALL_UP_TO
+    exponents = _softmax_of_one_layer_serves(task) is None or _softmax_by_moments_serve(task) is None
+    dear = exponents or task.network.signature.output_size > ALL_UP_TO
     return Steps(last=tails) if dear else Steps(quick=tails)
+
+
+def _softmax_by_safety_serves(task: DecisionTask) -> str | None:
+    if task.bounds.transform != "softmax" or not 2 <= task.network.signature.output_size <= MAX_CLASSES:
+        return f"the decision is no softmax of 2 to {MAX_CLASSES} outputs"
+    if isinstance(task.posterior, WeightSamples):
+        return "the posterior is made of weight samples"
+    return task.boxes_asked_for
+
+
+def _softmax_by_safety(task: DecisionTask) -> Steps:
+    """All that bounds P_safe, refined for half of the time that is left where time is limited."""
+
+    def safe(problem: Problem) -> Tensor:
+        until = task.deadline.share(2)
+        bounds = OutputBounds(replace(task.bounds.engine, deadline=until), "identity")
+        looked = Attack(steps=0, restarts=1, seed=task.seed, deadline=until)
+        goal = Goal(0.0 if until.at is None else SURE, 0.0)
+        return safety_bounds(SafetyTask(bounds, task.posterior, problem, looked, until, goal)).lower
+
+    return Steps(longest=(SoftmaxBySafety(safe),))
 
 
 # 3. Expectations
@@ -291,6 +323,7 @@ METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     Method("softmax of one layer", _softmax_of_one_layer_serves, _softmax_of_one_layer),
     Method("softmax by exponential moments", _softmax_by_moments_serve, _softmax_by_moments),
     Method("softmax by tails", _softmax_by_tails_serve, _softmax_by_tails),
+    Method("softmax by P_safe", _softmax_by_safety_serves, _softmax_by_safety),
     _expectation("expectation of one layer", OneLayer.serves, "one hidden layer of a known activation", OneLayer),
     _expectation("expectation by moments", MomentsDeep.serves, "a deeper chain of known activations", MomentsDeep.over),
     _expectation("expectation of two layers", TwoLayers.serves, "two hidden layers of ReLU", TwoLayers),
