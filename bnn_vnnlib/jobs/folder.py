@@ -70,7 +70,7 @@ class Folder:
             differing = [key for key in {**earlier, **now} if earlier.get(key) != now.get(key)]
             if differing and (advice := self._advice(earlier, now, differing)) is not None:
                 there, here = self._shown(earlier), self._shown(now)
-                pairs = (_difference(key, there.get(key), here.get(key)) for key in dict.fromkeys((*here, *there)))
+                pairs = (_difference(key, there.get(key), here.get(key)) for key in dict.fromkeys((*there, *here)))
                 told = ", ".join(filter(None, pairs))
                 message = f"the folder holds a job with other settings ({told}); {advice}"
                 raise OptionError(message, path=self.path)

@@ -122,7 +122,7 @@ def test_a_damaged_step_is_done_again(tmp_path):
     step.write_bytes(data)
     seen = []
     found = radii(Source(net), inputs, Radii(1.0, 0.05), out=tmp_path / "out", watch=seen.append)
-    assert seen[0].again == 1
+    assert seen[0].redone == {"damaged or of another job": 1}
     expected = radii(Source(net), inputs, Radii(1.0, 0.05))
     np.testing.assert_array_equal(found.robust, expected.robust)
 
