@@ -57,7 +57,7 @@ class Sampled:
     def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
         """The samples of the posterior where they are few, or some drawn ones."""
         if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= FEW:
-            params = {name: torch.as_tensor(values, device=device) for name, values in posterior.samples.items()}
+            params = {name: torch.tensor(values, device=device) for name, values in posterior.samples.items()}
             return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
         drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
         params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
