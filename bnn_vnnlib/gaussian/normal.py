@@ -3,7 +3,7 @@
 | value | error allowed | why |
 |---|---|---|
 | `density`, `cdf`, tanh | ABSOLUTE | a few units each |
-| `cdf_above` | rounded up | 1 + x^2 times SPECIAL, since a unit of the argument moves the logarithm by x^2 units |
+| `cdf_above`, `cdf_below` | rounded up, down | SPECIAL, times 1 + x^2 below 0: a unit of x moves log Phi by x^2 units |
 | log Phi | LOGARITHM (1 + its size) | the same, where it is summed as a series |
 | moments of relu | ABSOLUTE times their absolute terms | t = m / s is off by 2 units, and t phi(t) < 0.25 |
 | exponential moments | ROUND times their absolute terms | arguments of exp and erfcx up to 40^2 / 2 |
@@ -54,7 +54,17 @@ def cdf(t: Tensor) -> Tensor:
 
 def cdf_above(x: Tensor) -> Tensor:
     """Phi(x), rounded up; its relative error grows with the square of a negative argument."""
-    return cdf(x) * (1 + SPECIAL * (1 + x.abs().clamp(max=40.0) ** 2)) + TINY
+    return cdf(x) * (1 + SPECIAL * (1 + x.clamp(-40.0, 0.0) ** 2)) + TINY
+
+
+def cdf_below(x: Tensor) -> Tensor:
+    """Phi(x), rounded down alike."""
+    return (cdf(x) * (1 - SPECIAL * (1 + x.clamp(-40.0, 0.0) ** 2)) - TINY).clamp(min=0.0)
+
+
+def quantile(probability: Tensor) -> Tensor:
+    """z >= 0 with Phi(-z) <= probability, rounded up; 0 for one half and more."""
+    return (-torch.special.ndtri(probability.clamp(max=0.5))).clamp(min=0.0) * (1 + 1e-10) + 1e-10
 
 
 def log_cdf_above(x: Tensor) -> Tensor:

@@ -6,32 +6,29 @@ are nested, so a union is its largest member. *Scattered* boxes have sampled cen
 may overlap, and unions are taken exactly by inclusion-exclusion over intersections (an intersection of boxes is a box)
 while they are few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
 
-Rounding: tails come from erfc with a stated relative error (`rounding.SPECIAL`), and every returned mass is a lower
-or an upper bound as its name says.
+Rounding: `gaussian.normal` bounds the tails, and every returned mass is a lower or an upper bound as its name says.
 
 2. The weight boxes themselves, and weight samples.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.memory import at_once
 
 # 1. Posterior mass
@@ -39,33 +36,26 @@ from bnn_vnnlib.system.memory import at_once
 EXACT_UNION = 10
 """Up to this many scattered boxes, all 2**K intersections are computed."""
 
-_ROOT2 = float(np.sqrt(2.0))
 
-
-def centred_mass(margin: Floats, weights: int) -> tuple[Floats, Floats]:
+def centred_mass(margin: Tensor, weights: int) -> tuple[Tensor, Tensor]:
     """Lower and upper bounds on (1 - 2 Phi(-g))^n, the mass of |w - mu| <= g s in each of n independent weights.
 
-    Computed as exp(n log1p(-erfc(g / sqrt 2))): a plain product of 5,000 factors 1 - 1e-7 would lose its digits.
-    The argument of erfc is moved by four units so that its own rounding is covered.
+    Computed as exp(n log1p(-2 Phi(-g))): a plain product of 5,000 factors 1 - 1e-7 would lose its digits.
     """
     if weights == 0:
-        one = np.ones_like(np.asarray(margin, dtype=np.float64))
-        return one, one
-    argument = np.asarray(margin, dtype=np.float64) / _ROOT2
-    above = np.minimum(special.erfc(argument * (1 - 8 * UNIT)) * (1 + SPECIAL) + TINY, 1.0)
-    below = special.erfc(argument * (1 + 8 * UNIT)) * (1 - SPECIAL)
-    with np.errstate(divide="ignore"):
-        low, high = weights * np.log1p(-above) * (1 + 16 * UNIT), weights * np.log1p(-below) * (1 - 16 * UNIT)
+        return torch.ones_like(margin), torch.ones_like(margin)
+    above, below = (2 * cdf_above(-margin)).clamp(max=1.0), 2 * cdf_below(-margin)
+    low, high = weights * torch.log1p(-above) * (1 + 16 * UNIT), weights * torch.log1p(-below) * (1 - 16 * UNIT)
     # masses below TINY are subnormal, where a relative error says nothing
-    return np.maximum(np.exp(low) * (1 - 8 * UNIT) - TINY, 0.0), np.minimum(np.exp(high) * (1 + 8 * UNIT) + TINY, 1.0)
+    least, most = torch.exp(low) * (1 - 8 * UNIT) - TINY, torch.exp(high) * (1 + 8 * UNIT) + TINY
+    return least.clamp(min=0.0), most.clamp(max=1.0)
 
 
-def margin_of(mass: Floats, weights: int) -> Floats:
+def margin_of(mass: Tensor, weights: int) -> Tensor:
     """A margin whose centred box has about this mass (no guarantee: the mass is computed from the margin again)."""
     if weights == 0:
-        return np.zeros_like(np.asarray(mass, dtype=np.float64))
-    tail = -np.expm1(np.log(np.asarray(mass, dtype=np.float64)) / weights)
-    return np.abs(special.ndtri(tail / 2))
+        return torch.zeros_like(mass)
+    return torch.special.ndtri(-torch.expm1(torch.log(mass) / weights) / 2).abs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +88,6 @@ class ScatteredUnion:
     single_upper: Tensor
     pair_upper: Tensor
 
-    def to(self, device: torch.device | str) -> ScatteredUnion:
-        """This union on another device."""
-
-        def moved(table: Tensor | None) -> Tensor | None:
-            return None if table is None else table.to(device)
-
-        singles = (self.single_lower.to(device), self.single_upper.to(device))
-        return ScatteredUnion(moved(self.table_lower), moved(self.table_upper), *singles, self.pair_upper.to(device))
-
     def union_lower(self, member: Tensor) -> Tensor:
         """member (.., K) -> (..): lower bound on the mass of the union."""
         if self.table_lower is not None:
@@ -134,73 +115,56 @@ def _mask(member: Tensor) -> Tensor:
     return (member.to(torch.int64) * bits).sum(-1)
 
 
-def scattered_union(centers: Floats, margin: float) -> ScatteredUnion:
+def scattered_union(centers: Tensor, margin: float) -> ScatteredUnion:
     """Masses of the boxes |z - center| <= margin of standardised weights; centers (K, n) in standard deviations.
 
     The interval of each weight is shrunk by the rounding of the standardisation before a lower bound is taken, and
     grown before an upper bound.
     """
-    count = len(centers)
+    slack = 8 * UNIT * (centers.abs() + margin)
     low, high = centers - margin, centers + margin
-    slack = 8 * UNIT * (np.abs(centers) + margin)
     inner, outer = (low + slack, high - slack), (low - slack, high + slack)
-    single = np.array(
-        [[_box_mass(a[k], b[k])[side] for k in range(count)] for side, (a, b) in enumerate((inner, outer))]
-    )
-    lower: Tensor | None = None
-    upper: Tensor | None = None
-    pairs = np.zeros((count, count))
-    if count <= EXACT_UNION:
-        lower, upper = (torch.as_tensor(table) for table in _tables(inner, outer, count))
+    lower = upper = None
+    pairs = centers.new_zeros(len(centers), len(centers))
+    if len(centers) <= EXACT_UNION:
+        lower, upper = _tables(inner, outer)
     else:
-        pairs = _pairs(outer, count)
-    return ScatteredUnion(lower, upper, torch.as_tensor(single[0]), torch.as_tensor(single[1]), torch.as_tensor(pairs))
+        for k in range(1, len(centers)):
+            ends = torch.maximum(outer[0][k], outer[0][:k]), torch.minimum(outer[1][k], outer[1][:k])
+            pairs[k, :k] = pairs[:k, k] = _box_mass(*ends)[1]
+    return ScatteredUnion(lower, upper, _box_mass(*inner)[0], _box_mass(*outer)[1], pairs)
 
 
-def _box_mass(low: Floats, high: Floats) -> tuple[float, float]:
-    """Lower and upper bound on prod_j (Phi(high_j) - Phi(low_j)); 0 if an interval is empty (low > high)."""
-    if (low > high).any():
-        return 0.0, 0.0
+def _box_mass(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """(..): bounds on prod_j (Phi(high_j) - Phi(low_j)) for ends (.., n); 0 if an interval is empty (low > high)."""
     flip = low > 0  # subtract the smaller tails
-    a, b = np.where(flip, -high, low), np.where(flip, -low, high)
-    left, right = special.ndtr(a), special.ndtr(b)
-    error = SPECIAL * (left + right) * (1 + np.maximum(np.abs(a), np.abs(b)))
-    with np.errstate(divide="ignore"):
-        bounds = [np.log(np.clip(right - left + sign * error, 0.0, 1.0)).sum() for sign in (-1, 1)]
-    low_sum, high_sum = bounds[0] * (1 + SPECIAL), bounds[1] * (1 - SPECIAL)
-    return float(max(np.exp(low_sum) * (1 - SPECIAL) - TINY, 0.0)), float(
-        min(np.exp(high_sum) * (1 + SPECIAL) + TINY, 1.0)
-    )
+    a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
+    least = torch.log((cdf_below(b) - cdf_above(a)).clamp(min=0.0)).sum(-1) * (1 + SPECIAL)
+    most = torch.log((cdf_above(b) - cdf_below(a)).clamp(max=1.0)).sum(-1) * (1 - SPECIAL)
+    empty = (low > high).any(-1)
+    found = (torch.exp(least) * (1 - SPECIAL) - TINY).clamp(min=0.0), (torch.exp(most) * (1 + SPECIAL) + TINY)
+    return found[0].masked_fill(empty, 0.0), found[1].clamp(max=1.0).masked_fill(empty, 0.0)
 
 
-def _tables(inner: tuple[Floats, Floats], outer: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
+def _tables(inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """P(union of S) = sum over nonempty subsets T of S of (-1)^(|T| + 1) P(intersection of T), for all S at once.
 
     The sum over subsets is a zeta transform. Signs alternate, so each table uses the lower bounds of the intersections
     where the sign is positive and the upper bounds where it is negative, or the other way round.
     """
-    low, high = np.zeros(2**count), np.zeros(2**count)
+    count = len(inner[0])
+    low, high = inner[0].new_zeros(2, 2**count)
     for mask in range(1, 2**count):
         members = [k for k in range(count) if mask >> k & 1]
-        sign = 1 if len(members) % 2 else -1
-        below = _box_mass(inner[0][members].max(0), inner[1][members].min(0))[0]
-        above = _box_mass(outer[0][members].max(0), outer[1][members].min(0))[1]
-        low[mask], high[mask] = (below, above) if sign > 0 else (-above, -below)
+        below = _box_mass(inner[0][members].amax(0), inner[1][members].amin(0))[0]
+        above = _box_mass(outer[0][members].amax(0), outer[1][members].amin(0))[1]
+        low[mask], high[mask] = (below, above) if len(members) % 2 else (-above, -below)
+    subsets = torch.arange(2**count, device=low.device)
     for k in range(count):
-        bit = 1 << k
-        has = np.flatnonzero(np.arange(2**count) & bit)
-        low[has] += low[has ^ bit]
-        high[has] += high[has ^ bit]
+        has = subsets[(subsets >> k) % 2 == 1]
+        low[has], high[has] = low[has] + low[has - 2**k], high[has] + high[has - 2**k]
     slack = 2.0**count * 4 * UNIT
-    return np.clip(low - slack, 0.0, 1.0), np.clip(high + slack, 0.0, 1.0)
-
-
-def _pairs(outer: tuple[Floats, Floats], count: int) -> Floats:
-    pairs = np.zeros((count, count))
-    for i, j in itertools.combinations(range(count), 2):
-        mass = _box_mass(np.maximum(outer[0][i], outer[0][j]), np.minimum(outer[1][i], outer[1][j]))[1]
-        pairs[i, j] = pairs[j, i] = mass
-    return pairs
+    return (low - slack).clamp(0.0, 1.0), (high + slack).clamp(0.0, 1.0)
 
 
 def layered_lower(value: Tensor, mass: Mass, floor: Tensor | float) -> Tensor:
@@ -283,14 +247,14 @@ def centred(network: Network, posterior: GaussianDiagonal, device: _Device = "cp
 
 
 def centred_family(
-    network: Network, posterior: GaussianDiagonal, masses: np.ndarray, device: _Device = "cpu", *, margin: float | None
+    network: Network, posterior: GaussianDiagonal, masses: Sequence[float], device: _Device, *, margin: float | None
 ) -> BoxFamily:
     """Nested boxes at the mean with about the given masses, or one box with the given margin."""
     count = random_count(network, posterior)
-    margins = margin_of(masses, count) if margin is None else np.array([margin])
-    lower, upper = (torch.as_tensor(side, device=device) for side in centred_mass(margins, count))
+    given = torch.tensor(masses if margin is None else [margin], dtype=torch.float64, device=device)
+    margins = margin_of(given, count) if margin is None else given
     boxes = centred(network, posterior, device)
-    return BoxFamily(boxes.scaled(torch.as_tensor(margins, device=device)[:, None]), CentredUnion(lower, upper))
+    return BoxFamily(boxes.scaled(margins[:, None]), CentredUnion(*centred_mass(margins, count)))
 
 
 def scattered_family(
@@ -307,9 +271,10 @@ def scattered_family(
         random = deviation > 0
         standardised.append((drawn[:, random] - mean[random]) / deviation[random])
     z = np.concatenate(standardised, axis=1) if standardised else np.zeros((count, 0))
-    union = scattered_union(z, margin)
     scale = torch.full((count, 1), float(margin), dtype=torch.float64, device=device)
-    return BoxFamily(WeightBoxes(centers, boxes.spreads, scale), union.to(device))
+    return BoxFamily(
+        WeightBoxes(centers, boxes.spreads, scale), scattered_union(torch.as_tensor(z, device=device), margin)
+    )
 
 
 @dataclass(frozen=True, eq=False)

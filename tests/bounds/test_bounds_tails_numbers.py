@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib.bounds.tails import deviations_of
 from bnn_vnnlib.bounds.tails.noise import Uses
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.weights import ParamBox
+from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network import evaluate
 from bnn_vnnlib.network.nodes import Linear
 from support.networks import dense_network
@@ -52,11 +52,11 @@ def test_failure_at_the_ends(mean: float, spread: float, threshold: float, expec
 def test_deviations_are_rounded_up() -> None:
     asked = np.concatenate([10.0 ** -np.arange(0.0, 320.0, 1.7), [0.5, 0.4999, 1.0, 1e-300, 5e-324]])
     with mpmath.workdps(50):
-        for probability, z in zip(asked.tolist(), deviations_of(asked).tolist(), strict=True):
+        for probability, z in zip(asked.tolist(), quantile(tensor(asked)).tolist(), strict=True):
             assert z > 0
             assert mpmath.ncdf(-mpmath.mpf(z)) <= mpmath.mpf(probability)
             assert mpmath.ncdf(-mpmath.mpf(z)) >= mpmath.mpf(min(probability, 0.5)) * (1 - 1e-6)
-    assert deviations_of(np.array([0.0])).tolist() == [math.inf]
+    assert quantile(tensor([0.0])).tolist() == [math.inf]
 
 
 def test_quantiles_are_rounded_down() -> None:
@@ -108,7 +108,7 @@ def test_martingales_add_up_what_they_lose() -> None:
             part = min(square, (root + z * slope) ** 2)
             best = min(best, 2 * mpmath.ncdf(-gap / mpmath.sqrt(part + other)) + mpmath.ncdf(-z))
         assert best * mpmath.mpf("0.9") <= found <= max(best * 4, mpmath.mpf("1e-300"))
-        levels = {k: tensor(deviations_of(np.array(1e-3 / k))) for k in (1, 2, 4, 8)}
+        levels = {k: quantile(tensor(1e-3 / k)) for k in (1, 2, 4, 8)}
         assert one.failure(one.quantile(levels)).item() <= 1e-3 * (1 + 1e-6)
 
 
@@ -173,7 +173,7 @@ def test_every_swing_may_fail() -> None:
         z = np.linspace(0.01, 39, 4000)
         best = (2 * stats.norm.sf(gap / (np.sqrt(3) * (0.1 + z))) + 3 * stats.norm.sf(z)).min()
         assert one.failure(tensor(0.0)).item() >= min(best, 2 * stats.norm.sf(gap / math.sqrt(300))) * 0.999
-        levels = {k: tensor(deviations_of(np.array(1e-3 / k))) for k in (1, 2, 4, 8)}
+        levels = {k: quantile(tensor(1e-3 / k)) for k in (1, 2, 4, 8)}
         found = gap - one.quantile(levels).item()
         lost = (2 * stats.norm.sf(found / (np.sqrt(3) * (0.1 + z))) + 3 * stats.norm.sf(z)).min()
         assert min(lost, 2 * stats.norm.sf(found / math.sqrt(300))) <= 1e-3

@@ -138,7 +138,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # boxes of weights
     "boxes: a weight less": Mutant(
-        MASS + "centred_mass", "weights * np.log1p(-above)", "(weights - 1) * np.log1p(-above)"
+        MASS + "centred_mass", "weights * torch.log1p(-above)", "(weights - 1) * torch.log1p(-above)"
     ),
     "boxes: margin": Mutant("methods.safety.by_weights:mass_at", "(margin.", "((1.05 * margin)."),
     "boxes: union as a sum": Mutant(

@@ -288,7 +288,7 @@ def _unions(rng: np.random.Generator) -> Iterator[str]:
         float(rng.choice([1e-8, 0.1, 1.0, 3.0, 9.0])),
     )
     centers = rng.normal(size=(count, size)) * float(rng.choice([0.1, 1.0, 6.0]))
-    union = scattered_union(centers, margin)
+    union = scattered_union(torch.as_tensor(centers), margin)
     member = torch.as_tensor(rng.random(count) < 0.7)
     chosen = np.flatnonzero(member.numpy())
     with mpmath.workdps(DIGITS):

@@ -13,6 +13,6 @@ h(x) is from h at the centre of the box: `variation`.
 
 from bnn_vnnlib.bounds.tails.engine import TailEngine
 from bnn_vnnlib.bounds.tails.run import claimed
-from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
+from bnn_vnnlib.bounds.tails.tail import Tail
 
-__all__ = ["Tail", "TailEngine", "claimed", "deviations_of"]
+__all__ = ["Tail", "TailEngine", "claimed"]

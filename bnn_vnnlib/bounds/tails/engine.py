@@ -19,10 +19,11 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails.run import EVENTS, Deviations, Plan, Run, claimed, powers, stages
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
-from bnn_vnnlib.bounds.tails.tail import Tail, deviations_of
+from bnn_vnnlib.bounds.tails.tail import Tail
 from bnn_vnnlib.bounds.walk import completed, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant
 from bnn_vnnlib.system.clock import Deadline
@@ -135,7 +136,7 @@ def _smooth(probability: Tensor) -> Tensor:
 
 def _rounded(probability: Tensor) -> Tensor:
     """The share may be off by a few units of roundoff, which the sum of what is spent makes up for."""
-    return probability.new_tensor(deviations_of(probability.cpu().numpy() * (1 - 1e-12)))[None]
+    return quantile(probability * (1 - 1e-12))[None]
 
 
 # 2. The entrance
@@ -232,8 +233,8 @@ class TailEngine:
 
     def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
         """Equal shares of the budgets (K, M or 1) for all events."""
-        share = budgets.cpu().numpy() / max(self.events, 1) * (1 - 1e-12)
-        levels = {k: budgets.new_tensor(deviations_of(share / k))[:, :, None] for k in powers(self.network)}
+        share = budgets / max(self.events, 1) * (1 - 1e-12)
+        levels = {k: quantile(share / k)[:, :, None] for k in powers(self.network)}
         return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
 
     def _tuning(self, rows: Rows, budgets: Tensor) -> Tuning:

@@ -68,9 +68,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
@@ -221,11 +219,6 @@ def _split_failure(threshold: Tensor, split: Split) -> Tensor:
     lost, drop = cdf_above(-z), z * split.folded * (1 + 4 * UNIT)
     gap = gap - drop - 2 * UNIT * (gap.abs() + drop)
     return (lost + _stopped(gap, split)).nan_to_num(1.0, 1.0, 1.0).amin(0)
-
-
-def deviations_of(probability: NDArray[np.float64]) -> NDArray[np.float64]:
-    """z >= 0 with Phi(-z) <= probability (at most .5), rounded up."""
-    return np.maximum(-special.ndtri(np.minimum(probability, 0.5)), 0.0) * (1 + 1e-10) + 1e-10
 
 
 def _dropped(mean: Tensor, deviations: Tensor, spread: Tensor) -> Tensor:

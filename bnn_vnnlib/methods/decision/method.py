@@ -31,10 +31,10 @@ MODERATE = 1e12
 """Largest weight and standard deviation up to which closed forms are used: they square what they meet. Weights so
 large that they undo an underflow are left to the boxes."""
 
-MASSES = np.array([0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12])
+MASSES = (0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
 """Masses of the nested boxes."""
 
-HALF = np.array([0.5 + 1e-6])
+HALF = (0.5 + 1e-6,)
 """That of the one box behind medians: of nested ones the smallest that holds half of the mass says most."""
 
 

@@ -8,12 +8,12 @@ Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neur
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,8 +72,7 @@ Certifier = Callable[[Tensor, Tensor], Tensor]
 
 def mass_at(margin: Tensor, count: int) -> Tensor:
     """Lower bound on the mass of centred boxes of `count` weights; 0 where no margin was certified (nan)."""
-    lower, _ = centred_mass(margin.nan_to_num(0.0).cpu().numpy(), count)
-    return torch.where(margin.isnan(), 0.0, torch.as_tensor(lower, device=margin.device))
+    return torch.where(margin.isnan(), 0.0, centred_mass(margin.nan_to_num(0.0), count)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ class _MarginSearch:
         low = torch.full(among.shape, -1, dtype=torch.int64, device=among.device)
         high = torch.where(among, last + 1, 0)
         item = torch.zeros_like(low).scatter(0, problem.instance, torch.arange(len(problem), device=among.device))
-        start = min(int(np.searchsorted(GRID_MASSES, first)), last)
+        start = min(bisect.bisect_left(GRID_MASSES, first), last)
         probe, opening = torch.full_like(low, start), True
         while bool((high - low > 1).any()):
             active = high - low > 1
@@ -145,7 +144,7 @@ class _MarginSearch:
             return torch.tensor([self.margin], dtype=torch.float64, device=device)
         if self.count == 0:
             return torch.zeros(1, dtype=torch.float64, device=device)
-        return torch.as_tensor(margin_of(np.array(GRID_MASSES), self.count) * (1 + 1e-9), device=device)
+        return margin_of(torch.tensor(GRID_MASSES, dtype=torch.float64, device=device), self.count) * (1 + 1e-9)
 
     def _probe(
         self, holds: Certifier, margin: Tensor, active: Tensor, item: Tensor, every: bool

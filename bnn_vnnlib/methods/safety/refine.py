@@ -19,12 +19,12 @@ the deterministic question.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -328,8 +328,8 @@ class BoxSplitting:
         elif boxes.margin is not None:
             self._margin = boxes.margin
         else:  # a little more, so that the mass that is computed from the margin does not fall short
-            wanted = mass + 1e-3 * (1 - mass)
-            self._margin = float(margin_of(np.array([wanted]), boxes.count)[0]) if wanted < 1 else float("inf")
+            wanted = torch.tensor(mass + 1e-3 * (1 - mass), dtype=torch.float64)
+            self._margin = float(margin_of(wanted, boxes.count)) if wanted < 1 else float("inf")
 
     def due(self, turn: int) -> bool:
         """Less and less often, since the pieces grow."""
@@ -338,7 +338,7 @@ class BoxSplitting:
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """Branch and bound over the items of each instance, from the start, with more boxes each time."""
         most_pieces = BOX_PIECES if self._boxes.deadline.at is None else MOST_BOX_PIECES
-        if not np.isfinite(self._margin) or self._pieces >= most_pieces:
+        if not math.isfinite(self._margin) or self._pieces >= most_pieces:
             return None
         if self._only_likely and self._pieces == 0 and bool(below.any()):
             self._chosen = self._likely(below)

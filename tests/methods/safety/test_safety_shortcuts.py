@@ -61,7 +61,7 @@ def test_a_mass_is_that_of_the_box_that_was_certified(margin):
 def test_b_the_union_is_over_boxes_not_over_the_weights_one_by_one(union_method):
     side = stats.norm.cdf(-0.5) - stats.norm.cdf(-1.5)
     claimed, truth = (2 * side) ** 2, 2 * side**2
-    lower, upper = everything(scattered_union(np.array([[-1.0, -1.0], [1.0, 1.0]]), 0.5), 2)
+    lower, upper = everything(scattered_union(torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64), 0.5), 2)
     assert lower <= truth + ROUNDING < claimed
     assert upper >= truth - ROUNDING
     assert lower >= truth - 1e-6
@@ -70,7 +70,7 @@ def test_b_the_union_is_over_boxes_not_over_the_weights_one_by_one(union_method)
 def test_c_a_truncated_sum_ends_on_the_right_side(union_method):
     margin = stats.norm.ppf(0.545)
     claimed = (4 - 6 + 4) * 0.09
-    lower, upper = everything(scattered_union(np.zeros((4, 1)), margin), 4)
+    lower, upper = everything(scattered_union(torch.zeros(4, 1, dtype=torch.float64), margin), 4)
     assert lower == pytest.approx(0.09, abs=1e-9)
     assert lower < claimed
     assert upper >= 0.09
@@ -78,7 +78,7 @@ def test_c_a_truncated_sum_ends_on_the_right_side(union_method):
 
 def test_d_the_intersections_are_those_of_the_right_boxes(union_method):
     margin = stats.norm.ppf(0.545)
-    centers = np.array([[0.0], [40.0], [0.0], [-40.0], [0.0]])
+    centers = torch.tensor([[0.0], [40.0], [0.0], [-40.0], [0.0]], dtype=torch.float64)
     claimed = 0.63
     lower, upper = everything(scattered_union(centers, margin), 5)
     assert lower == pytest.approx(0.09, abs=1e-9)

@@ -62,7 +62,7 @@ def test_a_small_box_of_weights_is_proved_where_one_pass_is_not_enough() -> None
     safe = below(float(VALUES.min()) - 0.02 * SPAN)
     small = net(1e-7)
     stage = splitting(small, safe)
-    margin = torch.tensor(margin_of(np.array([WANTED]), stage._boxes.count))[:, None]
+    margin = margin_of(torch.tensor([[WANTED]], dtype=torch.float64), stage._boxes.count)
     assert not refuted_cases(stage._boxes.bounds, stage._boxes.weights.scaled(margin), safe).all()
     found = steps(stage)
     assert WANTED <= float(found[-1].lower[0]) < WANTED + 1e-3  # the mass of the box, not more
