@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import pytest
 import torch
 
 from bnn_vnnlib import OptionError, Result, read_model, read_property, verify, verify_batch
+from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
+from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.problem.problem import from_labels
+from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import EMULATION, find_device, plain_convolution
 from support.builders import random_model
+from support.large_variance import dense
 from support.pretended_device import pretended_device
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
@@ -65,6 +71,25 @@ def test_laws_are_inverted_on_the_device(widths: list[int], rule: str, radius: f
     )
     np.testing.assert_allclose(found.lower, expected.lower, atol=1e-10)
     np.testing.assert_allclose(found.upper, expected.upper, atol=1e-10)
+
+
+@pytest.mark.parametrize("widths", [(2, 5, 3), (2, 3, 3, 2), (2, 3, 3, 3, 2)])
+@pytest.mark.parametrize("radius", [0.0, 0.02])
+def test_large_variances_are_bounded_on_the_device(widths: tuple[int, ...], radius: float, cuda: torch.device) -> None:
+    """Rows over boxes and at points, pairs of rows, two hidden layers as one: nothing is brought to the CPU."""
+    rng = np.random.default_rng(0)
+    layers = [dense(rng, out, into, spread=0.2) for into, out in itertools.pairwise(widths)]
+    x = torch.tensor(rng.normal(size=(2, 2)))
+
+    def bounds(device: torch.device) -> list[torch.Tensor]:
+        there = (DenseLayer(**{name: part.to(device) for name, part in vars(layer).items()}) for layer in layers)
+        wide, at = LargeVarianceBounds(DenseChain.relu(*there), Deadline()), x.to(device)
+        asked = from_labels(at - radius, at + radius, torch.tensor([0, 1], device=device), widths[-1])
+        assert wide.pays(asked).shape == (2,)
+        return [found.cpu() for found in (wide.item_failures(asked), wide.unsafe(asked, at, at))]
+
+    for found, expected in zip(bounds(cuda), bounds(torch.device("cpu")), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,19 @@ def relu_mean(m: Tensor, s: Tensor) -> Tensor:
     return m * cdf(t) + s * density(t)
 
 
+def mean_abs(g: Tensor, s: Tensor) -> Tensor:
+    """e(g, s) = E |N(g, s^2)| up to 8 ABSOLUTE of itself, as it is at least |g| and s sqrt(2 / pi).
+
+    Lemma: e(g, s)^2 <= g^2 + 2 s^2 / pi.
+    Proof: let s = 1 and g > 0. At g = 0 both sides are 2/pi, so that e e' <= g for g > 0 is enough, e' = T = 2 Phi(g) -
+    1. As e = g T + 2 phi, this says 2 phi T <= g (1 - T^2), or T <= 2 g Phi(g) r with r = Phi(-g) / phi(g). By
+    Birnbaum's inequality r >= 2 / (g + sqrt(g^2 + 4)), so that T (g + sqrt(g^2 + 4)) <= 4 g Phi(g) = 2 g + 2 g T is
+    enough, that is T (sqrt(g^2 + 4) - g) <= 2 g. The bracket is at most 2, and T <= 2 phi(0) g < g.
+    """
+    size = g.abs()
+    return 2 * relu_mean(size, s) - size
+
+
 def relu_square(m: Tensor, s: Tensor) -> Tensor:
     """E relu(N(m, s^2))^2, up to ABSOLUTE (|m| + s)^2."""
     t = ratio(m, s)
@@ -194,10 +207,15 @@ def _above_convex(surface: Surface, rectangle: Rectangle) -> _Plane:
 
 def log_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """log E exp f(relu(N(m, s^2))), alpha and beta of any sign, rounded up; inf where c is too small."""
-    log, error, y, y_error = _exponent(alpha, beta, m, s)
     t = m / s
-    value = torch.logaddexp(log_cdf_above(4 * UNIT * t.abs() - t), log + error + log_cdf_above(y + y_error))
+    value = torch.logaddexp(log_cdf_above(4 * UNIT * t.abs() - t), log_half_moment(alpha, beta, m, s))
     return value + LOGARITHM * (1 + value.abs())
+
+
+def log_half_moment(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """log E[exp f(a); a > 0], a ~ N(m, s^2), alpha and beta of any sign, rounded up; inf where c is too small."""
+    log, error, y, y_error = _exponent(alpha, beta, m, s)
+    return log + error + log_cdf_above(y + y_error)
 
 
 def log_moment_below(alpha: Tensor, beta: Tensor, m: Tensor, s: Tensor) -> Tensor:

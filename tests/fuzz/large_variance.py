@@ -64,9 +64,8 @@ class Case:
             asked = RowsAtPoints(point, point, torch.tensor(self.row)[None, None], torch.tensor([[self.bound]]))
             ways = moments.failures(self.net, asked, Deadline())
             return min(1.0, *(delta + float(values[0, 0]) for delta, values in ways))
-        question = RowsAtBoxes(
-            self.low[None], self.high[None], self.row[None], np.array([self.bound]), np.zeros(1, dtype=np.int64)
-        )
+        low, high, row = (torch.tensor(part)[None] for part in (self.low, self.high, self.row))
+        question = RowsAtBoxes(low, high, row, torch.tensor([self.bound], dtype=torch.float64), torch.tensor([0]))
         if len(self.net.layers) == 2:
             return float(one_layer.failures(self.net, question, Deadline())[0])
         return float(two_layers.failures(self.net, question, Deadline())[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,3 +113,42 @@ def margins_at(layers: DenseChain, row: np.ndarray, bound: float, x: np.ndarray,
         weight, bias = sampled(layer, count, rng)
         h = np.einsum("soi,si->so", weight, np.maximum(h, 0.0) if place else h) + bias
     return np.asarray(h @ row - bound)
+
+
+class View:
+    """A dataclass of tensors seen from numpy: its fields, and what its methods return."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return _seen(getattr(self.held, name))
+
+
+def in_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for arrays and views."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return _seen(function(*map(_given, args), **{name: _given(value) for name, value in kwargs.items()}))
+
+    return called
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, tuple):
+        return tuple(map(_seen, value))
+    if isinstance(value, (DenseChain, DenseLayer, View, type)):
+        return value
+    if is_dataclass(value):
+        return View(value)
+    return in_numpy(value) if callable(value) else value
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.tensor(np.array(value))
+    if isinstance(value, tuple):
+        return tuple(map(_given, value))
+    return value.held if isinstance(value, View) else value

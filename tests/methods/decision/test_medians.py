@@ -17,8 +17,7 @@ from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
-from bnn_vnnlib.gaussian.characteristic import Sums
-from bnn_vnnlib.gaussian.quantiles import _reach, quantiles
+from bnn_vnnlib.gaussian.characteristic import Sums, _reach, quantiles
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.decision.median import half_lower
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
@@ -235,7 +234,7 @@ def test_mass_beyond_the_period_counts(monkeypatch):
         reach, tail = known(*given)
         return reach, tail + 0.05
 
-    monkeypatch.setattr("bnn_vnnlib.gaussian.quantiles._reach", leaky)
+    monkeypatch.setattr("bnn_vnnlib.gaussian.characteristic._reach", leaky)
     assert (law_and_quantiles(1) <= -0.05 + 1e-7).all()
 
 

@@ -2,8 +2,8 @@
 
 Let c be the centre of a box, x in it, and Delta = f(x) - f(c). For every v and d
     P(f(x) < v) <= P(f(c) < v + d) + P(Delta < -d),   P(Delta < -d) <= p  for d = -E Delta + sqrt(Var Delta (1/p - 1)),
-by Cantelli's inequality. So v = t - d exceeds no median of f(x) if P(f(c) < t) < 1/2 - p: `gaussian.quantiles` supplies
-t. The best of several p is taken; so is E f(x) - sd f(x) (Cantelli at p = 1/2), sd f(x) <= sd f(c) + sd Delta.
+by Cantelli's inequality. So v = t - d exceeds no median of f(x) if P(f(c) < t) < 1/2 - p: `gaussian.characteristic`
+supplies t. The best of several p is taken; so is E f(x) - sd f(x) (Cantelli at p = 1/2), sd f(x) <= sd f(c) + sd Delta.
 
 E Delta: `one_layer.ReluRows` bounds E f over the box and at c.
 Var Delta <= sum_k mu_k^2 Var delta_k + sig_k^2 E delta_k^2, where
@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.gaussian.characteristic import Sums
+from bnn_vnnlib.gaussian.characteristic import Sums, quantiles, spread
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, cdf
-from bnn_vnnlib.gaussian.quantiles import quantiles, spread
 from bnn_vnnlib.methods.decision.regression.one_layer import ReluRows, rows_over, squares, sums_at
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import UNIT, gamma

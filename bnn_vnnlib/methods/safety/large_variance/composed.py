@@ -13,16 +13,16 @@ a row A of the network with the last layer W, b, and terms besides that are inde
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from scipy import special
+from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import typical
-from bnn_vnnlib.gaussian.half_line import PAID, Floats
+from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.methods.safety.large_variance.lines import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, bounded, lowest, rows_at
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
+from bnn_vnnlib.rounding import PAID
 from bnn_vnnlib.system.clock import Deadline
 
 BUDGET = 0.04
@@ -43,46 +43,46 @@ def serves(chain: DenseChain) -> bool:
     return len(chain.layers) == 3 and first * count * middle <= LARGEST
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # what overflows ends as infinite, or as 1
-def failures(chain: DenseChain, lower: Floats, upper: Floats, weights: Weights, deadline: Deadline) -> Floats:
+def failures(chain: DenseChain, lower: Tensor, upper: Tensor, weights: Weights, deadline: Deadline) -> Tensor:
     """(A,): upper bounds on the probabilities that rows over the second layer fail somewhere in one box (n,); 1 where
     nothing is known. BUDGET is in each.
     """
-    center = (lower + upper)[None] / 2
-    at = typical(chain, torch.as_tensor(center))[1]
-    mean, spread = at.m[0].numpy(force=True), torch.sqrt(at.v + at.m_spread**2)[0].numpy(force=True) + 1e-100
-    layer, second, rows = neurons(chain.layers[0], lower[None], upper[None]), chain.layers[1], len(weights.bias)
+    at = typical(chain, (lower + upper)[None] / 2)[1]
+    mean, spread = at.m[0], torch.sqrt(at.v + at.m_spread**2)[0] + LEAST
+    layer, second, found = (
+        neurons(chain.layers[0], lower[None], upper[None]),
+        chain.layers[1],
+        torch.ones_like(weights.bias),
+    )
     if not layer.served[0]:
-        return np.ones(rows)
+        return found
     low, high = ranges(second, layer, _levels(weights, mean, spread), deadline)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        return np.ones(rows)
-    high, found = np.maximum(low, high), np.ones(rows)
-    share = special.ndtr(mean / spread)
-    for some in np.split(np.arange(rows), range(ROWS, rows, ROWS)):
+    if not bool(torch.isfinite(low + high).all()):
+        return found
+    high, share = torch.maximum(low, high), cdf(mean / spread)
+    for some in torch.arange(len(found), device=found.device).split(ROWS):
         deadline.check()
-        each = np.zeros(len(some), dtype=np.int64)
         asked, sides, blur, good = composed(
-            second, weights.rows(some), *(np.tile(part, (len(some), 1)) for part in (low, high, share))
+            second, weights.rows(some), *(part.expand(len(some), -1) for part in (low, high, share))
         )
-        values = bounded(rows_at(layer, each), asked, sides) + blur + layer.blur[0] + BUDGET
-        found[some] = np.where(good, np.nan_to_num(values, nan=1.0), 1.0)
-    return np.minimum(found, 1.0)
+        values = bounded(rows_at(layer, torch.zeros_like(some)), asked, sides) + blur + layer.blur[0] + BUDGET
+        found[some] = torch.where(good, values.nan_to_num(1.0), 1.0)
+    return found.clamp(max=1.0)
 
 
-def _levels(weights: Weights, mean: Floats, spread: Floats) -> Floats:
+def _levels(weights: Weights, mean: Tensor, spread: Tensor) -> Tensor:
     """(H2,): what either end of a neuron's range may fail with, BUDGET in all. Chords above relu cost where a sign is
     open, the noise of D where the neuron is active: any choice is sound.
     """
     ratio = mean / spread
-    cost = np.maximum(-weights.mean, 0.0) * np.exp(-(ratio**2) / 12) / 4 + 0.3 * weights.dev * special.ndtr(ratio + 1)
+    cost = (-weights.mean).clamp(min=0.0) * torch.exp(-(ratio**2) / 12) / 4 + 0.3 * weights.dev * cdf(ratio + 1)
     cost = (spread * cost).sum(0) + 1e-300
-    return np.asarray(BUDGET / 2 * ((1 - EVENLY) * cost / cost.sum() + EVENLY / len(cost)) * (1 - PAID))
+    return BUDGET / 2 * ((1 - EVENLY) * cost / cost.sum() + EVENLY / len(cost)) * (1 - PAID)
 
 
 def composed(
-    second: DenseLayer, weights: Weights, low: Floats, high: Floats, share: Floats
-) -> tuple[Weights, Sides, Floats, np.ndarray]:
+    second: DenseLayer, weights: Weights, low: Tensor, high: Tensor, share: Tensor
+) -> tuple[Weights, Sides, Tensor, Tensor]:
     """Rows over the first layer's outputs.
 
     Parameters
@@ -93,35 +93,35 @@ def composed(
 
     Returns
     -------
-    tuple of (Weights, Sides, ndarray, ndarray)
+    tuple of (Weights, Sides, Tensor, Tensor)
         the rows, with their further terms; (A,) a bound on the total variation that rounding of the rows' moments
         costs, and whether they are served
     """
     mean = weights.mean
-    chord = np.clip(np.maximum(high, 0.0) / np.maximum(high - low, 1e-300), 0.0, 1.0)
-    slope = np.where(low >= 0, 1.0, np.where(high <= 0, 0.0, np.where(mean < 0, chord, share)))
+    chord = (high.clamp(min=0.0) / (high - low).clamp(min=1e-300)).clamp(0.0, 1.0)
+    slope = torch.where(mean < 0, chord, share).masked_fill(high <= 0, 0.0).masked_fill(low >= 0, 1.0)
     row = mean * slope
-    ends = np.stack([low, high, np.clip(0.0, low, high)])
-    least = (mean * np.maximum(ends, 0.0) - row * ends).min(0)
-    size = ((np.abs(mean) + np.abs(row)) * np.maximum(np.abs(low), np.abs(high))).sum(1)
-    known = weights.bias + least.sum(1) - PAID * (size + np.abs(weights.bias))
+    ends = torch.stack([low, high, torch.zeros_like(low).clamp(low, high)])
+    least = (mean * ends.clamp(min=0.0) - row * ends).amin(0)
+    size = ((mean.abs() + row.abs()) * torch.maximum(low.abs(), high.abs())).sum(1)
+    known = weights.bias + least.sum(1) - PAID * (size + weights.bias.abs())
     rows, blur, good = last_weights(second, row, -known)
-    noise = np.sqrt(rows.bias_dev**2 + weights.bias_dev**2)
-    sides = Sides(np.maximum(low, 0.0), np.maximum(high, 0.0), weights.dev)
+    noise = torch.sqrt(rows.bias_dev**2 + weights.bias_dev**2)
+    sides = Sides(low.clamp(min=0.0), high.clamp(min=0.0), weights.dev)
     return Weights(rows.mean, rows.dev, rows.bias, noise), sides, blur, good
 
 
-def ranges(second: DenseLayer, layer: Neurons, levels: Floats, deadline: Deadline) -> tuple[Floats, Floats]:
+def ranges(second: DenseLayer, layer: Neurons, levels: Tensor, deadline: Deadline) -> tuple[Tensor, Tensor]:
     """(H2,), (H2,): l and u over the one box of `layer`; they do not hold with probabilities of at most `levels` (H2,)
     for each of them.
     """
     count = second.outputs
-    sign = np.concatenate([np.eye(count), -np.eye(count)])
-    weights, blur, good = last_weights(second, sign, np.zeros(2 * count))
-    spare, found = np.tile(levels, 2) - blur - layer.blur[0], np.full(2 * count, -np.inf)
-    for some in np.split(np.arange(2 * count), range(ROWS, 2 * count, ROWS)):
+    unit = torch.eye(count, dtype=levels.dtype, device=levels.device)
+    sign = torch.cat([unit, -unit])
+    weights, blur, good = last_weights(second, sign, torch.zeros_like(sign[:, 0]))
+    spare, found = levels.repeat(2) - blur - layer.blur[0], torch.full_like(blur, -torch.inf)
+    for some in torch.arange(2 * count, device=blur.device).split(ROWS):
         deadline.check()
-        one = rows_at(layer, np.zeros(len(some), dtype=np.int64))
-        found[some] = lowest(one, weights.rows(some), spare[some])
-    found = np.where(good, found, -np.inf)
+        found[some] = lowest(rows_at(layer, torch.zeros_like(some)), weights.rows(some), spare[some])
+    found = torch.where(good, found, -torch.inf)
     return found[:count], -found[count:]

@@ -33,16 +33,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.hidden import Hidden
-from bnn_vnnlib.gaussian.half_line import UP, Floats, density, mean_relu
+from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density, log_cdf_above
 from bnn_vnnlib.gaussian.relu import SAFE, log_moment, log_moment_below, relu_mean, relu_square
+from bnn_vnnlib.methods.safety.large_variance.lines import inputs
 from bnn_vnnlib.network.dense_chain import DenseLayer
-from bnn_vnnlib.rounding import UNIT, gamma
+from bnn_vnnlib.rounding import UNIT, UP, gamma
 
 SEGMENTS, RATIO = 12, 1.2
 """Parts of [0, near], each so many times as long as the next."""
@@ -164,147 +163,138 @@ class FirstLayer:
     served : (Q,) whether rounding of m and s is so small that ALLOWED covers it
     """
 
-    point: Floats
-    low: Floats
-    high: Floats
-    m: Floats
-    s: Floats
-    mean: Floats
-    variance: Floats
-    served: np.ndarray
+    point: Tensor
+    low: Tensor
+    high: Tensor
+    m: Tensor
+    s: Tensor
+    mean: Tensor
+    variance: Tensor
+    served: Tensor
 
     @property
-    def width(self) -> Floats:
+    def width(self) -> Tensor:
         """(Q, n): |delta_j|, at most."""
-        return np.maximum(self.high, -self.low)
+        return torch.maximum(self.high, -self.low)
 
-    def reach(self, y: float) -> tuple[Floats, Floats]:
+    def reach(self, y: float) -> tuple[Tensor, Tensor]:
         """(Q, H), (Q, H): `up` and `down`, each exceeded with probability at most Phi(-y)."""
-        s = np.sqrt(self.variance)
-        sure = np.maximum(s, 1e-100)
-        plus, minus = (mean_relu(side * self.mean, sure) + 1e-15 * (np.abs(self.mean) + s) for side in (1, -1))
-        lip = y * np.sqrt(self.width**2 @ self.variance.T)
-        up, down = self.high @ plus.T - self.low @ minus.T, self.high @ minus.T - self.low @ plus.T
-        return (up + lip) * UP**2 + 1e-100, (down + lip) * UP**2 + 1e-100
+        s = torch.sqrt(self.variance)
+        plus, minus = (relu_mean(side * self.mean, s) + ABSOLUTE * (self.mean.abs() + s) for side in (1, -1))
+        lip = y * torch.sqrt(self.width**2 @ self.variance.mT)
+        up, down = self.high @ plus.mT - self.low @ minus.mT, self.high @ minus.mT - self.low @ plus.mT
+        return (up + lip) * UP**2 + LEAST, (down + lip) * UP**2 + LEAST
 
 
-def first_layer(first: DenseLayer, point: Floats, lower: Floats, upper: Floats) -> FirstLayer:
+def first_layer(first: DenseLayer, point: Tensor, lower: Tensor, upper: Tensor) -> FirstLayer:
     """The layer at points (Q, n) of boxes (Q, n)."""
-    mean, bias, variance, noise = (
-        part.detach().cpu().numpy() for part in (first.mean, first.bias, first.variance, first.bias_variance)
-    )
-    m, size = point @ mean.T + bias, np.abs(point) @ np.abs(mean).T + np.abs(bias)
-    square = point**2 @ variance.T + noise
-    s = np.sqrt(np.maximum(square, 1e-280))
-    off = gamma(point.shape[1] + 16)
-    low, high = np.minimum(lower - point, 0.0) * UP, np.maximum(upper - point, 0.0) * UP
+    at, off = inputs(first, point), gamma(point.shape[1] + 16)
+    low, high = (lower - point).clamp(max=0.0) * UP, (upper - point).clamp(min=0.0) * UP
     # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
-    known = np.isfinite(square).all(1) & bool((variance < MAX_VARIANCE).all())
-    served = known & (square > 1e-200).all(1) & (off * (size / s + 1) < ALLOWED / 100).all(1) & np.isfinite(m).all(1)
-    return FirstLayer(point, low, high, m, s, mean, variance, served)
+    known = torch.isfinite(at.m + at.s).all(1) & (first.variance < MAX_VARIANCE).all()
+    served = at.served & known & (off * (at.size / at.s + 1) < ALLOWED / 100).all(1)
+    return FirstLayer(point, low, high, at.m, at.s, first.mean, first.variance, served)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """w_k ~ N(mean, variance), and extra: (Q, K, H) each."""
 
-    mean: Floats
-    variance: Floats
-    extra: Floats
+    mean: Tensor
+    variance: Tensor
+    extra: Tensor
 
 
-def moments(layer: FirstLayer, rows: Rows, theta: Floats) -> tuple[Floats, Floats]:
+def moments(layer: FirstLayer, rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
     """(Q, K, n): mean and standard deviation of U_j. For choices only."""
     gap = layer.m - theta
     ratio = gap / layer.s
-    share, slope = special.ndtr(ratio), density(ratio) / layer.s
+    share, slope = cdf(ratio), density(ratio) / layer.s
     first = share[..., None] * layer.mean + slope[..., None] * layer.variance * layer.point[:, None]
     second = share[..., None] * (layer.mean**2 + layer.variance)
     total = (rows.mean**2 + rows.variance) @ second - rows.mean**2 @ first**2
-    return rows.mean @ first, np.sqrt(np.maximum(total, 0.0)) + 1e-9 * np.abs(rows.mean) @ np.sqrt(second) + 1e-100
+    return rows.mean @ first, torch.sqrt(total.clamp(min=0.0)) + 1e-9 * rows.mean.abs() @ torch.sqrt(second) + LEAST
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
-def slopes(layer: FirstLayer, rows: Rows, theta: Floats, log_share: float) -> tuple[Floats, Floats]:
-    """(Q, K, n), (Q, K, n): U_j and -U_j exceed these with probability at most exp(log_share) each; theta (Q, H)."""
+def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tuple[Tensor, Tensor]:
+    """(Q, K, n), (Q, K, n): U_j and -U_j exceed these with probability at most exp(log_share) each; theta (Q, H). Rates
+    that are out of reach end as nan, and are left out.
+    """
     _, spread = moments(layer, rows, theta)
-    found = np.full((2, *spread.shape), np.inf)
+    found = []
     m, s, x = (layer.m - theta)[:, :, None], layer.s[:, :, None], layer.point[:, None]
-    off = special.log_ndtr(-m / s)[:, None]
+    off = log_cdf_above(-m / s)[:, None]
     mean, variance = rows.mean[..., None], rows.variance[..., None]
-    steepest = np.sqrt((1 - LEAST_C) / ((variance * layer.variance).max(2) + 1e-200))
-    for place, sign in enumerate((1.0, -1.0)):
+    steepest = torch.sqrt((1 - LEAST_C) / ((variance * layer.variance).amax(2) + 1e-200))
+    for sign in (1.0, -1.0):
+        best = torch.full_like(spread, torch.inf)
         for times in RATES:
-            tau = np.minimum(times * np.sqrt(-2 * log_share) / spread, steepest)
+            tau = torch.minimum(times * math.sqrt(-2 * log_share) / spread, steepest)
             kappa = (sign * tau)[:, :, None]  # (Q, K, 1, n) against (H, n)
             c = 1 - kappa**2 * variance * layer.variance
             pull = kappa * mean
             top = (kappa**2 * variance / 2 * layer.mean**2 + pull * layer.mean + pull**2 * layer.variance / 2) / c
-            top = top - np.log(c) / 2
+            top = top - torch.log(c) / 2
             moved = (layer.mean + pull * layer.variance) / c - layer.mean
-            wide = np.sqrt(s[:, None] ** 2 + (x**2 * layer.variance)[:, None] * (1 / c - 1))
-            active = special.log_ndtr((m[:, None] + x[:, None] * moved) / wide)
-            each = np.logaddexp(off, top + active)
-            size = np.abs(top) + 2 * np.abs(pull * layer.mean) / c + np.abs(active)
-            each = each + ALLOWED * (1 + np.abs(each) + np.where(each > off + 1e-12, size, 0.0))
-            bound = (each.sum(2) - log_share) / tau * UP
-            found[place] = np.fmin(found[place], np.where(np.isnan(bound), np.inf, bound))
+            wide = torch.sqrt(s[:, None] ** 2 + (x**2 * layer.variance)[:, None] * (1 / c - 1))
+            active = log_cdf_above((m[:, None] + x[:, None] * moved) / wide)
+            each = torch.logaddexp(off, top + active)
+            size = top.abs() + 2 * (pull * layer.mean).abs() / c + active.abs()
+            each = each + ALLOWED * (1 + each.abs() + torch.where(each > off + 1e-12, size, 0.0))
+            best = torch.fmin(best, (each.sum(2) - log_share) / tau * UP)
+        found.append(best)
     return found[0], found[1]
 
 
-def kinks(layer: FirstLayer, rows: Rows, theta: Floats, reach: tuple[Floats, Floats], log_share: float) -> Floats:
+def kinks(layer: FirstLayer, rows: Rows, theta: Tensor, reach: tuple[Tensor, Tensor], log_share: float) -> Tensor:
     """(Q, K): what the kinks of a row cost, exceeded with probability at most exp(log_share)."""
     mass, fall, rise = (part[:, None] for part in _cells(layer, theta, *reach))
     return cost(mass, fall, rise, rows, log_share)
 
 
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # rates out of reach end as nan, and are left out
-def cost(mass: Floats, fall: Floats, rise: Floats, rows: Rows, log_share: float) -> Floats:
+def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: Rows, log_share: float) -> Tensor:
     """(Q, K): sum_k w_k^+ fall_k + w_k^- rise_k exceeds it with probability at most exp(log_share), where (fall_k,
     rise_k), independent of each other and of w, take their values with these masses, all (Q, K or 1, H, C), and else 0.
+    Rates that are out of reach end as infinite or nan, and are left out.
     """
-    dev = np.maximum(np.sqrt(rows.variance), 1e-12 * np.abs(rows.mean) + 1e-100)
-    extra = rows.extra[..., None] * np.maximum(fall, rise)
-    plus, minus = mean_relu(rows.mean, dev)[..., None], mean_relu(-rows.mean, dev)[..., None]
+    dev = torch.maximum(torch.sqrt(rows.variance), 1e-12 * rows.mean.abs() + LEAST)
+    extra = rows.extra[..., None] * torch.maximum(fall, rise)
+    plus, minus = relu_mean(rows.mean, dev)[..., None], relu_mean(-rows.mean, dev)[..., None]
     typical = fall * plus + rise * minus + extra
-    size, most = np.sqrt((mass * typical**2).sum((2, 3))) + 1e-100, typical.max((2, 3)) + 1e-100
-    found = np.full(size.shape, np.inf)
-    largest = (np.maximum(fall, rise) * (np.abs(rows.mean) + 3 * dev)[..., None] + extra).max((2, 3)) + 1e-100
-    rates = [np.minimum(times * np.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_RATES]
+    size, most = torch.sqrt((mass * typical**2).sum((2, 3))) + LEAST, typical.amax((2, 3)) + LEAST
+    found = torch.full_like(size, torch.inf)
+    largest = (torch.maximum(fall, rise) * (rows.mean.abs() + 3 * dev)[..., None] + extra).amax((2, 3)) + LEAST
+    rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_RATES]
     for rate in [*rates, *(times * STEEPEST / largest for times in RARE_RATES)]:
         kappa = rate[..., None, None]
-        both = _half_moment(kappa * fall, rows.mean, dev) + _half_moment(kappa * rise, -rows.mean, dev) - 1
-        grown = (
-            np.maximum(both * (1 + 1e-12) + 1e-14, 1.0) * np.exp(np.minimum(kappa * extra, MAX_EXPONENT)) * (1 + 1e-12)
-        )
-        over = np.where(kappa * extra < MAX_EXPONENT, grown - 1, np.inf)
-        total = np.log1p((mass * over).sum(3) * (1 + 1e-9)).sum(2)
-        found = np.fmin(found, (total * (1 + 1e-9) - log_share) / rate * UP)
-    return np.where(np.isnan(found), np.inf, found)
+        both = _grown(kappa * fall, rows.mean, dev) + _grown(kappa * rise, -rows.mean, dev) - 1
+        grown = (both * UP + 1e-14).clamp(min=1.0) * torch.exp((kappa * extra).clamp(max=MAX_EXPONENT)) * UP
+        over = torch.where(kappa * extra < MAX_EXPONENT, grown - 1, torch.inf)
+        total = torch.log1p((mass * over).sum(3) * (1 + 1e-9)).sum(2)
+        found = torch.fmin(found, (total * (1 + 1e-9) - log_share) / rate * UP)
+    return found
 
 
-def _half_moment(kappa: Floats, mean: Floats, dev: Floats) -> Floats:
-    """E e^{kappa w^+}, w ~ N(mean, dev^2); infinite where it is too large."""
-    mean, dev = mean[..., None], dev[..., None]
-    top = kappa * mean + (kappa * dev) ** 2 / 2
-    active = np.exp(np.minimum(top, MAX_EXPONENT)) * special.ndtr(mean / dev + kappa * dev)
-    return np.where(top < MAX_EXPONENT, active + special.ndtr(-mean / dev), np.inf)
+def _grown(kappa: Tensor, mean: Tensor, dev: Tensor) -> Tensor:
+    """E e^{kappa w^+}, w ~ N(mean, dev^2), up to UP; infinite where it is too large."""
+    value = log_moment(kappa, torch.zeros_like(kappa), mean[..., None], dev[..., None])
+    return torch.where(value < MAX_EXPONENT, torch.exp(value), torch.inf)
 
 
-def _cells(layer: FirstLayer, theta: Floats, up: Floats, down: Floats) -> tuple[Floats, Floats, Floats]:
+def _cells(layer: FirstLayer, theta: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(Q, H, 2 CELLS + 1) each: probabilities of cells of z, and the largest fall and rise on them; elsewhere both
     are 0.
     """
-    part = np.linspace(0.0, 1.0, CELLS + 1)
-    far = np.maximum(down, theta)
+    part = torch.linspace(0.0, 1.0, CELLS + 1, dtype=up.dtype, device=up.device)
+    far = torch.maximum(down, theta)
     left = -up[..., None] * (1 - part[:-1])
-    edges = np.concatenate([left, np.zeros_like(up)[..., None], theta[..., None] + (far - theta)[..., None] * part], -1)
-    edges[..., -1] = far
+    right = theta[..., None] + (far - theta)[..., None] * part[:-1]
+    edges = torch.cat([left, torch.zeros_like(up)[..., None], right, far[..., None]], -1)
     low, high = edges[..., :-1], edges[..., 1:]
     m, s = layer.m[..., None], layer.s[..., None]
-    mass = np.maximum(special.ndtr((high - m) / s) - special.ndtr((low - m) / s), 0.0) + 1e-12
+    mass = (cdf((high - m) / s) - cdf((low - m) / s)).clamp(min=0.0) + 1e-12
     below = high <= theta[..., None]
-    fall = np.where(below, np.minimum(down[..., None], np.maximum(high, 0.0)), 0.0)
-    rise = np.where(high <= 0, np.maximum(high + up[..., None], 0.0), up[..., None])
-    rise = np.where(below, rise, np.maximum(down[..., None] - low, 0.0))
+    fall = torch.where(below, torch.minimum(down[..., None], high.clamp(min=0.0)), 0.0)
+    rise = torch.where(high <= 0, (high + up[..., None]).clamp(min=0.0), up[..., None])
+    rise = torch.where(below, rise, (down[..., None] - low).clamp(min=0.0))
     return mass, fall * UP, rise * UP

@@ -20,9 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges, Typical
@@ -41,7 +39,7 @@ SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
 SPARE = 0.02
 """Share of delta spent on s^2 >= S."""
 
-RATES = torch.tensor([0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0], dtype=torch.float64)
+RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
 """lam times the standard deviation of M, about; rho times that of s^2 alike."""
 
 NEWTON = 40
@@ -81,7 +79,7 @@ def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> l
 def _rates(guess: Typical, a: Tensor) -> Tensor:
     """lam, (L, P, R)."""
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    return RATES[:, None, None] / spread
+    return a.new_tensor(RATES)[:, None, None] / spread
 
 
 def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
@@ -100,11 +98,7 @@ def _with(exponents: Exponents, question: RowsAtPoints) -> Tensor:
     spent = SPARE * exponents.budget
     noise = (a * a) @ last.bias_variance
     least = _least_variance(exponents, ranges, (a * a) @ last.variance, noise, spent)
-    return _best(logs, _log_factor(lam, least), spent) * (1 + 1e-12)
-
-
-def _log_factor(lam: Tensor, least: Tensor) -> Tensor:
-    return torch.as_tensor(log_kappa((lam * torch.sqrt(least)).numpy(force=True)), device=lam.device)
+    return _best(logs, log_kappa(lam * torch.sqrt(least)), spent) * (1 + 1e-12)
 
 
 def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline: Deadline) -> Tensor:
@@ -114,8 +108,8 @@ def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline:
     lam = _rates(at.typical[-1], a)
     shift, spent = lam * question.bound, SPARE * budget
     variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance
-    least = second_order.least_variance(at, variance, noise, RATES, spent, deadline)
-    factor = _log_factor(lam, least)
+    least = second_order.least_variance(at, variance, noise, noise.new_tensor(RATES), spent, deadline)
+    factor = log_kappa(lam * torch.sqrt(least))
     parts = []
     for rate in lam.split(at.rates_at_once(a.shape[1])):
         deadline.check()
@@ -140,27 +134,26 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j h_j^2; variance (P, R, H)."""
     guess = ranges.typical[-2].output[:, None]
     spread = torch.sqrt(((variance * guess * guess) ** 2).sum(-1)) + 1e-100
-    rho = RATES[:, None, None] / spread
+    rho = noise.new_tensor(RATES)[:, None, None] / spread
     top = _at_rates(-rho[..., None] * variance, lambda rows: exponents.squares(ranges, rows), ranges)
     best = ((math.log(spent) - top) / rho * (1 + 1e-12)).nan_to_num(0.0, 0.0, 0.0).amax(0).clamp(min=0.0)
     return (best + noise) * (1 - gamma(2 * variance.shape[-1] + 16) - 1e-9)
 
 
-@np.errstate(over="ignore")
-def log_kappa(eta: np.ndarray) -> np.ndarray:
+def log_kappa(eta: Tensor) -> Tensor:
     """log kap(eta), rounded up; at most 0."""
-    eta = np.maximum(eta, 0.0)
-    low, high = np.full_like(eta, -40.0), eta + 1.0
+    eta = eta.clamp(min=0.0)
+    low, high = torch.full_like(eta, -40.0), eta + 1.0
     for _ in range(NEWTON):  # bisection: the slope falls in u
         middle = (low + high) / 2
         rising = _slope(middle, eta) > 0
-        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
-    value = special.log_ndtr(-low) + eta * low - eta**2 / 2
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    value = torch.special.log_ndtr(-low) + eta * low - eta**2 / 2
     inside = (_slope(low - 1, eta) > 0) & (_slope(low + 1, eta) < 0)
-    bound = value + np.abs(_slope(low, eta)) + 1e-10 * (1 + np.abs(eta * low) + eta**2)
-    return np.where(inside, np.minimum(bound, 0.0), 0.0)
+    bound = value + _slope(low, eta).abs() + 1e-10 * (1 + (eta * low).abs() + eta**2)
+    return torch.where(inside, bound.clamp(max=0.0), 0.0)
 
 
-def _slope(u: np.ndarray, eta: np.ndarray) -> np.ndarray:
+def _slope(u: Tensor, eta: Tensor) -> Tensor:
     """eta - phi(u) / Phi(-u)."""
-    return eta - np.exp(-(u**2) / 2 - special.log_ndtr(-u)) / math.sqrt(2 * math.pi)
+    return eta - torch.exp(-(u**2) / 2 - torch.special.log_ndtr(-u)) / math.sqrt(2 * math.pi)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,21 +142,13 @@ class LargeVarianceBounds:
             ways = moments.failures(self._chain, points, self._deadline)
             return [(delta, torch.where(real, values, 1.0)) for delta, values in ways]
         item, row = torch.nonzero(real, as_tuple=True)
-        question = RowsAtBoxes(
-            _numbers(lower), _numbers(upper), _numbers(outputs[item, row]), _numbers(bound[item, row]),
-            item.cpu().numpy(),
-        )  # fmt: skip
-        found = torch.ones_like(bound, dtype=torch.float64)
+        question = RowsAtBoxes(lower, upper, outputs[item, row], bound[item, row], item)
+        found = torch.ones_like(bound)
         if self._shallow is not None:
-            values = one_layer.failures(self._shallow, question, self._deadline)
+            found[item, row] = one_layer.failures(self._shallow, question, self._deadline)
         else:
-            values = two_layers.failures(self._chain, question, self._deadline)
-        found[item, row] = torch.as_tensor(values, device=found.device)
+            found[item, row] = two_layers.failures(self._chain, question, self._deadline)
         return [(0.0, found)]
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    return np.asarray(values.detach().cpu().numpy(), dtype=np.float64)
 
 
 def _asked(

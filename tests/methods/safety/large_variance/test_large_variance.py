@@ -13,25 +13,31 @@ from scipy import special, stats
 
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.batch import verify_batch
-from bnn_vnnlib.gaussian.half_line import log_half_line, mean_abs
-from bnn_vnnlib.methods.safety.large_variance import inversion
-from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, _bias, below, envelope, far_below, spread, terms
-from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons, _ramp_mean, lines, neurons
-from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
-from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
-from bnn_vnnlib.methods.safety.large_variance.variation import _local, chaos
+from bnn_vnnlib.gaussian.relu import log_half_moment, mean_abs
+from bnn_vnnlib.methods.safety.large_variance import chaos as squares
+from bnn_vnnlib.methods.safety.large_variance import law, one_layer, output_layer
+from bnn_vnnlib.methods.safety.large_variance import lines as hidden
+from bnn_vnnlib.methods.safety.large_variance.law import Terms
+from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, problem, properties, rows
-from support.large_variance import dense, least_margins, network, sampled
+from support.large_variance import dense, in_numpy, least_margins, network, sampled
 
 ROW = np.array([1.0, -1.0])
 
+rows_at_boxes, failures, last_weights = map(in_numpy, (RowsAtBoxes, one_layer.failures, output_layer.last_weights))
+neurons, lines, chaos, local = map(in_numpy, (hidden.neurons, hidden.lines, squares.chaos, squares._local))
+terms, spread, below, far_below = map(in_numpy, (law.terms, law.spread, law.below, law.far_below))
+envelope, bias_of, errors = map(in_numpy, (law.envelope, law._bias, law.errors))
+
 
 def asked(net: DenseChain, x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
-    return RowsAtBoxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
+    return rows_at_boxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
 
 
 def parts(net: DenseChain, question: RowsAtBoxes) -> tuple[Neurons, Weights, Lines]:
@@ -97,7 +103,7 @@ def test_one_neuron_is_exact_by_quadrature(neuron: tuple[float, float, float, fl
         *(DenseLayer.exact(*(torch.tensor(part, dtype=torch.float64) for part in side)) for side in parts)
     )
     one = np.ones((1, 1))
-    found = float(failures(net, RowsAtBoxes(one, one, one, np.zeros(1), np.zeros(1, dtype=int)), Deadline())[0])
+    found = float(failures(net, rows_at_boxes(one, one, one, np.zeros(1), np.zeros(1, dtype=int)), Deadline())[0])
     assert truth <= found <= 1.01 * truth
 
 
@@ -108,7 +114,7 @@ def test_ranges_that_depend_on_the_noise_are_not_taken_as_independent() -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     zero = torch.zeros(1, dtype=torch.float64)
     net = DenseChain.relu(DenseLayer.exact(2 * one, zero, one, tiny[0]), DenseLayer.exact(-one, zero, tiny, tiny[0]))
-    question = RowsAtBoxes(np.array([[-1.0]]), np.array([[1.0]]), np.ones((1, 1)), np.array([-6.0]), np.array([0]))
+    question = rows_at_boxes(np.array([[-1.0]]), np.array([[1.0]]), np.ones((1, 1)), np.array([-6.0]), np.array([0]))
     assert failures(net, question, Deadline())[0] >= special.ndtr(-4.0)
 
 
@@ -166,11 +172,11 @@ def test_what_is_left_of_the_first_layer_does_not_know_the_centre() -> None:
 def test_mean_of_an_absolute_value(q: float) -> None:
     g = np.linspace(-4, 4, 17)
     x = np.linspace(-60, 60, 200_001)
-    law = np.exp(-((x - g[:, None]) ** 2) / (2 * q)) / np.sqrt(2 * np.pi * q)
-    found = mean_abs(g, np.full_like(g, q))
-    assert np.allclose(found, (np.abs(x) * law).sum(1) * (x[1] - x[0]), rtol=1e-7)
+    density = np.exp(-((x - g[:, None]) ** 2) / (2 * q)) / np.sqrt(2 * np.pi * q)
+    found = in_numpy(mean_abs)(g, np.full_like(g, np.sqrt(q)))
+    assert np.allclose(found, (np.abs(x) * density).sum(1) * (x[1] - x[0]), rtol=1e-7)
     assert (found**2 <= g**2 + 2 * q / np.pi + 1e-12).all()
-    assert mean_abs(np.zeros(1), np.array([q]))[0] ** 2 > 2 * q / np.pi - 1e-12
+    assert in_numpy(mean_abs)(np.zeros(1), np.array([np.sqrt(q)]))[0] ** 2 > 2 * q / np.pi - 1e-12
 
 
 def test_the_mean_of_the_left_over_gradient_is_below_its_tangent() -> None:
@@ -180,7 +186,7 @@ def test_the_mean_of_the_left_over_gradient_is_below_its_tangent() -> None:
     rng = np.random.default_rng(0)
     a = rng.normal(size=(2000, 5)) * rng.choice([0.1, 1.0, 3.0], (2000, 1))
     mean, square = a @ layer.nu[0], (a**2) @ layer.variance
-    truth = mean_abs(mean, square) @ layer.radius[0]
+    truth = in_numpy(mean_abs)(mean, np.sqrt(square)) @ layer.radius[0]
     c = found.coefficient[0]
     gradient = found.slope_mean[0] @ layer.nu[0]
     bound = found.constant[0] + a @ found.tilt[0] + (a**2) @ found.curvature[0] + (c * (mean - gradient) ** 2).sum(1)
@@ -229,23 +235,23 @@ def test_generating_functions_of_single_terms() -> None:
     d = weights.mean + weights.dev * rng.standard_normal(z.shape)
     a = d * np.where(d > 0, z > 0, np.clip((z + layer.ramp) / (2 * layer.ramp), 0, 1))
     for near in (0.1, 0.7):
-        u = _local(weights, found, np.full_like(found.up, near))
+        u = local(weights, found, np.full_like(found.up, near))
         for y in (-near, near / 2, near):
             centred = y * (a - a.mean(0))
             assert (np.log(np.exp(centred).mean(0)) * 2 / y**2 <= u[0] * 1.03 + 0.01).all()
-    assert (_local(weights, found, np.full_like(found.up, 0.1))[0] <= a.var(0) * 1.5 + 0.1).all()
+    assert (local(weights, found, np.full_like(found.up, 0.1))[0] <= a.var(0) * 1.5 + 0.1).all()
 
 
 def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     net, question = of(2, 6, 0.8, 0.2)
     coarse = terms_of(net, question)
     waves = np.arange(1, 41, 2)[None] * (0.6 / coarse.lines.spread[:, None])
-    law = spread(coarse)
-    rough = law.at(waves)
-    claims = np.stack([inversion.errors(coarse, w) + law.error(w) for w in waves.T], -1)
-    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in inversion._RULES}
-    monkeypatch.setattr(inversion, "_RULES", fine)
-    monkeypatch.setattr(inversion, "FINE", 400)
+    lattice = spread(coarse)
+    rough = lattice.at(waves)
+    claims = np.stack([errors(coarse, w) + lattice.error(w) for w in waves.T], -1)
+    fine = {count: np.polynomial.legendre.leggauss(3 * count) for count in law._RULES}
+    monkeypatch.setattr(law, "_RULES", fine)
+    monkeypatch.setattr(law, "FINE", 400)
     true = spread(terms_of(net, question)).at(waves)
     gap = np.abs(true - rough)
     assert (gap <= claims).all()
@@ -256,7 +262,7 @@ def test_characteristic_functions_and_their_errors(monkeypatch: pytest.MonkeyPat
 def test_characteristic_functions_are_those_of_the_terms() -> None:
     """Against samples of zeta, D and the level; rho is made large enough to be seen."""
     near, last, _ = parts(*of(2, 6, 0.8, 0.2))
-    near = replace(near, rho=np.full_like(near.rho, 0.3))
+    near = in_numpy(replace)(near, rho=np.full_like(near.rho, 0.3))
     drawn = lines(near, last)
     found = terms(near, last, drawn, 1.0 / drawn.scale)
     layer, weights, rng, count = found.layer, found.weights, np.random.default_rng(0), 100_000
@@ -278,7 +284,7 @@ def test_characteristic_functions_are_those_of_the_terms() -> None:
 def test_envelopes_bound_all_larger_waves(seed: int) -> None:
     found = terms_of(*of(seed, 4, 1.0, 0.1))
     waves = np.linspace(0.5, 12.0, 60)[None] / found.lines.spread[:, None]
-    size = np.abs(spread(found).at(waves)).prod(1) * np.abs(_bias(found, waves))
+    size = np.abs(spread(found).at(waves)).prod(1) * np.abs(bias_of(found, waves))
     largest = np.maximum.accumulate(size[:, ::-1], 1)[:, ::-1]
     assert (envelope(found, waves) >= largest - 1e-6).all()
 
@@ -298,14 +304,15 @@ def test_mean_of_a_ramp(m: float, s: float, ramp: float) -> None:
     z = m + s * np.linspace(-9, 9, 400_001)
     weight = np.exp(-(((z - m) / s) ** 2) / 2) * 18 / 400_000 / np.sqrt(2 * np.pi)
     truth = (np.clip((z + ramp) / (2 * ramp), 0, 1) * weight).sum()
-    assert abs(_ramp_mean(np.array([m]), np.array([s]), np.array([ramp]))[0] - truth) < 2e-5
+    assert abs(in_numpy(hidden._ramp_mean)(np.array([m]), np.array([s]), np.array([ramp]))[0] - truth) < 2e-5
 
 
 def test_half_lines() -> None:
     m, s = np.array([0.3, -1.0]), np.array([0.7, 2.0])
     x = np.linspace(0, 60, 600_001)
-    law = np.exp(0.4 * x - ((x - m[:, None]) / s[:, None]) ** 2 / 2) / (s[:, None] * np.sqrt(2 * np.pi))
-    assert np.allclose(np.exp(log_half_line(np.full(2, 0.4), m, s, np.zeros(2))), np.trapezoid(law, x), rtol=1e-6)
+    density = np.exp(0.4 * x - ((x - m[:, None]) / s[:, None]) ** 2 / 2) / (s[:, None] * np.sqrt(2 * np.pi))
+    found = in_numpy(log_half_moment)(np.full(2, 0.4), np.zeros(2), m, s)
+    assert np.allclose(np.exp(found), np.trapezoid(density, x), rtol=1e-6)
 
 
 def test_weights_that_are_not_random_are_not_served() -> None:
@@ -359,9 +366,9 @@ def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     x = rng.normal(size=(1, 3))
     scaled = np.concatenate([x, 1e-5 * x])
     row, bound = np.array([[1.0, -1.0], [1e5, -1e5]]), np.array([-1.0, -1.0])
-    together = failures(net, RowsAtBoxes(scaled, scaled, row, bound, np.array([0, 1])), Deadline())
+    together = failures(net, rows_at_boxes(scaled, scaled, row, bound, np.array([0, 1])), Deadline())
     for i in range(2):
-        alone = RowsAtBoxes(scaled[[i]], scaled[[i]], row[[i]], bound[[i]], np.array([0]))
+        alone = rows_at_boxes(scaled[[i]], scaled[[i]], row[[i]], bound[[i]], np.array([0]))
         assert failures(net, alone, Deadline())[0] == pytest.approx(together[i], abs=1e-6)
 
 
@@ -371,6 +378,6 @@ def test_moments_that_overflow_leave_nothing_known() -> None:
     huge = DenseLayer.exact(last.mean * 1e160, last.bias, last.variance * 1e300, last.bias_variance)
     x = np.ones((1, 2))
     found = failures(
-        DenseChain.relu(first, huge), RowsAtBoxes(x, x, np.ones((1, 1)), np.zeros(1), np.array([0])), Deadline()
+        DenseChain.relu(first, huge), rows_at_boxes(x, x, np.ones((1, 1)), np.zeros(1), np.array([0])), Deadline()
     )
     assert found.tolist() == [1.0]

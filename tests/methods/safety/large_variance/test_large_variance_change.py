@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,16 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.methods.safety.large_variance import variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, first_layer
-from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
-from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
+from bnn_vnnlib.methods.safety.large_variance import first_layer as near
+from bnn_vnnlib.methods.safety.large_variance import output_layer, variation
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
-from support.large_variance import dense, least_margins, least_margins_deep
+from support.large_variance import dense, in_numpy, least_margins, least_margins_deep
 
 ROW = np.array([1.0, -1.0])
+
+first_layer, last_weights = map(in_numpy, (near.first_layer, output_layer.last_weights))
+loss, second, inputs_of = map(in_numpy, (variation.loss, variation.second, variation._inputs))
 
 
 def known(seed: int, widths: tuple[int, ...] = (2, 4, 3, 2)) -> tuple[DenseChain, np.ndarray]:
@@ -67,9 +70,8 @@ def test_noise_of_a_bias_widens_the_inputs() -> None:
     """Hardly any other noise in front of the second layer."""
     net, x = known(0)
     layer, part = at_corner(net, x, 0.1, 4), net.layers[1]
-    low, high = variation._inputs(
-        layer, part.mean.numpy(), part.bias.numpy(), part.variance.numpy(), np.ones(3), np.log(0.05)
-    )  # fmt: skip
+    noisy = replace(part, bias_variance=torch.ones(3, dtype=torch.float64))
+    low, high = inputs_of(layer, noisy, np.log(0.05))
     assert (special.ndtr(-(high - low) / 2) <= 0.05).all()
     assert (special.ndtr(-(high - low) / 2) > 0.002).all()
 

@@ -7,13 +7,17 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance import variation as module
-from bnn_vnnlib.methods.safety.large_variance.lines import lines, neurons
-from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
-from bnn_vnnlib.methods.safety.large_variance.variation import SPENT, Chaos, chaos
+from bnn_vnnlib.methods.safety.large_variance import chaos as module
+from bnn_vnnlib.methods.safety.large_variance import lines as hidden
+from bnn_vnnlib.methods.safety.large_variance import output_layer
+from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from support.large_variance import in_numpy
 
 GAUSS = np.polynomial.legendre.leggauss(80)
+
+neurons, lines, last_weights = map(in_numpy, (hidden.neurons, hidden.lines, output_layer.last_weights))
+chaos, local_proxy = map(in_numpy, (module.chaos, module._local))
 
 CASES = [(0.0, 1.0, 0.5, 0.5), (0.0, 1.0, 1.0, 0.05), (-1.5, 1.0, -0.5, 1.0), (1.5, 1.0, -0.2, 0.5)]
 """m, s of zeta; mean and deviation of D."""
@@ -76,7 +80,7 @@ def test_generating_functions_of_one_neuron(case: tuple[float, float, float, flo
     for near in (0.3, 1.0, 3.0):
         y = np.concatenate([np.linspace(-near, -near / 20, 9), np.linspace(near / 20, near, 9)])
         logs = np.array([np.log((weight * np.exp(t * a)).sum()) for t in y])
-        local = module._local(square.weights, square.lines, np.full((1, 1), near))[0, 0]
+        local = local_proxy(square.weights, square.lines, np.full((1, 1), near))[0, 0]
         assert (logs <= local * y**2 / 2 + 1e-9).all()
         needed.append((2 * logs / y**2).max())
         assert (logs <= square.full[0, 0] * y**2 / 2 + 1e-9).all()
@@ -89,7 +93,7 @@ def test_what_the_shifted_law_leaves_out(z: float, monkeypatch: pytest.MonkeyPat
     """On the edge of G, y is beyond y_j with nearly the probability that is paid for."""
     square, _, _ = of(CASES[0])
     seen, right = [], module._local
-    monkeypatch.setattr(module, "_local", lambda *parts: seen.append(parts[2]) or right(*parts))
+    monkeypatch.setattr(module, "_local", lambda *parts: seen.append(parts[2].numpy()) or right(*parts))
     theta = 0.3 / (2 * square.factor[0, 0, 0] ** 2 * square.full[0, 0])
     square.log_moment(np.array([theta]), (z,))
     mean, dev = 2 * theta * square.bound[0, 0], np.sqrt(2 * theta) * abs(square.factor[0, 0, 0])

@@ -7,14 +7,20 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.methods.safety.large_variance import inversion
-from bnn_vnnlib.methods.safety.large_variance.inversion import Terms, below, envelope, far_below, terms
-from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, lines, neurons
-from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
+from bnn_vnnlib.methods.safety.large_variance import law as module
+from bnn_vnnlib.methods.safety.large_variance import lines as hidden
+from bnn_vnnlib.methods.safety.large_variance import output_layer
+from bnn_vnnlib.methods.safety.large_variance.law import Terms
+from bnn_vnnlib.methods.safety.large_variance.lines import SHARES
 from bnn_vnnlib.network.dense_chain import DenseLayer
+from support.large_variance import in_numpy
 
 GAUSS = np.polynomial.legendre.leggauss(60)
 NOISE, COARSE = 0.4, 6
+
+neurons, lines, last_weights = map(in_numpy, (hidden.neurons, hidden.lines, output_layer.last_weights))
+terms, below = map(in_numpy, (module.terms, module.below))
+envelope, far_below = map(in_numpy, (module.envelope, module.far_below))
 
 CASES = [(0.0, 0.3, -1.0, 0.2), (0.5, 0.7, -0.3, 0.6), (0.0, 0.5, 0.8, 0.3)]
 """m, s of zeta; mean and deviation of D. Over +-1 ranges are 2.8 and, seldom, 6.2: much wider than s."""
@@ -48,7 +54,7 @@ def of(
     bend = bend + (np.abs(zeta) < reach) * np.maximum(levels - ramp, 0.0) * np.maximum(a, 1 - a)
     p = np.where(out > 0, np.maximum(zeta, 0.0), np.maximum(zeta, 0.0) + bend)
     x = out * p - drawn.tilt[0, 0] * a * out - found.k[0, 0] * (a * out) ** 2
-    return found, x, SHARES[:, None, None] * outer[:, None] * inner
+    return found, x, np.array(SHARES)[:, None, None] * outer[:, None] * inner
 
 
 def exact(found: Terms, x: np.ndarray, weight: np.ndarray, target: float) -> float:
@@ -94,15 +100,15 @@ def test_what_the_inversion_leaves_out_is_paid_for(less: str, monkeypatch: pytes
     """A short series, coarse rules, and a period that ends within the law, so that each payment is needed."""
     case, noise = (1.5, 0.3, -0.8, 0.3) if less == "errors" else (0.5, 0.7, -0.3, 0.6), 0.5
     if less == "rest":
-        monkeypatch.setattr(inversion, "BLOCKS", 1)
-        monkeypatch.setattr(inversion, "BLOCK", 2)
+        monkeypatch.setattr(module, "BLOCKS", 1)
+        monkeypatch.setattr(module, "BLOCK", 2)
     if less == "errors":
-        monkeypatch.setattr(inversion, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
-        monkeypatch.setattr(inversion, "FINER", ((1, COARSE),))
-        monkeypatch.setattr(inversion, "OUTER", 1)
-        monkeypatch.setattr(inversion, "INNER", 1)
+        monkeypatch.setattr(module, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
+        monkeypatch.setattr(module, "FINER", ((1, COARSE),))
+        monkeypatch.setattr(module, "OUTER", 1)
+        monkeypatch.setattr(module, "INNER", 1)
     if less == "far":
-        monkeypatch.setattr(inversion, "BEYOND", -0.5)
+        monkeypatch.setattr(module, "BEYOND", -0.5)
     found, x, weight = of(case, 0.1, noise)
     nearest = 1.0
     for times in np.linspace(-2.5, 1.0, 36):

@@ -11,14 +11,17 @@ import pytest
 import torch
 from scipy import special
 
-from bnn_vnnlib.gaussian.half_line import mean_abs
-from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, LEVELS, SHARES, neurons
-from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes, failures
-from bnn_vnnlib.methods.safety.large_variance.output_layer import last_weights
-from bnn_vnnlib.methods.safety.large_variance.variation import SPENT
+from bnn_vnnlib.gaussian.relu import mean_abs
+from bnn_vnnlib.methods.safety.large_variance import lines, one_layer, output_layer
+from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
+from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, LEVELS, SHARES
+from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
-from support.large_variance import dense, network, sampled
+from support.large_variance import dense, in_numpy, network, sampled
+
+rows_at_boxes, failures = map(in_numpy, (RowsAtBoxes, one_layer.failures))
+neurons, last_weights = map(in_numpy, (lines.neurons, output_layer.last_weights))
 
 
 def layer_of(*parts: object) -> DenseLayer:
@@ -27,7 +30,7 @@ def layer_of(*parts: object) -> DenseLayer:
 
 
 def asked(low: np.ndarray, high: np.ndarray, row: np.ndarray, bound: float) -> RowsAtBoxes:
-    return RowsAtBoxes(low[None], high[None], row[None], np.array([bound]), np.zeros(1, dtype=np.int64))
+    return rows_at_boxes(low[None], high[None], row[None], np.array([bound]), np.zeros(1, dtype=np.int64))
 
 
 def test_ranges_exceed_their_levels_as_seldom_as_is_said() -> None:
@@ -61,8 +64,8 @@ def test_lines_of_single_neurons_hold_for_every_x(eps: float) -> None:
         common = (kappa * layer.s[0][:, None]).sum(0) / layer.s[0].sum() if layer.share[0] else 0 * x0
         zeta, rho, levels = v @ x0 + b, layer.rho[0], layer.levels[0]
         rest = v - zeta[..., None] * kappa  # nu + E
-        expected = mean_abs(layer.nu[0], net.first.variance.numpy()) @ layer.radius[0]
-        plain = expected[:, None] + LEVELS * np.sqrt(layer.h[0])[:, None]  # for R' alone
+        expected = in_numpy(mean_abs)(layer.nu[0], np.sqrt(net.first.variance.numpy())) @ layer.radius[0]
+        plain = expected[:, None] + np.array(LEVELS) * np.sqrt(layer.h[0])[:, None]  # for R' alone
         place = ((np.abs(rest) @ layer.radius[0])[..., None] > plain * (1 - 1e-12)).sum(-1)
         inside = place < levels.shape[1]
         level = np.take_along_axis(levels[None].repeat(len(v), 0), np.minimum(place, 3)[..., None], -1)[..., 0]
@@ -106,7 +109,7 @@ def test_rounding_of_means_is_paid_for() -> None:
         (DenseChain.relu(layer_of(mean, (0.0,), ones, (0.0,)), one), np.ones(1), np.ones(3)),
         (DenseChain.relu(one, last), np.ones(3), np.ones(1)),
     ):
-        assert failures(net, replace(asked(x, x, row, 0.0), bound=far), Deadline())[0] > distance
+        assert failures(net, in_numpy(replace)(asked(x, x, row, 0.0), bound=far), Deadline())[0] > distance
 
 
 def test_the_constant_is_rounded_to_the_safe_side() -> None:

@@ -12,19 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from bnn_vnnlib.gaussian import inversion
 from bnn_vnnlib.methods.safety.large_variance import pairs
-from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes, both
+from bnn_vnnlib.methods.safety.large_variance.pairs import PairsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem, from_cases, from_labels
 from bnn_vnnlib.system.clock import Deadline
-from support.large_variance import least_margins, network, sampled
+from support.large_variance import in_numpy, least_margins, network, sampled
+
+pairs_at_boxes, both = map(in_numpy, (PairsAtBoxes, pairs.both))
+pair_of, transform = map(in_numpy, (pairs._pair, pairs._transform))
 
 ROWS = np.array([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]])
 
 
 def at_point(x: np.ndarray, bound: np.ndarray, rows: np.ndarray = ROWS) -> PairsAtBoxes:
-    return PairsAtBoxes(x[None], x[None], rows[None], bound[None], np.array([0]))
+    return pairs_at_boxes(x[None], x[None], rows[None], bound[None], np.array([0]))
 
 
 def margins(net: DenseChain, x: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -134,9 +138,9 @@ def test_an_atom_beside_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_transform_of_two_rows() -> None:
     """Against a sum over samples of the hidden layer, the last layer integrated."""
     net, x = network(5, 2, 4, 3, 0.7), np.array([0.7, -0.4])
-    pair = pairs._pair(net, at_point(x, np.zeros(2)))
+    pair = pair_of(net, at_point(x, np.zeros(2)))
     w, v = np.array([[0.4, 0.0, 0.9, 1.3]]), np.array([[0.0, 0.7, -0.8, 1.1]])
-    found, wrong = pairs._transform(pair, w, v)
+    found, wrong = transform(pair, w, v)
     m = margins(net, x, ROWS, 400_000, 4)
     for place in range(4):
         waves = np.exp(1j * (w[0, place] * m[:, 0] + v[0, place] * m[:, 1]))
@@ -155,7 +159,7 @@ def test_the_envelope_is_above_all_waves_beyond(steps: tuple[float, float], rows
     nearly the same cancel.
     """
     net, x = network(6, 2, 3, 3, 0.7), np.array([0.7, -0.4])
-    pair = pairs._pair(net, at_point(x, np.zeros(2), rows))
+    pair = pair_of(net, at_point(x, np.zeros(2), rows))
     step = np.array([steps])
     eta = np.full((1, 2), 0.3)
     far = np.arange(2 * pairs.WAVES + 1, 400, 2.0)
@@ -164,15 +168,17 @@ def test_the_envelope_is_above_all_waves_beyond(steps: tuple[float, float], rows
     for one, other in ((far, near), (near[near < far[0]], far)):  # each pair of numbers once
         w, v = (part.ravel()[None] for part in np.meshgrid(one * step[0, 0], other * step[0, 1]))
         for sign in (1, -1):
-            phi = np.abs(pairs._transform(pair, w, sign * v)[0])
+            phi = np.abs(transform(pair, w, sign * v)[0])
             damped = np.exp(-(w**2 + v**2) * 0.3**2 / 2) / (w / step[0, 0] * v / step[0, 1])
             total += 8 / np.pi**2 * float((phi * damped).sum())
     for r in (0, 1):
         waves = np.zeros((2, 1, len(far)))
         waves[r] = far * step[0, r]
-        phi = np.abs(pairs._transform(pair, *waves)[0]) * np.exp(-(waves.sum(0) ** 2) * 0.3**2 / 2)
+        phi = np.abs(transform(pair, *waves)[0]) * np.exp(-(waves.sum(0) ** 2) * 0.3**2 / 2)
         total += 4 / np.pi * float((phi / far).sum())
-    assert 0 < total / 4 <= float(pairs._rest(pair, step, eta)[0])
+    envelopes = (lambda waves: pairs._envelope(pair.held, 0, waves), lambda waves: pairs._envelope(pair.held, 1, waves))
+    waves = inversion.pairs(torch.tensor(step), pairs.WAVES)
+    assert 0 < total / 4 <= float(waves.rest(envelopes, torch.tensor(eta)[..., None])[0])
 
 
 def three_classes(seed: int, hidden: int, eps: float) -> tuple[DenseChain, np.ndarray, Problem]:
@@ -200,7 +206,7 @@ def test_a_union_is_above_what_fails(seed: int, hidden: int, eps: float) -> None
 
 def test_the_corner_counts_more_than_the_centre() -> None:
     net, x, _ = three_classes(2, 24, 0.0)
-    moved = PairsAtBoxes(x[None] - 0.05, x[None] + 0.05, ROWS[None], np.zeros((1, 2)), np.array([0]))
+    moved = pairs_at_boxes(x[None] - 0.05, x[None] + 0.05, ROWS[None], np.zeros((1, 2)), np.array([0]))
     corner, center = (float(both(net, asked, Deadline())[0]) for asked in (moved, at_point(x, np.zeros(2))))
     assert corner > center + 1e-3
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.relu import Rectangle
-from bnn_vnnlib.methods.safety.large_variance import variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, first_layer, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance import first_layer as near
+from bnn_vnnlib.methods.safety.large_variance import output_layer, two_layers, variation
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
-from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights, last_weights
+from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
-from bnn_vnnlib.methods.safety.large_variance.two_layers import _ranges, _worst, failures
-from bnn_vnnlib.methods.safety.large_variance.variation import Second, _random, cheapest, loss, second
+from bnn_vnnlib.methods.safety.large_variance.variation import Second
 from bnn_vnnlib.methods.safety.refine import LATE, MorePoints
 from bnn_vnnlib.methods.safety.safety import NONE, Goal, SafetyTask
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -29,9 +29,15 @@ from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, model, problem, rows
 from support.clock import Clock
-from support.large_variance import dense, least_margins_deep, sampled
+from support.large_variance import dense, in_numpy, least_margins_deep, sampled
 
 ROW = np.array([1.0, -1.0])
+
+first_layer, rows_of, kinks, slopes = map(in_numpy, (near.first_layer, Rows, near.kinks, near.slopes))
+failures, ranges_of, worst = map(in_numpy, (two_layers.failures, two_layers._ranges, two_layers._worst))
+second_of, second, loss, inputs_of = map(in_numpy, (Second, variation.second, variation.loss, variation._inputs))
+cheapest, random_costs, constant = map(in_numpy, (variation.cheapest, variation._random, variation._constant))
+rows_at_boxes, weights_of, last_weights = map(in_numpy, (RowsAtBoxes, Weights, output_layer.last_weights))
 
 
 def stack(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
@@ -42,7 +48,7 @@ def stack(seed: int, widths: tuple[int, ...], spread: float) -> DenseChain:
 
 
 def asked(x0: np.ndarray, eps: float, bound: float) -> RowsAtBoxes:
-    return RowsAtBoxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
+    return rows_at_boxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
 
 
 def placed(net: DenseChain, x0: np.ndarray, share: float) -> float:
@@ -109,9 +115,9 @@ def parts(
 ) -> tuple[FirstLayer, Second, Weights, Rectangle | None, float]:
     weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
     lower, upper = x0[None] - eps, x0[None] + eps
-    point, guess = _worst(net, lower, upper, weights)
+    point, guess = worst(net, lower, upper, weights)
     layer = first_layer(net.layers[0], point, lower, upper)
-    ranges, spent = _ranges(net, point, structure / 4)
+    ranges, spent = ranges_of(net, point, structure / 4)
     return layer, second(layer, net.layers[1], guess, structure), weights, ranges, structure + float(spent[0])
 
 
@@ -137,7 +143,7 @@ def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[Fir
     x = rng.normal(size=(1, inputs))
     found = first_layer(layer, x, x - eps * rng.uniform(0, 1, inputs), x + eps * rng.uniform(0, 2, inputs))
     shape = 1, 3, hidden
-    return found, Rows(rng.normal(size=shape), rng.uniform(0, 0.5, shape), rng.uniform(0, 0.1, shape)), rng
+    return found, rows_of(rng.normal(size=shape), rng.uniform(0, 0.5, shape), rng.uniform(0, 0.1, shape)), rng
 
 
 def drawn(seed: int, count: int, inputs: int = 2, hidden: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -215,11 +221,11 @@ def test_slopes_of_the_second_layer_on_a_grid() -> None:
         fall, rise = rng.uniform(0, 1.5, 2)
         ends = [np.array([[end]]) for end in (low, high, fall, rise)]
         empty = np.zeros((1, 1))
-        at = Second(
+        at = second_of(
             empty, empty, ends[0], ends[1], ends[2], ends[3], empty[..., None], empty, (empty, empty), 3.0
         )  # fmt: skip
-        weights = Weights(np.array([[rng.normal()]]), np.array([[0.5]]), np.zeros(1), np.zeros(1))
-        found = cheapest(variation._constant(at), weights, at.fall, at.rise)
+        weights = weights_of(np.array([[rng.normal()]]), np.array([[0.5]]), np.zeros(1), np.zeros(1))
+        found = cheapest(constant(at), weights, at.fall, at.rise)
         a, p, q = (float(part.ravel()[0]) for part in (found.slope, found.plus, found.minus))
         z, v = np.meshgrid(np.linspace(low, high, 81), np.linspace(-fall, rise, 81))
         f = np.maximum(z + v, 0) - np.maximum(z, 0) - a * v
@@ -237,7 +243,7 @@ def test_costs_of_unsure_neurons() -> None:
         high, most = low + rng.uniform(0, 1), least + rng.uniform(0, 0.5)
         slope = float(place % 2)
         ends = [np.array([[part]]) for part in (fall, rise, high if slope == 0 else -low, least, most)]
-        found = _random(*(ends if slope == 0 else [ends[1], ends[0], *ends[2:]]), slope)
+        found = random_costs(*(ends if slope == 0 else [ends[1], ends[0], *ends[2:]]), slope)
         mass, p, q = found.mass[0, 0], found.plus[0, 0], found.minus[0, 0]
         z = np.linspace(-6, 6, 6001)
         v = np.linspace(-fall, rise, 41)[:, None]
@@ -259,10 +265,7 @@ def test_inputs_of_the_second_layer_stay_in_their_ranges() -> None:
     net, x0, count = stack(1, (2, 4, 5, 2), 0.4), np.random.default_rng(1).normal(size=2), 40_000
     layer, *_ = parts(net, x0, 0.1, 0.5)
     dense_ = net.layers[1]
-    low, high = variation._inputs(
-        layer, dense_.mean.numpy(), dense_.bias.numpy(), dense_.variance.numpy(), dense_.bias_variance.numpy(),
-        np.log(0.05),
-    )  # fmt: skip
+    low, high = inputs_of(layer, dense_, np.log(0.05))
     rng = np.random.default_rng(9)
     v, b = sampled(net.layers[0], count, rng)
     w, c = sampled(dense_, count, rng)

@@ -13,7 +13,7 @@ from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
-from support.large_variance import dense
+from support.large_variance import dense, in_numpy
 
 UNITS = (1.0, 1000.0, 0.001, 1e9)
 SHAPES = [((2, 5, 2), 0.5, (0.0, 0.005)), ((2, 8, 8, 2), 0.1, (0.0, 0.005)), ((2, 5, 5, 5, 2), 0.03, (0.0,))]
@@ -43,10 +43,10 @@ def failures(net: DenseChain, x: np.ndarray, eps: float, rows: np.ndarray, bound
         point, height = torch.tensor(x)[None], torch.tensor(rows)[None]
         asked = RowsAtPoints(point, point, height, torch.tensor(bounds)[None])
         return np.min([delta + values[0].numpy() for delta, values in moments.failures(net, asked, Deadline())], 0)
-    question = RowsAtBoxes(x[None] - eps, x[None] + eps, rows, bounds, np.zeros(len(rows), dtype=np.int64))
+    question = in_numpy(RowsAtBoxes)(x[None] - eps, x[None] + eps, rows, bounds, np.zeros(len(rows), dtype=np.int64))
     if len(net.layers) == 2:
-        return one_layer.failures(net, question, Deadline())
-    return two_layers.failures(net, question, Deadline())
+        return in_numpy(one_layer.failures)(net, question, Deadline())
+    return in_numpy(two_layers.failures)(net, question, Deadline())
 
 
 @pytest.mark.parametrize(("widths", "spread", "eps"), CASES)
