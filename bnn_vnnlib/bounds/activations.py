@@ -25,6 +25,10 @@ _CRITICAL = 1e-14
 """Error of f(z) - slope * z at a computed critical point: |f''| d^2 / 2 with d <= UNIT / slope, and f itself."""
 
 
+KINKED = ("relu", "leaky_relu")
+"""Linear but for a kink at 0: where the input keeps its sign, a tighter range of it changes no line."""
+
+
 class Shape(Protocol):
     """What the engine needs of an activation; alpha is its parameter, if it has any (see `nodes.Activation`)."""
 

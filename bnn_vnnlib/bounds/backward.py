@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds import block, linear
+from bnn_vnnlib.bounds.block import Block
+from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
-from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
@@ -69,7 +72,7 @@ def begin(
     zero = lead.new_zeros(*(count or lead.shape[:2]), lead.shape[2])
     walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough)
     for position, a in seeds:
-        walk.give(position, a)
+        walk.give(position, Block(a))
     return walk
 
 
@@ -84,39 +87,63 @@ def fold(walk: Walk) -> int:
     return -1
 
 
-def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
-    """Take a walk that has been started from node `last` to the input: its rows as functions of x (K, M, R, size)."""
-    parts: list[tuple[int, Tensor]] = []
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """A walk that has reached the input: rows over its nodes, each with its first scalar, and constants (K, M, R)."""
+
+    rows: Sequence[tuple[int, Block]]
+    offset: Tensor
+
+    def form(self, size: int) -> LinearForm:
+        """The rows as functions of x (K, M, R, size)."""
+        rows, offset = [(start, a.flat) for start, a in self.rows], self.offset
+        if len(rows) == 1 and rows[0][1].shape[-1] == size:
+            return LinearForm(rows[0][1].expand(*offset.shape, size), offset)
+        if not rows:
+            return LinearForm(offset.new_zeros(()).expand(*offset.shape, size), offset, level=True)
+        slope = offset.new_zeros(*offset.shape, size)
+        for start, part in rows:
+            slope[..., start : start + part.shape[-1]] += part
+        return LinearForm(slope, offset)
+
+    def minimum(self, box: Interval) -> Tensor:
+        """`LinearForm.minimum` of the form, for which rows that have windows need not become whole."""
+        size = box.lower.shape[-1]
+        if len(self.rows) != 1 or math.prod((a := self.rows[0][1]).shape) != size:
+            return self.form(size).minimum(box)
+        return least(a, self.offset, Interval(*(side.unflatten(2, a.shape) for side in (box.lower, box.upper))))
+
+
+def descend(walk: Walk, last: int, rules: Rules) -> Descent:
+    """Take a walk that has been started from node `last` to the input."""
+    rows: list[tuple[int, Block]] = []
     for position in range(last, -1, -1):
         if (a := walk.pending.pop(position, None)) is None:
             continue
         node = walk.network.nodes[position]
         if isinstance(node, Input):
-            parts.append((node.start, a.reshape(*a.shape[:3], -1)))
+            rows.append((node.start, a))
         else:
             rules[type(node)](walk, node, position, a)
     # the payments themselves were added up with roundings; each of the sums may have lost its share of TINY
     offset = walk.constant - (walk.error * (1 + 2e-6) + TINY * len(walk.network.nodes))
-    offset = offset.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-    if len(parts) == 1 and parts[0][1].shape[-1] == size:
-        return LinearForm(parts[0][1].expand(*offset.shape, size), offset)
-    if not parts:
-        return LinearForm(offset.new_zeros(()).expand(*offset.shape, size), offset, level=True)
-    slope = offset.new_zeros(*offset.shape, size)
-    for start, part in parts:
-        slope[..., start : start + part.shape[-1]] += part
-    return LinearForm(slope, offset)
+    return Descent(rows, offset.nan_to_num(-torch.inf, -torch.inf, -torch.inf))
+
+
+def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
+    """Take a walk that has been started from node `last` to the input: its rows as functions of x (K, M, R, size)."""
+    return descend(walk, last, rules).form(size)
 
 
 def units(
-    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int, size: int
-) -> LinearForm:
-    """`walk_back` with the rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
-    shape = network.nodes[position].shape
-    unit = weights.scale.new_zeros(len(index), math.prod(shape))
-    unit[torch.arange(len(index), device=index.device), index] = 1.0
-    rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(weights.count, items, -1, *shape)
-    return walk_back(network, weights, ranges, [(position, rows)], size, rough=True)
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int
+) -> tuple[Walk, Descent]:
+    """The rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
+    lead = weights.count, items
+    zero = weights.scale.new_zeros(*lead, 2 * len(index))
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
+    walk.give(position, block.units(index, network.nodes[position].shape, lead, zero, both=True))
+    return walk, descend(walk, position, LINEAR)
 
 
 def dense_units(
@@ -160,5 +187,5 @@ def start_at_units(walk: Walk, position: int) -> bool:
         for part, factor in ((box.spread, walk.weights.scale), (box.slack, None))
         if part is not None
     ]
-    linear.carry(walk, source, carried, noises)
+    linear.carry(walk, source, Block(carried), [(Block(part), factor) for part, factor in noises])
     return True

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import backward, interval, linear
-from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds.activations import ACTIVATIONS, KINKED
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import Rules
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
@@ -135,15 +135,17 @@ class Engine:
             return known
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
-        kinked = kind in ("relu", "leaky_relu")
-        matters = (sides[0] < 0) & (sides[1] > 0) if kinked else torch.ones_like(sides[0], dtype=torch.bool)
+        matters = (sides[0] < 0) & (sides[1] > 0) if kind in KINKED else torch.ones_like(sides[0], dtype=torch.bool)
         index = matters.any(0).any(0).nonzero()[:, 0]
         if len(index) == 0:
             return known
-        for part in index.split(at_once(32 * weights.count * items * max(self._sizes[: position + 1]))):
+        start, step = 0, 1
+        while start < len(index):
             self.deadline.check()
-            bound = backward.units(self.network, weights, ranges, position, part, items, n).minimum(box)
-            lower, upper = bound.unflatten(2, (2, -1)).unbind(2)
+            part = index[start : start + step]
+            walk, found = backward.units(self.network, weights, ranges, position, part, items)
+            start, step = start + step, at_once(32 * weights.count * items * walk.largest)
+            lower, upper = found.minimum(box).unflatten(2, (2, -1)).unbind(2)
             own = matters[:, :, part]  # what matters to a neighbour only would make bounds depend on the batch
             sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower.where(own, -torch.inf))
             sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], (-upper).where(own, torch.inf))

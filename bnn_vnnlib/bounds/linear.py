@@ -39,8 +39,9 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
+from bnn_vnnlib.bounds.block import Block, adjoint, broadcast_back, common, parted, reshaped, select_back, transposed
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.walk import Walk, common, dot, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.walk import Walk, filled
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
@@ -86,10 +87,10 @@ def planes(x: Interval, y: Interval) -> tuple[_Plane, _Plane]:
 
 
 def _flatter(first: _Plane, second: _Plane, x: Interval, y: Interval) -> _Plane:
-    """The plane that varies less over the box."""
+    """The plane that varies less over the box; the first one where both are as flat, whatever rounding says."""
     width, height = x.upper - x.lower, y.upper - y.lower
     variation = [plane.q.abs() * width + plane.p.abs() * height for plane in (first, second)]
-    chosen = variation[0] <= variation[1]
+    chosen = variation[0] <= variation[1] * (1 + 2.0**-40)
     return _Plane(torch.where(chosen, first.p, second.p), torch.where(chosen, first.q, second.q))
 
 
@@ -129,14 +130,14 @@ MANY_INPUTS = 128
 """Inputs beyond which a walk is rough, and the first layer is bounded by intervals (see `engine`)."""
 
 
-def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) -> None:
+def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Block) -> None:
     """A' = A Wc - s (|A| Wr)."""
     (source,) = node.inputs
     box = walk.weights.param(node.weight)
     shape = walk.network.nodes[source].shape
 
-    def back(weight: Tensor, a: Tensor) -> Tensor:
-        return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a)
+    def back(weight: Tensor, a: Block) -> Block:
+        return adjoint(node, weight, a, shape)
 
     size = a.abs()
     noises = []
@@ -148,19 +149,19 @@ def weighted(walk: Walk, node: Linear | Conv | Scale, position: int, a: Tensor) 
     loss = walk.rate(math.prod(shape) + maps.fan(node)) * walk.ranges.magnitudes[position]
     if position in walk.owed:
         loss = loss + walk.owed.pop(position)
-    walk.gain(-dot(size, loss))
+    walk.gain(-size.dot(loss))
     carry(walk, source, back(box.center, a), noises)
 
 
-def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: Tensor) -> None:
+def _take_largest(walk: Walk, node: Linear | Conv | Scale, box: ParamBox, size: Block) -> None:
     """Take |A| (Wr max |z|) off the constant: looser than the chord, with a product of matrices less."""
     noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[node.inputs[0]].magnitude)
     if noise is not None:
         paid = 1 + walk.rate(math.prod(node.shape) + maps.fan(node))
-        walk.gain(-paid * dot(size, filled(noise + SMALL, node)))
+        walk.gain(-paid * size.dot(filled(noise + SMALL, node)))
 
 
-def carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+def carry(walk: Walk, source: int, carried: Block, noises: Sequence[tuple[Block, Tensor | None]]) -> None:
     """Give A Wc - s noise to the source and take noise . t off the constant, for noise = |A| Wr in parts.
 
     A part comes without the factor (K or 1, M or 1) of its radius, if there is one: s
@@ -175,28 +176,28 @@ def carry(walk: Walk, source: int, carried: Tensor, noises: Sequence[tuple[Tenso
             walk.error = torch.addcmul(walk.error, z.extent, factor.reshape(*factor.shape[:2], 1), value=TINY)
             if offset is not None:  # both products may underflow: by TINY (1 + |z|) at most, for each unit of noise
                 offset = factor * offset + SMALL * (1 + z.magnitude)
-        carried = torch.addcmul(carried, noise, slope[:, :, None], value=-1.0)
+        carried = carried.holding(torch.addcmul(carried.values, noise.values, noise.see(slope), value=-1.0))
         if offset is not None:
-            walk.gain(-dot(noise, offset))
+            walk.gain(-noise.dot(offset))
     walk.underflow(source)
     walk.give(source, carried)
 
 
-def shift(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
+def shift(walk: Walk, node: Shift, position: int, a: Block) -> None:
     """A (z + b): the entries of b that are added at several places are one variable, so A is summed over them first."""
     b = walk.weights.addend(node.bias, len(node.shape))
-    tied = sum_to(a, b.center.shape[2:])
-    value = dot(tied, b.center)
+    tied = a.over(b.center.shape[2:])
+    value = tied.dot(b.center)
     loss = walk.rate(math.prod(node.shape)) * b.magnitude
     if b.radius is not None and tied is a:
         loss = loss + b.radius
     elif b.radius is not None:
-        value = value - dot(tied.abs(), b.radius)
+        value = value - tied.abs().dot(b.radius)
     walk.gain(value)
     walk.owe(node.inputs[0], a, filled(loss, node))
 
 
-def _activation(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
+def _activation(walk: Walk, node: Activation, position: int, a: Block) -> None:
     """The lower line where A >= 0, the upper line where A < 0: A (half the sum) - |A| (half the difference).
 
     Halves of subnormal numbers are off by their spacing, which SMALL covers, for slopes at any |z|.
@@ -207,93 +208,89 @@ def _activation(walk: Walk, node: Activation, position: int, a: Tensor) -> None:
     size = torch.addcmul(middle.level.abs() + half.level.abs(), steepest, walk.ranges.values[source].magnitude)
     loss = torch.add(half.level, size, alpha=walk.rate(math.prod(node.shape))) + SMALL
     absolute = a.abs()
-    walk.gain(dot(a, middle.level) - dot(absolute, loss))
+    walk.gain(a.dot(middle.level) - absolute.dot(loss))
     walk.underflow(source)
-    walk.give(source, (a * middle.slope[:, :, None]).addcmul_(absolute, half.slope[:, :, None], value=-1.0))
+    carried = (a.values * a.see(middle.slope)).addcmul_(absolute.values, a.see(half.slope), value=-1.0)
+    walk.give(source, a.holding(carried))
 
 
-def _add(walk: Walk, node: Sum, position: int, a: Tensor) -> None:
+def _add(walk: Walk, node: Sum, position: int, a: Block) -> None:
     """Every branch gets the coefficients of the sum, with its sign."""
     for source, sign in zip(node.inputs, node.signs, strict=True):
-        walk.give(source, a if sign > 0 else -a)
+        walk.give(source, a if sign > 0 else a.holding(-a.values))
 
 
-def _reshape(walk: Walk, node: Reshape, position: int, a: Tensor) -> None:
+def _reshape(walk: Walk, node: Reshape, position: int, a: Block) -> None:
     """Back to the old shape."""
     (source,) = node.inputs
-    walk.give(source, a.reshape(*a.shape[:3], *walk.network.nodes[source].shape))
+    walk.give(source, reshaped(a, walk.network.nodes[source].shape))
 
 
-def _transpose(walk: Walk, node: Transpose, position: int, a: Tensor) -> None:
+def _transpose(walk: Walk, node: Transpose, position: int, a: Block) -> None:
     """The inverse permutation."""
-    inverse = sorted(range(len(node.perm)), key=node.perm.__getitem__)
-    walk.give(node.inputs[0], a.permute(0, 1, 2, *(axis + 3 for axis in inverse)))
+    walk.give(node.inputs[0], transposed(a, node.perm))
 
 
-def _broadcast(walk: Walk, node: Broadcast, position: int, a: Tensor) -> None:
+def _broadcast(walk: Walk, node: Broadcast, position: int, a: Block) -> None:
     """Sum over the copies."""
     (source,) = node.inputs
-    shape = walk.network.nodes[source].shape
-    aligned = torch.Size((1,) * (len(node.shape) - len(shape)) + shape)
-    walk.gain(-walk.rate(math.prod(node.shape)) * dot(a.abs(), walk.ranges.values[position].magnitude))
-    walk.give(source, sum_to(a, aligned).reshape(*a.shape[:3], *shape))
+    walk.gain(-walk.rate(math.prod(node.shape)) * a.abs().dot(walk.ranges.values[position].magnitude))
+    walk.give(source, broadcast_back(a, walk.network.nodes[source].shape))
 
 
-def _concat(walk: Walk, node: Concat, position: int, a: Tensor) -> None:
+def _concat(walk: Walk, node: Concat, position: int, a: Block) -> None:
     """To each branch its part."""
-    sizes = [walk.network.nodes[source].shape[node.axis] for source in node.inputs]
-    for source, part in zip(node.inputs, a.split(sizes, node.axis + 3), strict=True):
+    shapes = [walk.network.nodes[source].shape for source in node.inputs]
+    for source, part in zip(node.inputs, parted(a, node.axis, shapes), strict=True):
         walk.give(source, part)
 
 
-def _select(walk: Walk, node: Select, position: int, a: Tensor) -> None:
+def _select(walk: Walk, node: Select, position: int, a: Block) -> None:
     """To each entry the sum over its copies, of which there are at most `copies`."""
     (source,) = node.inputs
     if node.copies > 1:
-        walk.gain(-walk.rate(node.copies) * dot(a.abs(), walk.ranges.values[position].magnitude))
-    walk.give(source, maps.select_back(node, a, walk.network.nodes[source].shape))
+        walk.gain(-walk.rate(node.copies) * a.abs().dot(walk.ranges.values[position].magnitude))
+    walk.give(source, select_back(node, a, walk.network.nodes[source].shape))
 
 
-def _product(walk: Walk, node: Product, position: int, a: Tensor) -> None:
+def _product(walk: Walk, node: Product, position: int, a: Block) -> None:
     """A plane below where A >= 0, above where A < 0; slopes are end points, so that only p q is rounded."""
     x, y = (walk.ranges.values[source] for source in node.inputs)
     below, above = planes(x, y)
-    positive, negative = a.clamp(min=0), a.clamp(max=0)
-    value = -dot(positive, below.p * below.q) - dot(negative, above.p * above.q)
+    positive, negative = a.holding(a.values.clamp(min=0)), a.holding(a.values.clamp(max=0))
+    value = -positive.dot(below.p * below.q) - negative.dot(above.p * above.q)
     # |p| <= |x| and |q| <= |y|: each of the three terms is at most |x| |y|; p q may underflow
-    walk.gain(value - dot(a.abs(), 4 * walk.rate(math.prod(node.shape)) * (x.magnitude * y.magnitude) + SMALL))
+    walk.gain(value - a.abs().dot(4 * walk.rate(math.prod(node.shape)) * (x.magnitude * y.magnitude) + SMALL))
     for source, low, high in zip(node.inputs, (below.q, below.p), (above.q, above.p), strict=True):
         walk.underflow(source)
-        walk.give(source, positive * low[:, :, None] + negative * high[:, :, None])
+        walk.give(source, a.holding(positive.values * a.see(low) + negative.values * a.see(high)))
 
 
-def _max(walk: Walk, node: Max, position: int, a: Tensor) -> None:
+def _max(walk: Walk, node: Max, position: int, a: Block) -> None:
     """One entry of the input where A >= 0, a line over one entry where A < 0."""
     (source,) = node.inputs
     x = walk.ranges.values[source]
     lines = max_lines(x)
-    a = a.expand(*common(a.shape[:2], x.lower.shape[:2]), *a.shape[2:])
-    positive, negative = a.clamp(min=0)[..., None], a.clamp(max=0)[..., None]
-    carried = a.new_zeros(*a.shape, x.lower.shape[-1]).scatter(-1, _over_rows(lines.under, a), positive)
-    carried = carried.scatter_add(-1, _over_rows(lines.over, a), negative * lines.slope[:, :, None])
+    a = a.holding(a.values.expand(*common(a.values.shape[:2], x.lower.shape[:2]), *a.values.shape[2:]))
+    negative = a.holding(a.values.clamp(max=0))
+    under, over, slope = (a.see(part[..., 0])[..., None] for part in (lines.under, lines.over, lines.slope))
+    carried = a.values.new_zeros(*a.values.shape, x.lower.shape[-1])
+    lead = carried[..., :1].shape
+    carried = carried.scatter(-1, under.expand(lead), a.values.clamp(min=0)[..., None])
+    carried = carried.scatter_add(-1, over.expand(lead), negative.values[..., None] * slope)
     size = x.magnitude.amax(-1) + lines.offset[..., 0].abs()
-    paid = dot(a.abs(), walk.rate(math.prod(node.shape)) * size)
-    walk.gain(dot(negative[..., 0], lines.offset[..., 0]) - paid)
+    paid = a.abs().dot(walk.rate(math.prod(node.shape)) * size)
+    walk.gain(negative.dot(lines.offset[..., 0]) - paid)
     walk.underflow(source)
-    walk.give(source, carried)
+    walk.give(source, a.with_last(carried))
 
 
-def _over_rows(index: Tensor, a: Tensor) -> Tensor:
-    """(K or 1, M, *shape, 1) -> (K, M, R, *shape, 1)."""
-    return index[:, :, None].expand(*a.shape[:3], *index.shape[2:])
-
-
-def _enclosed(walk: Walk, node: Node, position: int, a: Tensor) -> None:
+def _enclosed(walk: Walk, node: Node, position: int, a: Block) -> None:
     """Stop at a node that is not linear: the minimum over its enclosure."""
     z = walk.ranges.values[position]
     center, radius = z.center_radius
     loss = torch.add(radius, z.magnitude, alpha=walk.rate(math.prod(node.shape)))
-    walk.gain(dot(a, filled(center, node)) - dot(a.abs(), filled(loss, node)))
+    walk.gain(a.dot(filled(center, node)) - a.abs().dot(filled(loss, node)))
 
 
 Rules = Mapping[type[Node], Callable[..., None]]

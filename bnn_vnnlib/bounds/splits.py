@@ -23,8 +23,9 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import backward, linear
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, Lines
+from bnn_vnnlib.bounds.block import Block, dot
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, dot
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation
@@ -178,17 +179,14 @@ class SplitEngine:
         zero = self.bound.new_zeros(*lead, rows + count)
         walk = Walk(self.network, self.weights, self.ranges, {}, zero, zero[..., :1])
         for position, a in backward.seeds_of(self.network, torch.nn.functional.pad(self.outputs, (0, 0, 0, count))):
-            walk.give(position, a)
+            walk.give(position, Block(a))
         unit = torch.eye(count, dtype=zero.dtype, device=zero.device)
         for position, start, size in self.kinks.places:
             (source,) = self.network.nodes[position].inputs
             part = torch.nn.functional.pad(unit[:, start : start + size], (0, 0, rows, 0))
-            walk.give(
-                source,
-                part.reshape(1, 1, rows + count, *self.network.nodes[source].shape).expand(
-                    *lead, *[-1] * (1 + len(self.network.nodes[source].shape))
-                ),
-            )
+            shape = self.network.nodes[source].shape
+            whole = part.reshape(1, 1, rows + count, *shape).expand(*lead, *[-1] * (1 + len(shape)))
+            walk.give(source, Block(whole))
         rules = {**linear.LINEAR, Activation: _Split(self, still).activation}
         form = backward.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
         if self.inputs is None:
@@ -200,7 +198,7 @@ class SplitEngine:
         outputs, inputs, error = rows
         walk = Walk(self.network, self.weights, self.ranges, {}, torch.zeros_like(error), error)
         for position, a in backward.seeds_of(self.network, outputs):
-            walk.give(position, a)
+            walk.give(position, Block(a))
         rules = {**linear.LINEAR, Activation: split.activation}
         form = backward.finish(walk, max(walk.pending), self.box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, self.box)
@@ -214,14 +212,14 @@ class _Split:
         self._place = {position: (start, size) for position, start, size in engine.kinks.places}
         self.gain = torch.zeros_like(choice.alpha)
 
-    def activation(self, walk: Walk, node: Activation, position: int, a: Tensor) -> None:
+    def activation(self, walk: Walk, node: Activation, position: int, a: Block) -> None:
         """The lines that the signs allow, and the multipliers."""
         if position not in self._place:
             linear.LINEAR[Activation](walk, node, position, a)
             return
         start, size = self._place[position]
         (source,) = node.inputs
-        lead = a.shape[:2]
+        lead = a.values.shape[:2]
         signs, alpha, beta = (
             part[..., start : start + size].reshape(*lead, *node.shape)
             for part in (self._choice.signs, self._choice.alpha, self._choice.beta)
@@ -231,12 +229,12 @@ class _Split:
         upper = torch.where(signs < 0, z.upper.clamp(max=0), z.upper)
         lower, upper = torch.minimum(lower, upper), torch.maximum(lower, upper)  # an empty part: any lines will do
         lines = ACTIVATIONS[node.kind].lines(node.alpha, lower, upper, torch.stack([alpha, alpha]))
-        self._note(a, lines, lower, upper, start, size)
+        self._note(a.whole, lines, lower, upper, start, size)
         walk.ranges.lines[position] = lines
         linear.LINEAR[Activation](walk, node, position, a)
         multiplier = (beta * signs)[:, :, None]
-        carried = walk.pending[source] - multiplier
-        walk.error = walk.error + UNIT * dot(carried.detach().abs(), z.magnitude)
+        carried = Block(walk.pending[source].whole - multiplier)
+        walk.error = walk.error + UNIT * Block(carried.values.detach().abs()).dot(z.magnitude)
         walk.pending[source] = carried
 
     def _note(self, a: Tensor, lines: Lines, lower: Tensor, upper: Tensor, start: int, size: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
@@ -75,63 +77,71 @@ class LinearForm:
         return LinearForm(slope, self.offset - paid - 2 * UNIT * self.offset.abs())
 
     def minimum(self, box: Interval) -> Tensor:
-        """Lower bound (K, M, R) over the input box (1, M, n).
+        """Lower bound (K, M, R) over the input box (1, M, n)."""
+        return least(None if self.level else Block(self.slope), self.offset, box)
 
-        Products and sums are off by less than (2 n + 8) u |slope| . |x|, for which the second product takes gamma(2 n)
-        |x| along, and by a unit of the offset.
-        """
-        lower, size = self.offset, self.offset.abs()
-        if not self.level:
-            center, radius = box.center_radius
-            reach = torch.add(radius, box.magnitude, alpha=gamma(2 * center.shape[-1]))
-            # products with a vector: nothing of the size of the slopes is stored but their absolute values
-            lower = dot(self.slope, center) - dot(self.slope.abs(), reach) + lower
-        return torch.sub(lower, size, alpha=2 * UNIT).sub(TINY).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+
+def least(rows: Block | None, offset: Tensor, box: Interval) -> Tensor:
+    """Lower bound (K, M, R) of rows over the input plus an offset (K, M, R), over a box (1, M, *shape of the rows).
+
+    Products and sums are off by less than (2 n + 8) u |slope| . |x|, for which the second product takes gamma(2 n) |x|
+    along, and by a unit of the offset. Products with a vector: nothing of the size of the slopes is stored but their
+    absolute values.
+    """
+    lower = offset
+    if rows is not None:
+        center, radius = box.center_radius
+        reach = torch.add(radius, box.magnitude, alpha=gamma(2 * math.prod(rows.shape)))
+        lower = rows.dot(center) - rows.abs().dot(reach) + lower
+    return torch.sub(lower, offset.abs(), alpha=2 * UNIT).sub(TINY).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 @dataclass(eq=False)
 class Walk:
     """The state of one walk: coefficients still to be taken to the input, and what has been paid.
 
-    pending : coefficients (K, M, R, *shape) of nodes that wait; owed : what |A| of such a node still has to be charged
-    with (K or 1, M or 1, *shape); constant (K, M, R); error (K, M, R or 1)
+    pending : rows over nodes that wait; owed : what |A| of such a node still has to be charged with (K or 1, M or 1,
+    *shape); constant (K, M, R); error (K, M, R or 1)
     rough : spend less on the noise of maps over a wide input, see `linear`
+    largest : numbers that a row has held, at most
     """
 
     network: Network
     weights: WeightBoxes
     ranges: Ranges
-    pending: dict[int, Tensor]
+    pending: dict[int, Block]
     constant: Tensor
     error: Tensor
     rough: bool = False
     owed: dict[int, Tensor] = field(default_factory=dict)
+    largest: int = 1
 
     def copy(self) -> Walk:
         """To go on in another way from here."""
         return replace(self, pending=dict(self.pending), owed=dict(self.owed))
 
-    def give(self, position: int, a: Tensor) -> None:
-        """Add coefficients (K, M, R, *shape) to a node; a sum of two is rounded."""
+    def give(self, position: int, a: Block) -> None:
+        """Add rows over a node; a sum of two is rounded."""
         if position in self.pending:
             self.settle(position)
-            a = self.pending[position] + a
-            self.error = self.error + UNIT * dot(a.abs(), self.ranges.values[position].magnitude)
+            a = self.pending[position].plus(a)
+            self.error = self.error + UNIT * a.abs().dot(self.ranges.values[position].magnitude)
         self.pending[position] = a
+        self.largest = max(self.largest, a.values.shape[3:].numel())
 
-    def owe(self, position: int, a: Tensor, loss: Tensor) -> None:
-        """Give coefficients of which |a| . loss is to be taken off; a weighted map does it together with its own."""
+    def owe(self, position: int, a: Block, loss: Tensor) -> None:
+        """Give rows of which |a| . loss is to be taken off; a weighted map does it together with its own."""
         later = position not in self.pending and isinstance(self.network.nodes[position], Linear | Conv | Scale)
         self.give(position, a)
         if later:
             self.owed[position] = loss
         else:
-            self.gain(-dot(a.abs(), loss))
+            self.gain(-a.abs().dot(loss))
 
     def settle(self, position: int) -> None:
         """Take off what is owed for a node's coefficients as they are."""
         if position in self.owed:
-            self.gain(-dot(self.pending[position].abs(), self.owed.pop(position)))
+            self.gain(-self.pending[position].abs().dot(self.owed.pop(position)))
 
     def underflow(self, position: int) -> None:
         """Pay for the products that make a node's coefficients: each may be off by TINY, whatever the node's value."""
@@ -146,52 +156,9 @@ class Walk:
         self.constant = self.constant + value
 
 
-def common(*leads: Sequence[int]) -> tuple[int, int]:
-    """K and M of (K or 1, M or 1): torch.broadcast_shapes takes longer than the products of a small network."""
-    k = m = 1
-    for one, other in leads:
-        k, m = one if k == 1 else k, other if m == 1 else m
-    return k, m
-
-
-def dot(a: Tensor, z: Tensor) -> Tensor:
-    """Sum over the node of a (K, M, R, *shape) times z (K or 1, M or 1, *shape) -> (K, M, R)."""
-    r, lead = a.shape[2], a.shape[:2]
-    if z.shape[:2] == (1, 1):  # one vector for all rows
-        return torch.mv(a.reshape(lead.numel() * r, -1), z.reshape(-1)).reshape(*lead, r)
-    if lead == (1, 1):  # the same rows for all vectors
-        return (z.reshape(z.shape[:2].numel(), -1) @ a.reshape(r, -1).mT).reshape(*z.shape[:2], r)
-    k, m = common(lead, z.shape[:2])
-    rows, column = (tensor.expand(k, m, *tensor.shape[2:]) for tensor in (a, z))
-    return torch.bmm(rows.reshape(k * m, r, -1), column.reshape(k * m, -1, 1)).reshape(k, m, r)
-
-
-def dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """`dot` with each of several vectors: the rows are read once."""
-    if len(vectors) == 1:
-        return (dot(a, vectors[0]),)
-    if a.shape[:2] == (1, 1):  # the same rows for all vectors
-        return tuple(dot(a, z) for z in vectors)
-    (k, m), r = common(a.shape[:2], *(z.shape[:2] for z in vectors)), a.shape[2]
-    columns = torch.stack([z.expand(k, m, *z.shape[2:]).reshape(k * m, -1) for z in vectors], 1)
-    rows = a.expand(k, m, *a.shape[2:]).reshape(k * m, r, -1)
-    return torch.bmm(rows, columns.mT).reshape(k, m, r, -1).unbind(-1)
-
-
-def over_rows(move: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
-    """Apply a function of (K, M, *shape) to (K, M, R, *shape)."""
-    return move(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
-
-
 def filled(z: Tensor, node: Node) -> Tensor:
     """Broadcast (K or 1, M or 1, *shape that broadcasts) to the node's shape."""
     return z.expand(*z.shape[:2], *node.shape)
-
-
-def sum_to(a: Tensor, shape: torch.Size) -> Tensor:
-    """Sum (K, M, R, *full) over the axes along which `shape` (same rank) was broadcast."""
-    axes = [3 + i for i, (full, part) in enumerate(zip(a.shape[3:], shape, strict=True)) if part == 1 != full]
-    return a.sum(axes, keepdim=True) if axes else a
 
 
 def some(rows: Tensor, part: slice) -> Tensor:

@@ -41,6 +41,17 @@ def adjoint(node: WeightedMap, weight: Tensor, a: Tensor, input_shape: tuple[int
             return a * _aligned(weight, len(node.shape))
 
 
+def spread(node: Conv, weight: Tensor, a: Tensor) -> Tensor:
+    """The transposed convolution of a window of outputs, (K or 1, M, B, O, h, w), over all inputs that it reads.
+
+    (K, M, B, C, height, width): row 0 is row -top of the input if row 0 of the window is that of the output.
+    """
+    kernel, image, groups = _grouped(weight, a, node.groups)
+    with plain_convolution(image.device):
+        z = F.conv_transpose2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
+    return _ungrouped(z, len(weight), a.shape[:3])
+
+
 def select(node: Select, z: Tensor) -> Tensor:
     """Pick entries: z (K or 1, M, *input shape) -> (K or 1, M, *output shape)."""
     flat = z.reshape(*z.shape[:2], -1)
@@ -121,7 +132,6 @@ def _convolve(node: Conv, weight: Tensor, z: Tensor) -> Tensor:
 def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tuple[int, ...]) -> Tensor:
     top, left, bottom, right = node.pads
     height, width = input_shape[2:]
-    kernel, image, groups = _grouped(weight, a, node.groups)
     # rows and columns of the padded input behind the last window were never read: their gradient is 0
     unread = [
         size + before + after - ((out - 1) * stride + dilation * (k - 1) + 1)
@@ -136,7 +146,5 @@ def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tup
             strict=True,
         )
     ]
-    with plain_convolution(image.device):
-        z = F.conv_transpose2d(image, kernel, stride=node.strides, dilation=node.dilations, groups=groups)
-    z = F.pad(z, (0, unread[1], 0, unread[0]))[..., top : top + height, left : left + width]
-    return _ungrouped(z, len(weight), a.shape[:3])
+    z = F.pad(spread(node, weight, a), (0, unread[1], 0, unread[0]))
+    return z[..., top : top + height, left : left + width]

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval, linear, walk
+from bnn_vnnlib.bounds.block import Block, adjoint
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.walk import LinearForm, Walk, dot, over_rows, sum_to
+from bnn_vnnlib.bounds.walk import Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps, nodes
 from dense import dense_network
@@ -35,43 +36,40 @@ CASES = (((784, 128, 10), 64), ((784, 50, 50, 10), 64), ((64, 64, 10), 64), ((3,
 REPEATS = 25
 
 
-def _weighted(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+def _weighted(walk: Walk, node: Any, position: int, a: Block) -> None:
     (source,) = node.inputs
     box, shape = walk.weights.param(node.weight), walk.network.nodes[source].shape
 
-    def back(weight: Tensor, rows: Tensor) -> Tensor:
-        return over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), rows)
-
-    carried = back(box.center, a)
+    carried = adjoint(node, box.center, a, shape)
     if walk.rough and isinstance(walk.network.nodes[source], nodes.Input) and math.prod(shape) > linear.MANY_INPUTS:
         noise = interval.noise(node, box, walk.weights.scale, walk.ranges.values[source].magnitude)
         if noise is not None:
-            walk.constant = walk.constant - dot(a.abs(), noise)
+            walk.constant = walk.constant - a.abs().dot(noise)
     elif box.spread is not None:
         slope, offset = walk.ranges.values[source].chord
         factor = walk.weights.scale.reshape(*walk.weights.scale.shape, *(1,) * len(shape))
-        noise = back(box.spread, a.abs())
-        carried = carried.addcmul_(noise, (factor * slope)[:, :, None], value=-1.0)
+        rows = adjoint(node, box.spread, a.abs(), shape)
+        carried = carried.holding(torch.addcmul(carried.values, rows.values, rows.see(factor * slope), value=-1.0))
         if offset is not None:
-            walk.constant = walk.constant - dot(noise, factor * offset)
+            walk.constant = walk.constant - rows.dot(factor * offset)
     walk.give(source, carried)
 
 
-def _shift(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+def _shift(walk: Walk, node: Any, position: int, a: Block) -> None:
     b = walk.weights.addend(node.bias, len(node.shape))
-    tied = sum_to(a, b.center.shape[2:])
-    walk.constant = walk.constant + dot(tied, b.center)
+    tied = a.over(b.center.shape[2:])
+    walk.constant = walk.constant + tied.dot(b.center)
     if b.radius is not None:
-        walk.constant = walk.constant - dot(tied.abs(), b.radius)
+        walk.constant = walk.constant - tied.abs().dot(b.radius)
     walk.give(node.inputs[0], a)
 
 
-def _activation(walk: Walk, node: Any, position: int, a: Tensor) -> None:
+def _activation(walk: Walk, node: Any, position: int, a: Block) -> None:
     middle, half = walk.ranges.lines[position].middle, walk.ranges.lines[position].half
     absolute = a.abs()
-    walk.constant = walk.constant + (dot(a, middle.level) - dot(absolute, half.level))
-    carried = (a * middle.slope[:, :, None]).addcmul_(absolute, half.slope[:, :, None], value=-1.0)
-    walk.give(node.inputs[0], carried)
+    walk.constant = walk.constant + (a.dot(middle.level) - absolute.dot(half.level))
+    carried = (a.values * a.see(middle.slope)).addcmul_(absolute.values, a.see(half.slope), value=-1.0)
+    walk.give(node.inputs[0], a.holding(carried))
 
 
 def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
@@ -85,11 +83,11 @@ def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
     return Interval(center - radius, center + radius), center  # nothing reads the magnitude
 
 
-def _minimum(form: LinearForm, box: Interval) -> Tensor:
-    if form.level:
-        return form.offset
+def _least(rows: Block | None, offset: Tensor, box: Interval) -> Tensor:
+    if rows is None:
+        return offset
     center, radius = box.center_radius
-    return dot(form.slope, center) - dot(form.slope.abs(), radius) + form.offset
+    return rows.dot(center) - rows.abs().dot(radius) + offset
 
 
 @contextmanager
@@ -104,7 +102,7 @@ def careless() -> Iterator[None]:
         stack.enter_context(mock.patch.object(interval, "up", lambda x: x))
         stack.enter_context(mock.patch.object(Walk, "underflow", return_value=None))
         stack.enter_context(mock.patch.object(Walk, "rate", return_value=0.0))
-        stack.enter_context(mock.patch.object(walk.LinearForm, "minimum", _minimum))
+        stack.enter_context(mock.patch.object(walk, "least", _least))
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.tails.noise import Uses
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.weights import ParamBox
@@ -156,12 +157,13 @@ def test_no_sure_noise_out_of_underflow(small: int) -> None:
     (node,) = (node for node in network.nodes if isinstance(node, Linear))
     ones = torch.ones(1, 2, 2, dtype=torch.float64)
     box = ParamBox(ones, size[0] * ones, None)
-    uses = Uses(node, box, size[1] * torch.ones(1, 1, 1, 1, 2, dtype=torch.float64), None, (1, 2))
+    uses = Uses(node, box, Block(size[1] * torch.ones(1, 1, 1, 1, 2, dtype=torch.float64)), None, (1, 2))
     h = torch.full((1, 1, 1, 2), 1e150, dtype=torch.float64)
     assert uses.once
     assert float(uses.least(h, torch.zeros_like(h))) <= 4e-40
     exact = 4.0 * 1e-3**2
-    large = Uses(node, ParamBox(ones, 1e-3 * ones, None), torch.ones(1, 1, 1, 1, 2, dtype=torch.float64), None, (1, 2))
+    rows = Block(torch.ones(1, 1, 1, 1, 2, dtype=torch.float64))
+    large = Uses(node, ParamBox(ones, 1e-3 * ones, None), rows, None, (1, 2))
     assert float(large.least(torch.ones_like(h), torch.zeros_like(h))) == pytest.approx(exact, rel=1e-12)
 
 

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
 from bnn_vnnlib.bounds.tails import engine as tail_engine
 from bnn_vnnlib.bounds.tails.engine import Rows
@@ -71,11 +72,12 @@ def test_a_dense_layer_claims_what_the_general_walk_claims(
     for position in claimed(case.network):
         shape = case.network.nodes[position].shape
         size = math.prod(shape)
-        (short, *rest) = [tail for tail, _ in case.run.units(position, size)]
-        if rest:
+        pair, tight = case.run.shortcut(position)
+        if pair is None or not tight:
             continue
+        short, _ = pair
         unit = torch.eye(size, dtype=torch.float64)
-        seeds = [(position, torch.cat([unit, -unit]).reshape(1, 1, -1, *shape))]
+        seeds = [(position, Block(torch.cat([unit, -unit]).reshape(1, 1, -1, *shape)))]
         for own, smooth in zip(short.bounds, (False, False, True), strict=False):
             (other, *_) = [b for b in case.run._walk(seeds, smooth)[0].bounds if type(b) is type(own)]
             torch.testing.assert_close(own.mean, other.mean, rtol=1e-9, atol=1e-9)
@@ -152,11 +154,13 @@ def test_a_convolution_of_the_input_claims_what_the_general_walk_claims(
     builder.linear(builder.reshape(builder.activation(x), 1, size), (2, size))
     case, _, _ = setup(monkeypatch, "conv", 0.3, 0.8, 1e-2, builder.network(), thorough)
     (position, *_) = claimed(case.network)
-    ((short, middle),) = case.run.units(position, size)
+    pair, tight = case.run.shortcut(position)
+    assert tight
+    assert pair is not None
     unit = torch.eye(size, dtype=torch.float64)
     rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *case.network.nodes[position].shape)
     own = case.run.variation.own(case.network, position) if thorough else frozenset()
-    for found, walked in zip((short, middle), case.run._walk([(position, rows)], False, own=own), strict=True):
+    for found, walked in zip(pair, case.run._walk([(position, Block(rows))], False, own=own), strict=True):
         assert [type(bound) for bound in found.bounds] == [type(bound) for bound in walked.bounds]
         for bound, other in zip(found.bounds, walked.bounds, strict=True):
             torch.testing.assert_close(bound.mean, other.mean, rtol=1e-9, atol=1e-9)

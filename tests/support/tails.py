@@ -88,14 +88,14 @@ class Recorder(Noise):
 
     pieces: list[Piece] = field(default_factory=list)
 
-    def weighted(self, walk: Any, node: Any, position: int, a: Tensor) -> None:
+    def weighted(self, walk: Any, node: Any, position: int, a: Any) -> None:
         z = walk.ranges.values[node.inputs[0]]
         center = (z.lower + z.upper) / 2
-        self.pieces.append(Piece(node, a, center, torch.maximum(z.upper - center, center - z.lower)))
+        self.pieces.append(Piece(node, a.whole, center, torch.maximum(z.upper - center, center - z.lower)))
         super().weighted(walk, node, position, a)
 
-    def shift(self, walk: Any, node: Any, position: int, a: Tensor) -> None:
-        self.pieces.append(Piece(node, a, None, None))
+    def shift(self, walk: Any, node: Any, position: int, a: Any) -> None:
+        self.pieces.append(Piece(node, a.whole, None, None))
         super().shift(walk, node, position, a)
 
 

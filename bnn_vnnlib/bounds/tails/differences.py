@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import backward
+from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.bounds.tails.variation import Variation, slopes
-from bnn_vnnlib.bounds.walk import Ranges, Walk, dot
+from bnn_vnnlib.bounds.walk import Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
@@ -40,12 +41,9 @@ class Differences:
     ranges: Ranges
     variation: Variation
 
-    def bound(self, position: int, rows: Tensor) -> Normal:
-        """Normal whose quantile is at most -|row of differences| with the probability asked for.
-
-        rows (K, M, R, *shape) over the node.
-        """
-        walk, noise = self._start(position, rows.new_zeros(rows.shape[:3]))
+    def bound(self, position: int, rows: Block) -> Normal:
+        """Normal whose quantile is at most -|row of differences| with the probability asked for."""
+        walk, noise = self._start(position, rows.values.new_zeros(rows.values.shape[:3]))
         walk.give(position, rows)
         return self._finish(walk, noise, position)
 
@@ -67,7 +65,8 @@ class Differences:
         walk.gain(-walk.rate(near[0, 0].numel() + maps.fan(weighted)) * magnitude)
         walk.underflow(source)
         shape = nodes[source].shape
-        walk.give(source, box.center.expand(*self.box.lower.shape[:2], -1, -1).reshape(*walk.constant.shape, *shape))
+        rows = box.center.expand(*self.box.lower.shape[:2], -1, -1).reshape(*walk.constant.shape, *shape)
+        walk.give(source, Block(rows))
         return self._finish(walk, noise, source)
 
     def _start(self, position: int, zero: Tensor) -> tuple[Walk, Noise]:
@@ -81,9 +80,9 @@ class Differences:
     def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:
         rules: Rules = {**noise.rules(), Activation: LINEAR[Activation], Shift: _same, Constant: _nothing,
                         Product: _stop, Max: _stop}  # fmt: skip
-        form = backward.finish(walk, last, self.box.lower.shape[-1], rules)
         _, radius = self.box.center_radius
-        (normal,) = noise.tail(form.minimum(Interval(-radius, radius))).bounds
+        lowest = backward.descend(walk, last, rules).minimum(Interval(-radius, radius))
+        (normal,) = noise.tail(lowest).bounds
         if not isinstance(normal, Normal):
             raise TypeError("without a variation there is one normal bound")
         return normal
@@ -102,15 +101,15 @@ class Differences:
         return Lines(slope, -offset, slope, offset)
 
 
-def _same(walk: Walk, node: Shift, position: int, a: Tensor) -> None:
+def _same(walk: Walk, node: Shift, position: int, a: Block) -> None:
     walk.give(node.inputs[0], a)
 
 
-def _nothing(walk: Walk, node: Constant, position: int, a: Tensor) -> None:
+def _nothing(walk: Walk, node: Constant, position: int, a: Block) -> None:
     """A constant does not vary."""
 
 
-def _stop(walk: Walk, node: Node, position: int, a: Tensor) -> None:
+def _stop(walk: Walk, node: Node, position: int, a: Block) -> None:
     """What is not linear varies by its rho' at most."""
     near = walk.ranges.values[position].upper
-    walk.gain(-(1 + walk.rate(math.prod(node.shape))) * dot(a.abs(), near))
+    walk.gain(-(1 + walk.rate(math.prod(node.shape))) * a.abs().dot(near))

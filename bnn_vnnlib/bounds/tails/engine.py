@@ -179,7 +179,7 @@ class TailEngine:
 
         def failing(part: slice) -> Tensor:
             plan = self._plan(budgets if budgets.shape[1] == 1 else budgets[:, part], thorough)
-            rows = Rows(self.network, means, deviations, box, outputs, inputs, len(budgets), part, self.correlation)
+            rows = self._rows(means, deviations, box, outputs, inputs, len(budgets), part)
             return rows.tail(plan).failure(some(bound, part))
 
         return self._in_parts((len(budgets), len(box[0]), outputs.shape[1]), failing, box[0])
@@ -192,7 +192,7 @@ class TailEngine:
         self.check(deviations)
 
         def failing(part: slice) -> Tensor:
-            rows = Rows(self.network, means, deviations, box, outputs, None, len(budgets), part, self.correlation)
+            rows = self._rows(means, deviations, box, outputs, None, len(budgets), part)
             tail = rows.tail(self._plan(budgets[:, None], False))
             return torch.stack([tail.failure(value) for value in thresholds], -1)
 
@@ -212,24 +212,30 @@ class TailEngine:
         total : from the rows' failures (1, M, R) of some items to what they add up to (M,), differentiable
         """
         self.check(deviations)
-        found = torch.ones_like(box[0][:, 0])
-        step = self.chunk(2, outputs.shape[1])  # a graph is kept: smaller chunks
-        for start in range(0, len(found), step):
-            if self.deadline.passed:
-                break
-            part = slice(start, start + step)
-            rows = Rows(self.network, means, deviations, box, outputs, inputs, 1, part, self.correlation)
+
+        def improved(part: slice) -> Tensor:
+            rows = self._rows(means, deviations, box, outputs, inputs, 1, part)
             least, rounded = some(bound, part), rows.to(self.search)
             tuning = self._tuning(rounded, budgets[part].to(self.search))
 
-            def sum_up(failures: Tensor, part: slice = part) -> Tensor:
+            def sum_up(failures: Tensor) -> Tensor:
                 return total(failures, part)
 
             tuned(tuning, rounded.tail, least.to(self.search), sum_up, steps, lambda: self.deadline.passed)
             with torch.no_grad():
-                plan, spent = tuning.to(found.dtype).plan(rounded=True)
-                found[part] = sum_up(rows.tail(plan).failure(least)) + spent
-        return found
+                plan, spent = tuning.to(box[0].dtype).plan(rounded=True)
+                return sum_up(rows.tail(plan).failure(least)) + spent
+
+        step = self.chunk(2, outputs.shape[1])  # a graph is kept: smaller chunks
+        parts = (slice(start, start + step) for start in range(0, len(box[0]), step))
+        return completed(self.deadline.reached(parts, improved), box[0].shape[:1], 1.0, box[0])
+
+    def _rows(
+        self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
+        inputs: Tensor | None, budgets: int, part: slice,
+    ) -> Rows:  # fmt: skip
+        groups = self.correlation
+        return Rows(self.network, means, deviations, box, outputs, inputs, budgets, part, groups, self.deadline)
 
     def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
         """Equal shares of the budgets (K, M or 1) for all events."""
@@ -297,6 +303,7 @@ class Rows:
     budgets: int
     part: slice
     correlation: Correlation | None = None
+    deadline: Deadline = Deadline()
 
     def to(self, dtype: torch.dtype) -> Rows:
         """Rounded to another floating type: for searches only."""
@@ -310,7 +317,8 @@ class Rows:
     def run(self, plan: Plan) -> Run:
         """Ranges with that plan."""
         lower, upper = (side[None, self.part].expand(self.budgets, -1, -1) for side in self.box)
-        return Run(self.network, self.means, self.deviations, Interval(lower, upper), plan, self.correlation)
+        box = Interval(lower, upper)
+        return Run(self.network, self.means, self.deviations, box, plan, self.correlation, self.deadline)
 
     def tail(self, plan: Plan) -> Tail:
         """Lower tails of the rows under a plan, as `Run.tail` makes them."""

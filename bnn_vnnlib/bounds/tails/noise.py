@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_vnnlib.bounds import linear
+from bnn_vnnlib.bounds.block import Block, adjoint, dot, single
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
 from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation
-from bnn_vnnlib.bounds.walk import Walk, dot, dots, filled, over_rows, sum_to
+from bnn_vnnlib.bounds.walk import Walk, filled
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.nodes import (
@@ -51,14 +52,14 @@ Range = tuple[Tensor, Tensor]
 class Uses:
     """Sums over the weights k of a node, over their uses: sum_k sigma_k^2 (|g_k| + r_k)^2 -> (K, M, R).
 
-    a (K, M, R, *output shape), amplitude : the same or None, added to |A| where signs are not known;
-    shape : of the node's input
+    a : rows over the output, amplitude : the same or None, added to |A| where signs are not known; shape : of the
+    node's input
     """
 
     node: Weighted
     box: ParamBox
-    a: Tensor
-    amplitude: Tensor | None
+    a: Block
+    amplitude: Block | None
     shape: tuple[int, ...]
 
     @property
@@ -69,24 +70,27 @@ class Uses:
         return self.box.spread
 
     @cached_property
-    def squares(self) -> Tensor:
+    def squares(self) -> Block:
         """A^2, rounded up."""
-        return squared(self.a)
+        return self.a.holding(squared(self.a.values))
 
     @cached_property
-    def plain(self) -> Tensor:
+    def plain(self) -> Block:
         """s_j^2, rounded up."""
         return self._variance(self.squares)
 
     @cached_property
-    def root(self) -> Tensor:
+    def root(self) -> Block:
         """s_j, up to a rounding."""
-        return torch.sqrt(self.plain)
+        return self.plain.holding(torch.sqrt(self.plain.values))
 
     @cached_property
-    def variance(self) -> Tensor:
+    def variance(self) -> Block:
         """s_j^2 with the amplitudes, rounded up."""
-        return self.plain if self.amplitude is None else self._variance(squared(self.a.abs() + self.amplitude))
+        if self.amplitude is None:
+            return self.plain
+        total = self.a.abs().plus(self.amplitude)
+        return self._variance(total.holding(squared(total.values)))
 
     @property
     def terms(self) -> int:
@@ -96,7 +100,7 @@ class Uses:
     def most(self, ranges: Sequence[Range]) -> Sequence[Tensor]:
         """From above, for each range of h."""
         if self.once:
-            return dots(self.variance, [squared(center.abs() + radius) for center, radius in ranges])
+            return self.variance.dots([squared(center.abs() + radius) for center, radius in ranges])
         return [self._most(center, radius) for center, radius in ranges]
 
     def _most(self, center: Tensor, radius: Tensor) -> Tensor:
@@ -112,8 +116,8 @@ class Uses:
         """
         if self.once:
             square = squared_down((center.abs() - radius).clamp(min=0))
-            added = excess(self.squares, self.box, self.terms)
-            return dot(self.plain, square) - added * square.flatten(2).sum(-1, keepdim=True)
+            added = excess(self.squares.values, self.box, self.terms)
+            return self.plain.dot(square) - added * square.flatten(2).sum(-1, keepdim=True)
         total, rest = self._sums(center, radius)
         return (squared_down((total - rest).clamp(min=0)) * squared_down(self._flat)).sum(-1)
 
@@ -121,12 +125,13 @@ class Uses:
     def once(self) -> bool:
         """Every weight is used once."""
         node = self.node
-        return isinstance(node, Linear) and math.prod(node.shape) == node.shape[node.axis]
+        if isinstance(node, Linear):
+            return math.prod(node.shape) == node.shape[node.axis]
+        return single(node, self.a) and self.amplitude is None
 
-    def _variance(self, squares: Tensor) -> Tensor:
-        variances = self.box.variance
-        found = over_rows(lambda flat: maps.adjoint(self.node, variances, flat, self.shape), squares)
-        return found.add_(TINY)  # a sum of products, which nobody else has
+    def _variance(self, squares: Block) -> Block:
+        found = adjoint(self.node, self.box.variance, squares, self.shape)
+        return found.holding(found.values.add_(TINY))  # a sum of products, which nobody else has
 
     @property
     def _flat(self) -> Tensor:
@@ -139,19 +144,21 @@ class Uses:
         slack = gamma(2 * math.prod(self.node.shape)) * self._uses(self.a.abs(), reach)
         return self._uses(self.a, center).abs(), self._uses(self.a.abs(), radius) + slack + TINY
 
-    def _uses(self, a: Tensor, h: Tensor) -> Tensor:
+    def _uses(self, a: Block, h: Tensor) -> Tensor:
         """For each weight the sum over its uses of A_i h_j: (K, M, R, weights)."""
         node = self.node
         match node:
             case Scale():
                 shape = aligned(self.deviation, len(node.shape)).shape[2:]
-                return sum_to(a * h[:, :, None], shape).flatten(3)
+                return a.holding(a.values * a.see(h)).over(shape).whole.flatten(3)
             case Linear():
-                left = a.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
-                right = h.movedim(node.axis + 2, -1).flatten(2, -2)[:, :, None]  # (K, M, 1, P, in)
+                a, size = a.spanning(node.axis), self.shape[node.axis]
+                read = h[:, :, None] if a.place is None else a.place.replaced(node.axis, size, size, 0).see(h)
+                left = a.values.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R, P, out)
+                right = read.movedim(node.axis + 3, -1).flatten(3, -2)  # (K, M, R or 1, P, in)
                 return (left.mT @ right).flatten(3)
             case Conv():
-                return _convolved(node, a, h)
+                return _convolved(node, a.spanning(1), h)
 
 
 def excess(squares: Tensor, box: ParamBox, terms: int) -> Tensor:
@@ -163,8 +170,8 @@ def excess(squares: Tensor, box: ParamBox, terms: int) -> Tensor:
     return 2 * TINY * (squares.reshape(*squares.shape[:3], -1).sum(-1) + (box.total + (terms + 2)))
 
 
-def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
-    """The gradient of a . conv(h) with respect to the kernel."""
+def _convolved(node: Conv, a: Block, h: Tensor) -> Tensor:
+    """The gradient of a . conv(h) with respect to the kernel; windows of a have all channels."""
     k, m = h.shape[:2]
     batch, outputs = node.shape[:2]
     top, left, bottom, right = node.pads
@@ -173,9 +180,16 @@ def _convolved(node: Conv, a: Tensor, h: Tensor) -> Tensor:
     patches = F.unfold(image, kernel, dilation=node.dilations, stride=node.strides)  # (K M B, C kernel, places)
     per_group = node.weight.shape[1] * math.prod(kernel)
     patches = patches.reshape(k, m, batch, node.groups, per_group, -1)
-    rows = a.reshape(*a.shape[:3], batch, node.groups, outputs // node.groups, -1)
-    used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, m, -1, -1, -1, -1, -1), patches)
-    return used.flatten(3)
+    if a.place is None:
+        rows = a.values.reshape(*a.values.shape[:3], batch, node.groups, outputs // node.groups, -1)
+        used = torch.einsum("kmrbgop,kmbgcp->kmrgoc", rows.expand(k, m, -1, -1, -1, -1, -1), patches)
+        return used.flatten(3)
+    seen = patches.permute(0, 1, 2, 5, 3, 4).flatten(2, 3)  # (K, M, B places, groups, C kernel)
+    seen = torch.cat([seen, torch.zeros_like(seen[:, :, :1])], 2)  # what is outside of the node reads nothing
+    at = a.place.over((0, 2, 3))
+    seen = seen.index_select(2, at.flatten()).unflatten(2, (len(at), -1))  # (K, M, R, window, groups, C kernel)
+    rows = a.values.movedim(4, 3).flatten(4).unflatten(3, (node.groups, -1))  # (K, M, R, groups, O, window)
+    return (rows @ seen.movedim(4, 3)).flatten(3)
 
 
 # 2. One walk
@@ -204,6 +218,7 @@ class Noise:
     squares, near_squares, below : source -> its part of L^2, of L'^2, of L^2 without the own noise
     most : source -> its part of b; least : a; play : 0 where the variance of S is no random variable
     amplitude : node -> how far its coefficient may be from the gradient, where that is random
+    largest : numbers that a row has held, at most
     """
 
     deviations: WeightBoxes
@@ -217,11 +232,12 @@ class Noise:
     near_squares: _Squares = field(default_factory=dict)
     below: _Squares = field(default_factory=dict)
     most: _Squares = field(default_factory=dict)
-    amplitude: dict[int, Tensor] = field(default_factory=dict)
+    amplitude: dict[int, Block] = field(default_factory=dict)
     swings: dict[str, Swing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folded = self.near = self.least = self.play = self.zero
+        self.largest = 1
         self.shared = None if self.correlation is None else Shared(self.correlation, self.zero, self.detailed)
 
     def rules(self) -> Rules:
@@ -266,13 +282,14 @@ class Noise:
         squares = self._with(squares, "squares")
         return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
-    def weighted(self, walk: Walk, node: Weighted, position: int, a: Tensor) -> None:
+    def weighted(self, walk: Walk, node: Weighted, position: int, a: Block) -> None:
         """The mean goes on; all noise times h is charged."""
         box, amplitude = self.deviations.param(node.weight), self.amplitude.pop(position, None)
         (source,) = node.inputs
         shape = walk.network.nodes[source].shape
         uses = None if box.spread is None else Uses(node, box, a, amplitude, shape)
         if uses is not None:
+            self.largest = max(self.largest, 1 if uses.once else math.prod(node.weight.shape))
             self._independent(node, position, source, uses, walk.ranges.values[source])
         self._fold_all(node, position, a, source, uses, walk.ranges.values[source], shape)
         linear.weighted(walk, node, position, a)
@@ -282,8 +299,8 @@ class Noise:
         if self.variation is None:
             self._charge(position, node.weight, uses.most([h.center_radius])[0], uses.terms)
             return
-        if uses.once and source in self.variation.moments:
-            self._swing(node.weight, uses.variance, self.variation.moments[source], uses.terms)
+        if isinstance(node, Linear) and uses.once and source in self.variation.moments:
+            self._swing(node.weight, uses.variance.whole, self.variation.moments[source], uses.terms)
         if not self.detailed:
             self._charge(position, node.weight, uses.most([h.center_radius])[0], uses.terms)
             return
@@ -299,68 +316,69 @@ class Noise:
         self.play = self.play + inside[1].reshape(*inside[1].shape[:2], 1, -1).amax(-1)
 
     def _fold_all(
-        self, node: Weighted, position: int, a: Tensor, source: int, uses: Uses | None, h: Interval,
+        self, node: Weighted, position: int, a: Block, source: int, uses: Uses | None, h: Interval,
         shape: tuple[int, ...],
     ) -> None:  # fmt: skip
         """Charge the groups, and the folded part of all noise: s_j^2 is a sum of variances."""
         terms = math.prod(shape) + math.prod(node.shape) + maps.fan(node)
-        root = None if uses is None else _copied(uses.root, node.weight)
+        root = None if uses is None else uses.root.holding(_copied(uses.root.values, node.weight))
         fresh, ranges = root, h.center_radius
         near = None if self.variation is None else self.variation.known[source]
         if self.shared is not None:
-            square = 0.0 if uses is None else uses.plain * node.weight.copies
+            square = 0.0 if uses is None else uses.plain.whole * node.weight.copies
             around = None if self.variation is None else self.variation.at_center(source, h)
             late = self.shared.late
-            shared, first = self.shared.weighted(node, position, a, shape, ranges, near, around)
-            root, fresh = _sqrt(square + shared), _sqrt(square + first)
+            shared, first = self.shared.weighted(node, position, a.whole, shape, ranges, near, around)
+            root, fresh = (None if (s := _sqrt(square + part)) is None else Block(s) for part in (shared, first))
             self.near = self._fold(self.near, self.shared.late - late, terms)
         if root is not None and fresh is root and near is not None:
-            folded, closer = dots(root, [ranges[1], near])
+            folded, closer = root.dots([ranges[1], near])
             self.folded, self.near = self._fold(self.folded, folded, terms), self._fold(self.near, closer, terms)
             return
         if root is not None:
-            self.folded = self._fold(self.folded, dot(root, ranges[1]), terms)
+            self.folded = self._fold(self.folded, root.dot(ranges[1]), terms)
         if near is not None and fresh is not None:
-            self.near = self._fold(self.near, dot(fresh, near), terms)
+            self.near = self._fold(self.near, fresh.dot(near), terms)
 
-    def shift(self, walk: Walk, node: Shift, position: int, a: Tensor) -> None:
+    def shift(self, walk: Walk, node: Shift, position: int, a: Block) -> None:
         """A bias that is added at several places is one variable."""
         box, amplitude = self.deviations.param(node.bias), self.amplitude.pop(position, None)
         if self.shared is not None:
-            self.shared.shift(node, a, len(node.shape))
+            self.shared.shift(node, a.whole, len(node.shape))
         if box.spread is not None:
             variance, terms = aligned(box.variance, len(node.shape)), 2 * math.prod(node.shape)
-            tied = sum_to(a, variance.shape[2:])
+            tied = a.over(variance.shape[2:])
             reach = total = tied.abs()
             if tied is not a:  # sums are rounded
-                slack = gamma(terms) * sum_to(a.abs(), variance.shape[2:])
-                reach, total = total + slack, (total - slack).clamp(min=0)
+                slack = gamma(terms) * a.abs().over(variance.shape[2:]).values
+                reach = total.holding(total.values + slack)
+                total = total.holding((total.values - slack).clamp(min=0))
             if amplitude is not None:
-                reach = reach + sum_to(amplitude, variance.shape[2:])
-            squares = squared(reach)
-            square = dot(squares, variance)
+                reach = reach.plus(amplitude.over(variance.shape[2:]))
+            squares = reach.holding(squared(reach.values))
+            square = squares.dot(variance)
             self._charge(position, node.bias, square, terms)
             if self.detailed:
                 add(self.most, node.bias, square, terms)
                 if reach is total:
-                    sure = square - excess(squares, box, terms)
+                    sure = square - excess(squares.values, box, terms)
                 else:
-                    sure = dot(squared_down(total), aligned(box.sure_variance, len(node.shape)))
+                    sure = total.holding(squared_down(total.values)).dot(aligned(box.sure_variance, len(node.shape)))
                 self._charge_least(node.bias, sure, terms)
         if amplitude is not None:
             self._pass(node.inputs[0], amplitude)
         linear.shift(walk, node, position, a)
 
-    def activation(self, walk: Walk, node: Activation, position: int, a: Tensor) -> None:
+    def activation(self, walk: Walk, node: Activation, position: int, a: Block) -> None:
         """The lines, and how far the gradient may be from them."""
         if self.smooth is not None and position in self.smooth:
             (source,) = node.inputs
-            below, above = (side[:, :, None] for side in self.smooth[position])
-            amplitude = (a.clamp(min=0) * below - a.clamp(max=0) * above) * (1 + 2.0**-40)
-            self.amplitude[source] = self.amplitude.get(source, 0.0) + amplitude
+            below, above = (a.see(side) for side in self.smooth[position])
+            amplitude = (a.values.clamp(min=0) * below - a.values.clamp(max=0) * above) * (1 + 2.0**-40)
+            self._grow(source, a.holding(amplitude))
         LINEAR[Activation](walk, node, position, a)
 
-    def moved(self, walk: Walk, node: Node, position: int, a: Tensor) -> None:
+    def moved(self, walk: Walk, node: Node, position: int, a: Block) -> None:
         """Amplitudes move like coefficients, without signs."""
         amplitude = self.amplitude.pop(position, None)
         if amplitude is not None:
@@ -457,10 +475,14 @@ class Noise:
         slope = slope * (math.sqrt(param.copies) * (1 + gamma(4 * terms + 16))) + TINY
         self.swings[param.source] = Swing(*(torch.cat([part] * repeat, 2) for part in (root, slope)))
 
-    def _pass(self, position: int, amplitude: Tensor) -> None:
+    def _grow(self, position: int, amplitude: Block) -> None:
+        known = self.amplitude.get(position)
+        self.amplitude[position] = amplitude if known is None else known.plus(amplitude)
+
+    def _pass(self, position: int, amplitude: Block) -> None:
         """On to a node that is not known yet; what is known does not depend on the own noise of what is above."""
         if self.variation is not None and position not in self.variation.known:
-            self.amplitude[position] = self.amplitude.get(position, 0.0) + amplitude
+            self._grow(position, amplitude)
 
     def _charge(self, position: int, param: Param, square: Tensor, terms: int) -> None:
         add(self.squares, param, square, terms)

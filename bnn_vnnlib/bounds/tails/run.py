@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import backward, interval
-from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds import backward, block, interval
+from bnn_vnnlib.bounds.activations import ACTIVATIONS, KINKED
+from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails.differences import Differences
 from bnn_vnnlib.bounds.tails.noise import Noise
@@ -45,6 +46,7 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
 # 1. Claims
@@ -166,7 +168,7 @@ def _own_noise_is_independent(network: Network, position: int) -> bool:
 
 @dataclass(eq=False)
 class Run:
-    """Some items under K budgets."""
+    """Some items under K budgets; units that the deadline does not suffice for keep the ranges of shortcuts."""
 
     network: Network
     means: WeightBoxes
@@ -174,6 +176,7 @@ class Run:
     box: Interval
     plan: Plan
     correlation: Correlation | None = None
+    deadline: Deadline = Deadline()
     ranges: Ranges = field(default_factory=Ranges)
 
     def __post_init__(self) -> None:
@@ -184,6 +187,7 @@ class Run:
         self._middles: dict[int, Interval] = {}
         self._laws: dict[int, Law] = {}
         self._mean_layers: dict[int, Interval] = {}
+        self._largest = 1
         for position, node in enumerate(self.network.nodes):
             self._enclose(position, node)
             if self.variation is not None:
@@ -198,16 +202,16 @@ class Run:
         outputs = outputs if outputs.dim() == 4 else outputs[None]
         if self.correlation is not None:  # groups count on rows of every item
             outputs = outputs.expand(*self.box.lower.shape[:2], -1, -1)
-        seeds = backward.seeds_of(self.network, outputs)
+        seeds = [(position, Block(rows)) for position, rows in backward.seeds_of(self.network, outputs)]
         found = self._walk(seeds, False, detailed=True, inputs=inputs)[0]
         return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
 
     def _walk(
-        self, seeds: list[tuple[int, Tensor]], smooth: bool, *, own: frozenset[int] = frozenset(),
+        self, seeds: list[tuple[int, Block]], smooth: bool, *, own: frozenset[int] = frozenset(),
         inputs: Tensor | None = None, detailed: bool = False,
     ) -> tuple[Tail, Tail]:  # fmt: skip
         """The tails of rows over nodes, and of their middles."""
-        zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], seeds[0][1].shape[2])
+        zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], seeds[0][1].values.shape[2])
         walk, noise = self._start(zero, smooth, own, detailed)
         for position, a in seeds:
             walk.give(position, a)
@@ -223,7 +227,12 @@ class Run:
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
-        form = backward.finish(walk, last, self.box.lower.shape[-1], noise.rules())
+        found = backward.descend(walk, last, noise.rules())
+        self._largest = max(walk.largest, noise.largest)
+        if inputs is None and not noise.own:
+            tail = noise.tail(found.minimum(self.box))
+            return tail, tail
+        form = found.form(self.box.lower.shape[-1])
         if inputs is not None:
             form = form.plus(inputs, self.box)
         tail = noise.tail(form.minimum(self.box))
@@ -258,15 +267,8 @@ class Run:
     def _claim(self, position: int, deviations: Deviations) -> None:
         """The range of a node and what else is claimed of it, every event with its own probability of failing."""
         shape = self.network.nodes[position].shape
-        size, start = math.prod(shape), 0
-        sides: list[Tensor] = []
-        middles: list[Tensor] = []
-        for tail, middle in self.units(position, size):
-            stop = start + tail.bounds[0].mean.shape[2] // 2
-            for found, parts, z in ((tail, sides, deviations.sides), (middle, middles, deviations.middle)):
-                levels = {k: _part(side, start, stop, size) for k, side in z.items()}
-                parts.append(found.quantile(levels).unflatten(2, (2, -1)))
-            start = stop
+        size = math.prod(shape)
+        sides, middles = self._levels(position, size, deviations)
         claim = _interval(sides, shape)
         self.ranges.values[position] = claim
         if self.variation is not None:
@@ -298,30 +300,101 @@ class Run:
             if found is not None:
                 variation.moments[position] = found
 
-    def units(self, position: int, size: int) -> Iterator[tuple[Tail, Tail]]:
-        """The tails of the rows e_i, then -e_i, and of their middles, part by part."""
+    def _levels(self, position: int, size: int, deviations: Deviations) -> tuple[Tensor, Tensor]:
+        """Lower bounds (K, M, 2, size) of the units of a node and of the negated ones on G; the same of their middles.
+
+        What has no shortcut, or a loose one, is walked back unit by unit, as far as it matters and time suffices. Of
+        several bounds of a unit the best one counts. Which one that is does not depend on the weights, so that it
+        fails no more often than any of them does.
+        """
+        asked = deviations.sides, deviations.middle
+        short, tight = self.shortcut(position)
+        if short is None:
+            nothing = self.box.lower.new_full((*self.box.lower.shape[:2], 2, size), -torch.inf)
+            found, open_ = [nothing, nothing], torch.ones_like(nothing[:, :, :1], dtype=torch.bool)
+        else:
+            found = [tail.quantile(z).unflatten(2, (2, -1)) for tail, z in zip(short, asked, strict=True)]
+            open_ = self._open(position, found[0])
+        if tight:
+            return found[0], found[1]
+        for index, pair in self._walked(position, open_.reshape(-1, size).any(0).nonzero()[:, 0], short is not None):
+            mine = open_[..., index]  # what matters to a neighbour only would make bounds depend on the batch
+            for i, (tail, z) in enumerate(zip(pair, asked, strict=True)):
+                walked = tail.quantile({k: _part(side, index, size) for k, side in z.items()}).unflatten(2, (2, -1))
+                best = torch.maximum(found[i][..., index], walked.where(mine, -torch.inf))
+                found[i] = found[i].index_copy(3, index, best)
+        return found[0], found[1]
+
+    def _open(self, position: int, levels: Tensor) -> Tensor:
+        """(K, M, 1, size): units of which better bounds matter. In a pass that is not thorough, and where only kinked
+        activations read the node, those are the units whose sign is open, and the rivals behind a maximum."""
+        nodes, open_ = self.network.nodes, (levels < 0).all(2, keepdim=True)
+        readers = {place: node for place, node in enumerate(nodes) if position in node.inputs}
+        kinked = {p: n for p, n in readers.items() if isinstance(n, Activation) and n.kind in KINKED}
+        if self.plan.thorough or len(kinked) < len(readers):
+            return torch.ones_like(open_)
+        claim = _interval(levels, nodes[position].shape)
+        for place, node in kinked.items():
+            rival = self._rivals(place, interval.activation(node, self.means, claim)[0])
+            if rival is not None:
+                open_ = open_ | (rival & (claim.upper > 0)).reshape(open_.shape)
+        return open_
+
+    def _rivals(self, position: int, z: Interval) -> Tensor | None:
+        """(K, M, *shape): elements of a node in the range z that may be the largest of several; None: nobody asks."""
+        nodes, found = self.network.nodes, None
+        for place, node in enumerate(nodes):
+            if position not in node.inputs:
+                continue
+            if isinstance(node, Max):
+                rival = z.upper >= z.lower.amax(-1, keepdim=True)
+                mine: Tensor | None = rival & (rival.sum(-1, keepdim=True) > 1)
+            elif isinstance(node, Reshape | Transpose | Select):
+                mine = self._rivals(place, interval.RULES[type(node)](node, self.means, z)[0])
+                mine = None if mine is None else _back(node, mine, nodes[position].shape)
+            else:
+                mine = None
+            found = mine if found is None else found if mine is None else found | mine
+        return found
+
+    def _walked(self, position: int, units: Tensor, known: bool) -> Iterator[tuple[Tensor, tuple[Tail, Tail]]]:
+        """The tails of the rows e_i, then -e_i, and of their middles, for some units i at a time.
+
+        known : there are bounds already, so that units that time does not suffice for may be left out
+        """
         k, items = self.box.lower.shape[:2]
-        zero = self.box.lower.new_zeros(k, items, 2 * size)
-        own: frozenset[int] = frozenset()
-        if self.variation is not None and self.plan.thorough:
-            own = self.variation.own(self.network, position)
+        styles = (False, True) if any(place < position for place in self.smooth) else (False,)
+        own, shape = self._own(position), self.network.nodes[position].shape
+        start, step = 0, 1
+        while start < len(units):
+            if known and self.deadline.passed:
+                return
+            if not known:
+                self.deadline.check()
+            index = units[start : start + step]
+            rows = block.units(index, shape, (k, items), self.box.lower, both=True)
+            yield index, _merged([self._walk([(position, rows)], smooth, own=own) for smooth in styles])
+            start, step = start + step, at_once(32 * k * items * self._largest)
+
+    def _own(self, position: int) -> frozenset[int]:
+        if self.variation is None or not self.plan.thorough:
+            return frozenset()
+        return self.variation.own(self.network, position)
+
+    def shortcut(self, position: int) -> tuple[tuple[Tail, Tail] | None, bool]:
+        """The tails of the rows e_i, then -e_i, of all units and of their middles, if no row has to be walked for each.
+
+        Second, whether walks would give the same.
+        """
+        size = math.prod(self.network.nodes[position].shape)
+        zero, own = self.box.lower.new_zeros(*self.box.lower.shape[:2], 2 * size), self._own(position)
         if (convolved := self._convolved(position, zero, own)) is not None:
-            yield convolved
-            return
+            return convolved
         styles = (False, True) if any(place < position for place in self.smooth) else (False,)
         found = [self._dense(position, zero, smooth, own) for smooth in styles]
-        if found[0] is not None:
-            yield _merged([pair for pair in found if pair is not None])
-            return
-        shape = self.network.nodes[position].shape
-        widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
-        step = at_once(32 * k * items * widest)
-        for start in range(0, size, step):
-            count = min(step, size - start)
-            unit = zero.new_zeros(count, size)
-            unit[torch.arange(count), torch.arange(start, start + count)] = 1.0
-            rows = torch.cat([unit, -unit]).reshape(1, 1, -1, *shape).expand(k, items, -1, *shape)
-            yield _merged([self._walk([(position, rows)], smooth, own=own) for smooth in styles])
+        if found[0] is None:
+            return None, False
+        return _merged([pair for pair in found if pair is not None]), True
 
     def _differences(self, position: int, size: int, deviation: Tensor, variation: Variation) -> Tensor:
         """(K, M, size): minus a bound of the variation."""
@@ -331,13 +404,9 @@ class Run:
             return found.quantile({1: deviation})
         k, items = self.box.lower.shape[:2]
         shape = self.network.nodes[position].shape
-        widest = max(math.prod(node.shape) for node in self.network.nodes[: position + 1])
-        step = at_once(32 * k * items * widest)
         parts = []
-        for index in torch.arange(size, device=deviation.device).split(step):
-            unit = deviation.new_zeros(len(index), size)
-            unit[torch.arange(len(index)), index] = 1.0
-            rows = unit.reshape(1, 1, -1, *shape).expand(k, items, -1, *shape)
+        for index in torch.arange(size, device=deviation.device).split(at_once(32 * k * items * self._largest)):
+            rows = block.units(index, shape, (k, items), deviation, both=False)
             z = deviation if deviation.shape[2] == 1 else deviation[:, :, index]
             parts.append(differences.bound(position, rows).quantile({1: z}))
         return torch.cat(parts, 2)
@@ -363,11 +432,14 @@ class Run:
             raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
 
-    def _convolved(self, position: int, zero: Tensor, own: frozenset[int]) -> tuple[Tail, Tail] | None:
-        """All units of a convolution of the input, in whatever order they are claimed; None for any other node.
+    def _convolved(
+        self, position: int, zero: Tensor, own: frozenset[int]
+    ) -> tuple[tuple[Tail, Tail] | None, bool] | None:
+        """All units of a convolution of a known node, in whatever order they are claimed; None for any other node.
 
         An element uses every weight of its kernel once, so that its noise is that of a dense layer, and the sums over
-        the kernel are convolutions: nothing of the size of elements x inputs is stored.
+        the kernel are convolutions: nothing of the size of elements x inputs is stored. On G the known node is in its
+        range, which is all that the proofs in `tail` ask of the input of a map: the rows stop there.
         """
         nodes, place = self.network.nodes, position
         while isinstance(nodes[place], Reshape | Transpose):
@@ -375,18 +447,23 @@ class Run:
         last = nodes[place]
         source = last.inputs[0] if isinstance(last, Shift) else place
         weighted = nodes[source]
-        if not isinstance(weighted, Conv) or self.correlation is not None or not self._is_input(weighted.inputs[0]):
+        if not isinstance(weighted, Conv) or self.correlation is not None:
             return None
         order = self._order(place, position)
         _, noise = self._start(zero, False, own)
         noise.convolved(weighted, source, self.ranges.values[weighted.inputs[0]], order)
         if isinstance(last, Shift):
             noise.convolved_bias(last, place, order)
-        tail = noise.tail(self._layer(last, self._mean_layers[source], order))
+        tail, first = (
+            noise.tail(self._layer(last, self._mean_layers[source], order)),
+            self._is_input(weighted.inputs[0]),
+        )
         if not noise.own:
-            return tail, tail
-        center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
-        return tail, noise.middle(self._layer(last, center, order))
+            return (tail, tail), first
+        center = self._mean_layers[source]
+        if first:
+            center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
+        return (tail, noise.middle(self._layer(last, center, order))), first
 
     def _order(self, place: int, position: int) -> Tensor:
         """Which element of the node at `place` each element of the one at `position` is, which only moves them."""
@@ -444,6 +521,19 @@ def at(form: LinearForm, x: Tensor) -> Tensor:
     return (level - error).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
 
+def _back(node: Node, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Elements of the input of a node that only moves them, from a mask (K, M, *shape of the node)."""
+    walk = Block(mask.to(torch.float64)[:, :, None])
+    match node:
+        case Transpose():
+            found = block.transposed(walk, node.perm)
+        case Select():
+            found = block.select_back(node, walk, shape)
+        case _:
+            found = block.reshaped(walk, shape)
+    return found.values[:, :, 0] > 0
+
+
 def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
     tail, middle = pairs[0]
     for other, another in pairs[1:]:
@@ -451,14 +541,14 @@ def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
     return tail, middle
 
 
-def _interval(sides: list[Tensor], shape: tuple[int, ...]) -> Interval:
-    """From lower bounds of z and of -z (K, M, 2, elements), in parts."""
-    lower, negated = torch.cat(sides, -1).unbind(2)
+def _interval(sides: Tensor, shape: tuple[int, ...]) -> Interval:
+    """From lower bounds of z and of -z (K, M, 2, elements)."""
+    lower, negated = sides.unbind(2)
     return Interval(lower.reshape(*lower.shape[:2], *shape), -negated.reshape(*negated.shape[:2], *shape))
 
 
-def _part(deviation: Tensor, start: int, stop: int, size: int) -> Tensor:
-    """The deviations of the rows e_i, then -e_i, start <= i < stop."""
+def _part(deviation: Tensor, index: Tensor, size: int) -> Tensor:
+    """The deviations of the rows e_i, then -e_i, for some units i."""
     if deviation.shape[2] == 1:
         return deviation
-    return torch.cat([deviation[:, :, start:stop], deviation[:, :, size + start : size + stop]], 2)
+    return torch.cat([deviation[:, :, index], deviation[:, :, size + index]], 2)

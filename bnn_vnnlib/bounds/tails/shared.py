@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.walk import over_rows, sum_to
+from bnn_vnnlib.bounds.block import Block, over_rows
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale, Shift
@@ -379,8 +379,8 @@ class Shared:
         param = node.bias
         aligned = torch.Size((1,) * (rank - len(param.shape)) + param.shape)
         for i in self.correlation.of(param):
-            tied = sum_to(a, aligned)
-            paid = gamma(2 * math.prod(node.shape)) * sum_to(a.abs(), aligned)
+            tied = Block(a).over(aligned).values
+            paid = gamma(2 * math.prod(node.shape)) * Block(a.abs()).over(aligned).values
             group = self.correlation.groups[i]
             found, error = group.shift(param, tied)
             error = error + paid.flatten(3) @ group.deviations(param).flatten() + TINY

@@ -1,0 +1,269 @@
+"""Rows with windows give the bounds of whole rows: convolutions, pools, branches, normalisation, moved axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.bounds import backward, block
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.tails import TailEngine, claimed
+from bnn_vnnlib.bounds.tails import run as run_module
+from bnn_vnnlib.bounds.tails.engine import Rows
+from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal, GaussianLowRank, Network
+from bnn_vnnlib.network.nodes import Activation
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.system.clock import Deadline, OutOfTime
+from support.clock import Clock
+from support.networks import Builder, random_boxes, random_inputs
+from support.tails import random_deviations, seed_of
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+WHOLE, WINDOWS = 0.0, float("inf")
+"""Values of `block.MOST`: no row has a window, every row keeps its own."""
+
+
+def _pooled(make: Builder, x: int, size: int, stride: int, pad: int) -> int:
+    """The largest number of each window of a node (1, C, H, W); what is beyond the border counts as 0."""
+    _, channels, height, width = make.shape(x)
+    index = np.full((channels, height + 2 * pad, width + 2 * pad), -1)
+    index[:, pad : pad + height, pad : pad + width] = np.arange(channels * height * width).reshape(channels, height, -1)
+    views = np.lib.stride_tricks.sliding_window_view(index, (size, size), (1, 2))[:, ::stride, ::stride]
+    return make.maximum(make.select(x, views.reshape(1, *views.shape[:3], -1)))
+
+
+def _strided() -> Network:
+    make = Builder(1)
+    x = make.conv(make.input(1, 2, 11, 10), (4, 2, 3, 2), strides=(2, 1), pads=(1, 0, 2, 1))
+    x = make.activation(make.shift(x, (4, 1, 1)))
+    x = make.activation(make.shift(make.conv(x, (3, 4, 2, 3), dilations=(1, 2), pads=(0, 2, 1, 1)), (3, 1, 1)))
+    x = make.activation(make.conv(x, (3, 3, 2, 2)), "tanh")
+    return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 3))
+
+
+def _grouped() -> Network:
+    make = Builder(2)
+    x = make.activation(make.shift(make.conv(make.input(1, 4, 9, 9), (6, 2, 3, 3), groups=2), (6, 1, 1)))
+    x = make.activation(make.conv(x, (6, 1, 3, 3), groups=6, pads=(1, 1, 1, 1)))
+    x = make.activation(make.conv(x, (4, 3, 2, 2), groups=2, strides=(2, 2)), "leaky_relu", 0.1)
+    return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
+
+
+def _residual() -> Network:
+    make = Builder(3)
+    x = make.activation(make.shift(make.conv(make.input(1, 2, 10, 10), (3, 2, 3, 3), pads=(1, 1, 1, 1)), (3, 1, 1)))
+    y = make.activation(make.shift(make.conv(x, (4, 3, 3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), (4, 1, 1)))
+    y = make.shift(make.conv(y, (4, 4, 3, 3), pads=(1, 1, 1, 1)), (4, 1, 1))
+    z = make.activation(make.sum(y, make.conv(x, (4, 3, 1, 1), strides=(2, 2)), signs=(1, -1)))
+    w = make.activation(make.conv(z, (2, 4, 2, 2)))
+    return make.network(make.dense(make.reshape(w, 1, int(np.prod(make.shape(w)))), 2))
+
+
+def _pools() -> Network:
+    make = Builder(4)
+    x = make.activation(make.shift(make.conv(make.input(1, 2, 10, 10), (3, 2, 2, 2)), (3, 1, 1)))
+    x = _pooled(make, x, 3, 2, 1)
+    x = make.activation(make.shift(make.conv(x, (4, 3, 2, 2)), (4, 1, 1)))
+    x = make.activation(make.conv(_pooled(make, x, 2, 1, 0), (3, 4, 2, 2)))
+    return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
+
+
+def _channels_last() -> Network:
+    make = Builder(5)
+    x = make.transpose(make.input(1, 9, 8, 2), 0, 3, 1, 2)
+    x = make.transpose(make.shift(make.conv(x, (4, 2, 3, 3)), (4, 1, 1)), 0, 2, 3, 1)
+    x = make.shift(make.scale(make.activation(x), (4,)), (4,))  # a normalisation
+    x = make.activation(make.linear(x, (3, 4)))  # the same map at every place
+    x = make.conv(make.transpose(x, 0, 3, 1, 2), (4, 3, 2, 2), strides=(2, 1))
+    x = make.activation(make.transpose(x, 0, 2, 3, 1))
+    x = make.conv(make.reshape(make.transpose(x, 0, 3, 1, 2), 1, 4, *make.shape(x)[1:3]), (2, 4, 2, 2))
+    x = make.activation(make.reshape(x, int(np.prod(make.shape(x)))))
+    return make.network(make.dense(x, 2))
+
+
+def _joined() -> Network:
+    make = Builder(6)
+    x = make.activation(make.shift(make.conv(make.input(1, 2, 9, 9), (3, 2, 2, 2)), (3, 1, 1)))
+    y = make.activation(make.conv(x, (2, 3, 3, 3), pads=(1, 1, 1, 1)))
+    gate = make.activation(make.conv(x, (1, 3, 3, 3), pads=(1, 1, 1, 1)), "sigmoid")
+    y = make.product(y, make.broadcast(gate, *make.shape(y)))
+    z = make.activation(make.conv(make.concat(x, y, axis=1), (3, 5, 2, 2)))
+    return make.network(make.dense(make.reshape(z, 1, int(np.prod(make.shape(z)))), 2))
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "strided": _strided, "grouped": _grouped, "residual": _residual, "pools": _pools,
+    "channels last": _channels_last, "joined": _joined,
+}  # fmt: skip
+
+
+def _units(network: Network, boxes: int, items: int) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+    """Of some units of every node: slopes, offsets and minima of their rows, and how many numbers a row has held."""
+    rng = np.random.default_rng(0)
+    weights, (lower, upper) = random_boxes(network, rng, boxes, items), random_inputs(network, rng, items)
+    box = Interval(lower[None], upper[None])
+    ranges, found = Engine(network, "interval").ranges(weights, box), []
+    for position, node in enumerate(network.nodes):
+        if isinstance(node, Activation):
+            z = ranges.values[node.inputs[0]]
+            ranges.lines[position] = ACTIVATIONS[node.kind].lines(node.alpha, z.lower, z.upper)
+    for position, node in enumerate(network.nodes):
+        size = int(np.prod(node.shape))
+        index = torch.as_tensor(rng.choice(size, min(size, 12), replace=False))
+        walk, end = backward.units(network, weights, ranges, position, index, items)
+        form = end.form(lower.shape[-1])
+        found.append((form.slope, form.offset, end.minimum(box), walk.largest))
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("boxes", "items"), [(1, 1), (2, 3)])
+def test_linear_bounds_are_those_of_whole_rows(
+    name: str, boxes: int, items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of units of all nodes, at borders and inside, with weights in boxes."""
+    network = NETWORKS[name]()
+    monkeypatch.setattr(block, "MOST", WHOLE)
+    whole = _units(network, boxes, items)
+    monkeypatch.setattr(block, "MOST", WINDOWS)
+    windows = _units(network, boxes, items)
+    for one, other in zip(whole, windows, strict=True):
+        for mine, theirs in zip(one[:3], other[:3], strict=True):
+            torch.testing.assert_close(mine, theirs, **CLOSE)
+    monkeypatch.undo()
+    fewer = [theirs[-1] < mine[-1] for mine, theirs in zip(whole, _units(network, 1, 1), strict=True)]
+    assert sum(fewer) > len(fewer) / 2  # or nothing has been tested
+
+
+def _tails(network: Network, thorough: bool, shared: bool) -> list[Tensor]:
+    """Ranges of all nodes, variations, and the failures of rows at several thresholds."""
+    rng = np.random.default_rng(seed_of("windows"))
+    deviations = {name: sd**2 for name, sd in random_deviations(network, rng, 0.02).items()}
+    posterior: GaussianDiagonal | GaussianLowRank = GaussianDiagonal(deviations)
+    if shared:
+        factors = {name: 0.02 * rng.normal(size=(2, *network.tensors[name].shape)) for name in deviations}
+        posterior = GaussianLowRank(factors, deviations)
+    device = torch.device("cpu")
+    means, noise = weight_sets.mean_weights(network), weight_sets.centred(network, independent(posterior))
+    groups = correlation(network, posterior, device)
+    x = torch.as_tensor(rng.uniform(-1, 1, (2, network.signature.input_size)))
+    engine = TailEngine(network, correlation=groups)
+    outputs = torch.as_tensor(rng.normal(size=(1, 2, network.nodes[network.outputs[0]].shape[-1])))
+    rows = Rows(network, means, noise, (x - 0.02, x + 0.02), outputs, None, 1, slice(0, 2), groups)
+    plan = engine._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), thorough)
+    run: Run = rows.run(plan)
+    tail = run.tail(outputs, None)
+    found = [tail.failure(outputs.new_full((), level)) for level in (-2.0, -0.5, 0.0, 0.5)]
+    for position in claimed(network):
+        found += [run.ranges.values[position].lower, run.ranges.values[position].upper]
+        found += [] if run.variation is None else [run.variation.known[position]]
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("thorough", "shared"), [(False, False), (True, False), (True, True)])
+def test_tails_are_those_of_whole_rows(
+    name: str, thorough: bool, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise of kernels, biases and groups of weights, amplitudes and variations.
+
+    Correlations of what groups add are undefined where a coefficient is 0, and depend on roundings there.
+    """
+    network = NETWORKS[name]()
+    monkeypatch.setattr(block, "MOST", WHOLE)
+    whole = _tails(network, thorough, shared)
+    monkeypatch.setattr(block, "MOST", WINDOWS)
+    for mine, theirs in zip(whole, _tails(network, thorough, shared), strict=True):
+        torch.testing.assert_close(mine, theirs, **({"rtol": 1e-2, "atol": 1e-2} if shared else CLOSE))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_sampled_network_is_outside(name: str) -> None:
+    """Inputs of activations at corners of the boxes of inputs and weights."""
+    network = NETWORKS[name]()
+    places = [node.inputs[0] for node in network.nodes if isinstance(node, Activation)]
+    rng = np.random.default_rng(1)
+    weights, (lower, upper) = random_boxes(network, rng, 1, 1), random_inputs(network, rng, 1)
+    ranges = Engine(network).ranges(weights, Interval(lower[None], upper[None]))
+    all_places = replace(network, outputs=tuple(places))
+    for _ in range(20):
+        x = torch.where(torch.as_tensor(rng.random(lower.shape) < 0.5), lower, upper)
+        ends = {key: torch.as_tensor(rng.choice([-1.0, 1.0], center.shape)) for key, center in weights.centers.items()}
+        drawn = {
+            key: center + weights.scale[0, 0] * ends[key] * weights.spreads[key]
+            for key, center in weights.centers.items()
+        }
+        values = evaluate(all_places, x, drawn).reshape(-1)
+        low = torch.cat([ranges.values[place].lower.reshape(-1) for place in places])
+        high = torch.cat([ranges.values[place].upper.reshape(-1) for place in places])
+        assert ((values >= low - 1e-9) & (values <= high + 1e-9)).all()
+
+
+def _run(network: Network, size: float, deadline: Deadline = Deadline()) -> Run:
+    """The plain pass over one small box, with deviations of this size."""
+    rng = np.random.default_rng(3)
+    posterior = GaussianDiagonal({name: sd**2 for name, sd in random_deviations(network, rng, size).items()})
+    means, noise = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
+    x = torch.as_tensor(rng.uniform(-1, 1, (1, 1, network.signature.input_size)))
+    plan = TailEngine(network)._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), False)
+    return Run(network, means, noise, Interval(x - 0.05, x + 0.05), plan, deadline=deadline)
+
+
+@pytest.mark.parametrize("name", ["pools", "channels last"])
+def test_units_that_are_not_walked_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where weights are all but known: no line rests on units of fixed sign, or that others of a pool exceed."""
+    network, walked = NETWORKS[name](), 0
+    real = Run._walked
+
+    def counted(self: Run, position: int, units: Tensor, known: bool) -> Iterator[Any]:
+        nonlocal walked
+        walked += len(units)
+        yield from real(self, position, units, known)
+
+    monkeypatch.setattr(Run, "_walked", counted)
+    outputs = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]], dtype=torch.float64)
+    outputs = torch.nn.functional.pad(outputs, (0, network.signature.output_size - 2))
+    fewer, count = _run(network, 1e-9).tail(outputs, None), walked
+    monkeypatch.setattr(Run, "_open", lambda self, position, levels: torch.ones_like(levels[:, :, :1]) > 0)
+    every = _run(network, 1e-9).tail(outputs, None)
+    assert 0 < count < walked - count
+    torch.testing.assert_close(fewer.bounds[0].mean, every.bounds[0].mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["strided", "pools"])
+def test_units_that_time_does_not_suffice_for_keep_their_first_range(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges of a pass that was cut off hold those of one that was not, wherever it was cut off."""
+    network = NETWORKS[name]()
+    monkeypatch.setattr(run_module, "at_once", lambda numbers: 4)
+    whole, widths = _run(network, 1e-3), []
+    for allowed in (0, 1, 3, 10**9):
+        Clock(monkeypatch, allowed)
+        cut = _run(network, 1e-3, Deadline(0.0))
+        widths.append(0.0)
+        for position in claimed(network):
+            z, tight = cut.ranges.values[position], whole.ranges.values[position]
+            assert ((z.lower <= tight.lower + 1e-12) & (z.upper >= tight.upper - 1e-12)).all()
+            widths[-1] += (z.upper - z.lower).sum().item()
+    assert np.isfinite(widths).all()
+    assert widths[0] > widths[1] > widths[-1] + 1e-6
+
+
+def test_without_a_first_range_time_cuts_the_item_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of branches has no shortcut: nothing is known of the item."""
+    network = NETWORKS["residual"]()
+    Clock(monkeypatch, 1)
+    with pytest.raises(OutOfTime):
+        _run(network, 1e-3, Deadline(0.0))
