@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -225,6 +225,8 @@ def settle_run(
     if question.rule is Rule.MEDIAN:
         _check_median(model, query, likelihood)
     transform = _transform(model.network, query, likelihood)
+    if query is Query.DECISION and question.rule is Rule.MEAN and transform == "identity":
+        model = _averaged(model)
     refuse_unserved(model, query, question.rule, options, transform)
     deadline = _deadline(options.timeout, started)
     engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
@@ -234,6 +236,16 @@ def settle_run(
         model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options,
         find_device(options.device),
     )  # fmt: skip
+
+
+def _averaged(model: Model) -> Model:
+    """With the part of a Gaussian posterior that expected outputs depend on beyond its means."""
+    from bnn_vnnlib.network.expectation import without_last_layer
+    from bnn_vnnlib.network.network import Gaussian
+
+    if not isinstance(model.posterior, Gaussian) or model.network.softmax_axis is not None:
+        return model
+    return replace(model, posterior=without_last_layer(model.network, model.posterior))
 
 
 def _check_size(model: Model, property: Property) -> None:

@@ -427,8 +427,8 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options, tr
         f"rule median does not serve posteriors of family {family}; weight samples do": (
             correlated and decision and rule is Rule.MEDIAN
         ),
-        f"query decision serves posteriors of family {family} under a categorical likelihood only; draw weight samples "
-        "(bnn-vnnlib sample) for an estimate of another one": shared and decision and transform != "softmax",
+        f"query decision does not serve posteriors of family {family} under a bernoulli likelihood; draw weight "
+        "samples (bnn-vnnlib sample) for an estimate": shared and decision and transform == "sigmoid",
     }
     for message, refused in refusals.items():
         if refused:

@@ -188,15 +188,17 @@ class TailEngine:
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
         thresholds: Tensor, budgets: Tensor,
     ) -> Tensor:  # fmt: skip
-        """`failures` (K, N, R, T) of every row at several thresholds (T,): one walk, whatever their number."""
+        """`failures` (K, N, R, T) of every row at several thresholds (T,) or (N or 1, R, T): one walk for all."""
         self.check(deviations)
 
         def failing(part: slice) -> Tensor:
             rows = self._rows(means, deviations, box, outputs, None, len(budgets), part)
             tail = rows.tail(self._plan(budgets[:, None], False))
-            return torch.stack([tail.failure(value) for value in thresholds], -1)
+            own = thresholds if thresholds.dim() == 1 else some(thresholds, part)
+            return torch.stack([tail.failure(value) for value in own.unbind(-1)], -1)
 
-        return self._in_parts((len(budgets), len(box[0]), outputs.shape[1], len(thresholds)), failing, box[0])
+        shape = (len(budgets), len(box[0]), outputs.shape[1], thresholds.shape[-1])
+        return self._in_parts(shape, failing, box[0])
 
     def tuned(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,

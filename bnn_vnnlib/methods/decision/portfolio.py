@@ -26,6 +26,7 @@ from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, compo
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
 from bnn_vnnlib.methods.decision.median import MedianRows, MedianSource, TailMedians, WeightMedians
 from bnn_vnnlib.methods.decision.method import DecisionTask, Plan, RowMethod, Steps
+from bnn_vnnlib.methods.decision.regression.by_tails import ExpectationByTails
 from bnn_vnnlib.methods.decision.regression.medians import OneLayerMedians
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import OneLayer
@@ -52,10 +53,15 @@ from bnn_vnnlib.system.clock import Deadline
 
 @dataclass(frozen=True, eq=False)
 class Portfolio:
-    """The work of all methods that serve a task; for `decide`."""
+    """The work of all methods that serve a task; for `decide`, and a `RowMethod` itself."""
 
     task: DecisionTask
     steps: Steps
+
+    @property
+    def name(self) -> str:
+        """For people and the record."""
+        return "portfolio"
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
@@ -87,13 +93,15 @@ class _Components:
         return BY_COMPONENTS if isinstance(self.task.posterior, Mixture) else "tails"
 
     @cached_property
-    def _parts(self) -> list[tuple[float, Portfolio | SoftmaxTails]]:
+    def _parts(self) -> list[tuple[float, RowMethod]]:
         posterior = cast("Gaussian | Mixture", self.task.posterior)
         return [(part.share, self._method(part)) for part in components_of(self.task.bounds, posterior)]
 
-    def _method(self, part: BoundedComponent) -> Portfolio | SoftmaxTails:
+    def _method(self, part: BoundedComponent) -> RowMethod:
         if isinstance(part.posterior, GaussianDiagonal):
             return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
+        if self.task.bounds.transform == "identity":
+            return ExpectationByTails.over(part.bounds, part.network, part.posterior, self.task.device)
         return SoftmaxTails.over(part.network, part.posterior, self.task.device, part.bounds.engine.deadline)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -263,6 +271,23 @@ def _expectation(
     return Method(name, serves, lambda task: Steps(thorough=(make(cast(DenseChain, task.chain), task.deadline),)))
 
 
+def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
+    if task.rule is Rule.MEDIAN:
+        return "medians are asked for"
+    if task.bounds.transform != "identity" or task.network.softmax_axis is not None:
+        return "the decision is no expected output"
+    if not isinstance(task.posterior, GaussianDiagonal):
+        return "the posterior's weights are not independent, or it is made of weight samples"
+    if task.chain is not None and (OneLayer.serves(task.chain) or TwoLayers.serves(task.chain)):
+        return "there are closed forms for the layers of the network"
+    return task.boxes_asked_for or ("a random tensor is a branch of the graph" if task.branches else None)
+
+
+def _expectation_by_tails(task: DecisionTask) -> Steps:
+    posterior = cast(GaussianDiagonal, task.posterior)
+    return Steps(thorough=(ExpectationByTails.over(task.bounds, task.network, posterior, task.device),))
+
+
 # 4. Medians
 
 MAX_PARTS = {"samples": 400, "one layer": 200, "tails": 16}
@@ -327,6 +352,7 @@ METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     _expectation("expectation of one layer", OneLayer.serves, "one hidden layer of a known activation", OneLayer),
     _expectation("expectation by moments", MomentsDeep.serves, "a deeper chain of known activations", MomentsDeep.over),
     _expectation("expectation of two layers", TwoLayers.serves, "two hidden layers of ReLU", TwoLayers),
+    Method("expectation by tails", _expectation_by_tails_serves, _expectation_by_tails),
     Method("medians by weights", _medians_by_weights_serve, _medians_by_weights),
     Method("medians of one layer", _medians_of_one_layer_serve, _medians_of_one_layer),
     Method("medians by tails", _medians_by_tails_serve, _medians_by_tails),

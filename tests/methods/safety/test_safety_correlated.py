@@ -201,8 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "interval": ({"method": "interval"}, "use method auto or tails"),
     "linear": ({"method": "linear"}, "use method auto or tails"),
     "medians": ({"query": "decision", "rule": "median", "likelihood": "gaussian"}, "median does not serve"),
-    "regression": ({"query": "decision", "likelihood": "gaussian"}, "categorical likelihood only"),
-    "bernoulli": ({"query": "decision", "likelihood": "bernoulli"}, "categorical likelihood only"),
+    "bernoulli": ({"query": "decision", "likelihood": "bernoulli"}, "under a bernoulli likelihood"),
     "tails for decisions": ({"query": "decision", "method": "tails"}, "method tails"),
 }
 

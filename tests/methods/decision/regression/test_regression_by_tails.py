@@ -1,0 +1,111 @@
+"""Expected outputs by tails: the layer cake against known laws, and whole networks against drawn ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bnn_vnnlib import verify_batch
+from bnn_vnnlib.methods.decision.regression.by_tails import layer_cake
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import from_factor, sample
+from bnn_vnnlib.network.network import Component, Mixture
+from support.builders import random_model
+
+
+@pytest.mark.parametrize("known", ["range", "norm", "both"])
+def test_the_layer_cake_of_known_laws(known):
+    """V with finitely many values: below E V, and close with many thresholds."""
+    gaps = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        values, mass = np.sort(rng.normal(size=8) * rng.choice([0.1, 1.0, 20.0])), rng.dirichlet(np.ones(8))
+        least = values[0] - 0.1
+        u = np.sort(np.concatenate([rng.uniform(least, values[-1] + 1, size=400), [least]]))
+        fails = np.array([mass[values <= one].sum() for one in u]) * rng.uniform(1, 1 + 1e-9, size=len(u))
+        exact, norm = mass @ values, np.sqrt(mass @ values**2)
+        sure = -np.inf if known == "norm" else least
+        norm = np.inf if known == "range" else norm
+        arrays = (
+            torch.tensor(one, dtype=torch.float64)
+            for one in (u[None, None], fails[None, None, None], [[sure]], [[norm]])
+        )
+        found = float(layer_cake(*arrays))
+        assert found <= exact + 1e-12
+        gaps.append((exact - found) / np.ptp(values))
+    assert np.median(gaps) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("activation", "widths"), [("tanh", [3, 8, 8, 2]), ("sigmoid", [3, 8, 8, 2]), ("tanh", [2, 5, 5, 5, 1])]
+)
+@pytest.mark.parametrize("spread", [0.05, 0.2])
+@pytest.mark.parametrize("radius", [0.0, 0.05])
+def test_drawn_means_lie_within(activation, widths, spread, radius):
+    net = random_model(3, widths, spread=spread, activation=activation, likelihood="gaussian")
+    x = np.random.default_rng(1).normal(size=(5, widths[0]))
+    rows = [[(np.eye(widths[-1])[:1], np.array([-100.0]), np.array([False]))]] * 5
+    found = verify_batch(net, x - radius, x + radius, properties=rows, query="decision")
+    drawn = sample(net.network, net.posterior, 6000, torch.Generator().manual_seed(0))
+    inside = x[None] + radius * np.random.default_rng(2).uniform(-1, 1, size=(6, *x.shape))
+    y = evaluate(net.network, torch.tensor(inside.reshape(-1, widths[0])), drawn).unflatten(1, (6, 5))
+    mean, error = y.mean(0).numpy(), (y.std(0) / len(y) ** 0.5).numpy()
+    assert (found.lower <= mean + 6 * error).all()
+    assert (mean - 6 * error <= found.upper).all()
+    if spread == 0.05 and radius == 0:
+        assert (found.upper - found.lower < 0.2 * (y.amax((0, 1)) - y.amin((0, 1))).numpy() + 0.2).all()
+        assert "tails" in found.method
+
+
+def test_a_last_layer_alone_makes_the_decision_the_mean_network():
+    net = random_model(3, [3, 8, 8, 1], activation="tanh", likelihood="gaussian")
+    factor = np.random.default_rng(0).normal(size=(9, 5))
+    net = replace(net, posterior=from_factor(factor, {"W2": (1, 8), "b2": (1,)}))
+    x = np.random.default_rng(1).normal(size=(4, 3))
+    rows = [[(np.eye(1), np.array([-100.0]), np.array([False]))]] * 4
+    found = verify_batch(net, x, x, properties=rows, query="decision")
+    exact = evaluate(net.network, torch.tensor(x)).numpy()
+    np.testing.assert_allclose(found.lower, exact, atol=1e-9)
+    np.testing.assert_allclose(found.upper, exact, atol=1e-9)
+    assert (found.lower <= exact).all()
+    assert (exact <= found.upper).all()
+
+
+@pytest.mark.parametrize("family", ["full", "mixture"])
+@pytest.mark.parametrize("radius", [0.0, 0.03])
+def test_dependent_weights(family, radius):
+    net = random_model(3, [3, 6, 6, 1], activation="tanh", likelihood="gaussian")
+    rng = np.random.default_rng(0)
+    shapes = {name: values.shape for name, values in net.network.tensors.items() if name not in ("W2", "b2")}
+    size = sum(int(np.prod(shape)) for shape in shapes.values())
+    full = from_factor(0.02 * rng.normal(size=(size, 4)), shapes)
+    if family == "mixture":
+        moved = {name: values + 0.3 for name, values in net.network.tensors.items()}
+        parts = Component(net.network.tensors, net.posterior), Component(moved, full)
+        net = replace(net, posterior=Mixture(parts, np.array([0.3, 0.7])))
+    else:
+        net = replace(net, posterior=full)
+    x = rng.normal(size=(4, 3))
+    rows = [[(np.eye(1), np.array([-100.0]), np.array([False]))]] * 4
+    found = verify_batch(net, x - radius, x + radius, properties=rows, query="decision")
+    y = evaluate(
+        net.network, torch.tensor(x), sample(net.network, net.posterior, 8000, torch.Generator().manual_seed(0))
+    )
+    mean, error = y.mean(0).numpy(), (y.std(0) / len(y) ** 0.5).numpy()
+    assert (found.lower <= mean + 6 * error).all()
+    assert (mean - 6 * error <= found.upper).all()
+    assert (found.upper - found.lower < 1.5).all()
+
+
+def test_what_nothing_bounds_has_no_bound():
+    """A last layer that depends on the others: V has no range and no known norm."""
+    net = random_model(3, [2, 4, 1], activation="tanh", likelihood="gaussian")
+    shapes = {name: values.shape for name, values in net.network.tensors.items()}
+    net = replace(net, posterior=from_factor(0.02 * np.random.default_rng(0).normal(size=(17, 4)), shapes))
+    rows = [[(np.eye(1), np.array([-100.0]), np.array([False]))]]
+    found = verify_batch(net, [[0.1, 0.2]], [[0.1, 0.2]], properties=rows, query="decision")
+    assert (found.lower[0, 0], found.upper[0, 0]) == (-np.inf, np.inf)
+    assert found.verdicts[0].value == "unknown"
