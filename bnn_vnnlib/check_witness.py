@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path
 from bnn_vnnlib.files.vnncomp import ResultsFile
 from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property, input_feasible, violated_case
 from bnn_vnnlib.result import Query, Result, Verdict
-from bnn_vnnlib.signature import Floats, Variable
+from bnn_vnnlib.signature import Variable
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

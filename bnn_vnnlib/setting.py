@@ -190,7 +190,7 @@ def settle_run(
     ------
     OptionError : no posterior, or no likelihood, for a query that needs one; an option that does not apply; a device
         that is not there
-    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `served` refuses
+    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `refuse_unserved` says
     """
     from bnn_vnnlib.bounds.engine import Engine
     from bnn_vnnlib.network.network import Model

@@ -6,14 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-"""Arrays; whoever takes or gives one says its shape."""
-
 Likelihood = Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"]
 """What an output of a network stands for."""
 

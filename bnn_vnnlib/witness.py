@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bnn_vnnlib import attack as attacks
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
 from bnn_vnnlib.methods.decision import DecisionOutcome, portfolio, violates
@@ -27,7 +28,6 @@ from bnn_vnnlib.problem.weight_sets import SampledWeights, over
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Rule, Witness
 from bnn_vnnlib.setting import Answer, Setting
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.clock import Deadline
 
 if TYPE_CHECKING:

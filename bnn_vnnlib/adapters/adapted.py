@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, attach, model_from_proto, sample
 from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.network.families import checked_likelihood
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

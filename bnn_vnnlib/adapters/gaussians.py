@@ -13,11 +13,11 @@ from onnx import ModelProto
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt, check_predictive
 from bnn_vnnlib.adapters.samples import network_of, places, shapes_of, untouched, without
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, Posterior
 from bnn_vnnlib.network.families import from_covariance, from_low_rank
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.signature import Floats
 
 if TYPE_CHECKING:
     from torch import nn

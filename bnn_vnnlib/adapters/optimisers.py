@@ -10,9 +10,9 @@ import numpy as np
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.adapters.export import evaluating, first, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

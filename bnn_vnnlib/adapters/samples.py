@@ -17,12 +17,12 @@ from onnx import ModelProto
 
 from bnn_vnnlib.adapters.adapted import Adapted, adapt, array, check_samples
 from bnn_vnnlib.adapters.export import evaluating, first, plain_export
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.stored import float_shapes
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 _ACTIVATIONS = {

@@ -18,9 +18,9 @@ import numpy as np
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_changed
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import from_standard_deviations
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

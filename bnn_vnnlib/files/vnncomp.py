@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.readers import kinds, located, read_text
 from bnn_vnnlib.result import Result, Verdict, Witness
-from bnn_vnnlib.signature import Floats, Signature, Variable
+from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.system.durable import replacing, scratch_of
 
 # 1. Results files

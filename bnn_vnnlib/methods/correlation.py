@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.bounds.tails.shared import Correlation, Dense, Group, Kron
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.network import (
@@ -18,7 +19,6 @@ from bnn_vnnlib.network.network import (
     Network,
 )
 from bnn_vnnlib.network.nodes import Linear, Node, Param, Shift
-from bnn_vnnlib.signature import Floats
 
 Device = torch.device | str
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError, naming
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import keep_inputs, read_proto
@@ -23,7 +24,6 @@ from bnn_vnnlib.model.stored import FORMAT, KEY, embedded, fingerprint, float_sh
 from bnn_vnnlib.network import families
 from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
 from bnn_vnnlib.readers import kinds, read_npz
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 DEVIATION, BIAS, MEAN = "std", "bias", "mean"

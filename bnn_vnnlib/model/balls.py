@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.signature import Floats
+from bnn_vnnlib.arrays import Floats
 
 UP = 1 + 2.0**-48  # more than the roundings of the few operations that make a radius
 _UNIT = 2.0**-53  # relative error of one operation

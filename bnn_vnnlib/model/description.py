@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.network.families import family_of, marginal_variances
 from bnn_vnnlib.network.network import Model, WeightSamples
-from bnn_vnnlib.signature import Floats, Likelihood, Signature
+from bnn_vnnlib.signature import Likelihood, Signature
 
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -41,10 +41,6 @@ def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
     return converter
 
 
-def _mean(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
-    return graph.divided(name, graph.sum_over(name, x, axis), x.shape[axis])
-
-
 def _squares(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.sum_over(name, graph.activation(name, x, "power", 2), axis)
 
@@ -54,25 +50,15 @@ def _length(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
     return graph.activation(name, graph.activation(name, _squares(graph, name, x, axis), "relu"), "sqrt")
 
 
-def _absolute(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
-    return graph.sum_over(name, graph.activation(name, x, "abs"), axis)
-
-
-def _largest(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
-    return graph.maximum(name, x)
-
-
-def _least(graph: Builder, name: str, x: Computed, axis: int) -> Computed:
-    return graph.total(name, [(-1, graph.maximum(name, graph.total(name, [(-1, x)])))])
-
-
 reduce_sum = _reduction(lambda graph, name, x, axis: graph.sum_over(name, x, axis))
-reduce_mean = _reduction(_mean)
+reduce_mean = _reduction(lambda graph, name, x, axis: graph.divided(name, graph.sum_over(name, x, axis), x.shape[axis]))
 reduce_sum_square = _reduction(_squares)
-reduce_l1 = _reduction(_absolute)
+reduce_l1 = _reduction(lambda graph, name, x, axis: graph.sum_over(name, graph.activation(name, x, "abs"), axis))
 reduce_l2 = _reduction(_length)
-reduce_max = _reduction(_largest)
-reduce_min = _reduction(_least)
+reduce_max = _reduction(lambda graph, name, x, axis: graph.maximum(name, x))
+reduce_min = _reduction(
+    lambda graph, name, x, axis: graph.total(name, [(-1, graph.maximum(name, graph.total(name, [(-1, x)])))])
+)
 
 
 # several tensors -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ with zeros between its pixels. Pools over other than two axes, and those with pa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,37 +59,39 @@ def _window(node: NodeProto, x: Computed, kernel: Ints) -> _Window:
     strides, dilations = (_axes_attribute(node, name, rank) for name in ("strides", "dilations"))
     extent = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
     auto = _auto_pad(node, rank)
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
+    if auto.startswith("SAME"):
         if max(dilations) > 1:
             raise unsupported(node, f"auto_pad = {auto} with dilations, which runtimes read differently; give the pads")
-        counts = [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
-        spans = zip(counts, strides, extent, sizes, strict=True)
-        total = [max((count - 1) * stride + reach - size, 0) for count, stride, reach, size in spans]
-        # the odd row or column goes behind (UPPER) or in front (LOWER)
-        begins = tuple((amount + (auto == "SAME_LOWER")) // 2 for amount in total)
-        ends = tuple(amount - front for amount, front in zip(total, begins, strict=True))
+        begins, ends = _same_pads(auto, sizes, strides, extent)
     else:
         pads = ints_attribute(node, "pads", (0,) * (2 * rank))  # zeros unless auto_pad is NOTSET
         begins, ends = pads[:rank], pads[rank:]
     if min(*begins, *ends, 0) < 0 or max(*begins, *ends) > MAX_ENTRIES:
         raise unsupported(node, f"pads {(*begins, *ends)}")
-    room = [
-        size + front + behind - reach for size, front, behind, reach in zip(sizes, begins, ends, extent, strict=True)
-    ]
+    padded = [sum(parts) for parts in zip(sizes, begins, ends, strict=True)]
+    room = [size - reach for size, reach in zip(padded, extent, strict=True)]
     if min(room) < 0:
         raise inconsistent(node, f"the kernel {kernel} is larger than the padded input {x.shape}")
     counts = [gap // stride + 1 for gap, stride in zip(room, strides, strict=True)]
-    if attribute(node, "ceil_mode", 0) and auto in ("NOTSET", "VALID"):
+    if attribute(node, "ceil_mode", 0) and not auto.startswith("SAME"):
         over = [gap % stride for gap, stride in zip(room, strides, strict=True)]
         if auto == "VALID" and any(over):
-            raise unsupported(
-                node, "auto_pad = VALID with ceil_mode, which runtimes read differently; leave auto_pad out"
-            )
+            message = "auto_pad = VALID with ceil_mode, which runtimes read differently; leave auto_pad out"
+            raise unsupported(node, message)
         counts = [count + (rest > 0) for count, rest in zip(counts, over, strict=True)]
         # a window that would start in the pads behind the image is left out
         starts = zip(counts, strides, sizes, begins, strict=True)
         counts = [count - ((count - 1) * stride >= size + front) for count, stride, size, front in starts]
     return _Window(kernel, strides, dilations, begins, ends, tuple(counts))
+
+
+def _same_pads(auto: str, sizes: Ints, strides: Ints, extent: Sequence[int]) -> tuple[Ints, Ints]:
+    """Pads in front and behind with which the window stands at every stride-th entry."""
+    spans = zip(sizes, strides, extent, strict=True)
+    total = [max((-(-size // stride) - 1) * stride + reach - size, 0) for size, stride, reach in spans]
+    # the odd row or column goes behind (UPPER) or in front (LOWER)
+    begins = tuple((amount + (auto == "SAME_LOWER")) // 2 for amount in total)
+    return begins, tuple(amount - front for amount, front in zip(total, begins, strict=True))
 
 
 def _auto_pad(node: NodeProto, rank: int) -> str:

@@ -32,11 +32,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Node, Param
 from bnn_vnnlib.rounding import LOST, TINY, UNIT, gamma
-from bnn_vnnlib.signature import Floats
 
 Integers = NDArray[np.int64]
 
@@ -401,15 +401,20 @@ class _Reading:
                 return _summed([given[0], constant], (1, 1))
             case nodes.Sum():
                 return _summed(given, node.signs)
-            case nodes.Activation() if isinstance(given[0], _Rows) and given[0].base is not None:
-                alpha = node.alpha
-                if node.kind in ACTIVATIONS and isinstance(alpha, float | int) and 0 <= alpha <= 1:
-                    below = self._bases[given[0].base]
-                    activations = (*below.activations, (node.kind, float(alpha)))
-                    width = math.prod(node.shape)
-                    base = _Recognised(below.prefix, width, (*below.layers, given[0]), activations)
-                    return self._based(position, node, base)
+            case nodes.Activation() if isinstance(given[0], _Rows):
+                return self._closed(position, node, given[0])
         return None
+
+    def _closed(self, position: int, node: nodes.Activation, rows: _Rows) -> _Elements | None:
+        """A layer with the activation behind it, which is the next base."""
+        alpha = node.alpha
+        if rows.base is None or node.kind not in ACTIVATIONS or not isinstance(alpha, float | int):
+            return None
+        if not 0 <= alpha <= 1:
+            return None
+        below = self._bases[rows.base]
+        layers, activations = (*below.layers, rows), (*below.activations, (node.kind, float(alpha)))
+        return self._based(position, node, _Recognised(below.prefix, math.prod(node.shape), layers, activations))
 
     def _spread(self, param: Param, shape: tuple[int, ...]) -> _Entries | None:
         """A parameter as a vector over the node's outputs; None if that repeats a random entry."""

@@ -149,33 +149,9 @@ def _weighted(node: maps.WeightedMap, inputs: list[Tensor], parameter: _Paramete
     return maps.apply(node, parameter(node.weight), inputs[0])
 
 
-def _shift(node: nodes.Shift, inputs: list[Tensor], parameter: _Parameter) -> Tensor:
-    return inputs[0] + _items(parameter(node.bias), len(node.shape))
-
-
-def _constant(node: nodes.Constant, _inputs: list[Tensor], parameter: _Parameter) -> Tensor:
-    return _items(parameter(node.value), len(node.shape))
-
-
 def _items(parameter: Tensor, rank: int) -> Tensor:
     """(K, *p) -> (K, 1, 1, .., *p): broadcasts over the items and the leading axes that p lacks."""
     return parameter.reshape(len(parameter), *(1,) * (rank + 2 - parameter.dim()), *parameter.shape[1:])
-
-
-def _activation(node: nodes.Activation, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return FUNCTIONS[node.kind](node.alpha, inputs[0])
-
-
-def _product(_node: nodes.Product, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return inputs[0] * inputs[1]
-
-
-def _max(_node: nodes.Max, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return inputs[0].amax(-1)
-
-
-def _select(node: nodes.Select, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return maps.select(node, inputs[0])
 
 
 def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
@@ -183,14 +159,6 @@ def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: _Parameter) -> Tenso
     for term in rest:
         first = first + term
     return first
-
-
-def _reshape(node: nodes.Reshape, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return inputs[0].reshape(*inputs[0].shape[:2], *node.shape)
-
-
-def _transpose(node: nodes.Transpose, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
-    return inputs[0].permute(0, 1, *(axis + 2 for axis in node.perm))
 
 
 def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
@@ -209,15 +177,15 @@ RULES: dict[type[nodes.Node], _Rule] = {
     nodes.Linear: _weighted,
     nodes.Conv: _weighted,
     nodes.Scale: _weighted,
-    nodes.Shift: _shift,
-    nodes.Constant: _constant,
-    nodes.Activation: _activation,
+    nodes.Shift: lambda node, inputs, parameter: inputs[0] + _items(parameter(node.bias), len(node.shape)),
+    nodes.Constant: lambda node, _, parameter: _items(parameter(node.value), len(node.shape)),
+    nodes.Activation: lambda node, inputs, _: FUNCTIONS[node.kind](node.alpha, inputs[0]),
     nodes.Sum: _sum,
-    nodes.Reshape: _reshape,
-    nodes.Transpose: _transpose,
+    nodes.Reshape: lambda node, inputs, _: inputs[0].reshape(*inputs[0].shape[:2], *node.shape),
+    nodes.Transpose: lambda node, inputs, _: inputs[0].permute(0, 1, *(axis + 2 for axis in node.perm)),
     nodes.Broadcast: _broadcast,
     nodes.Concat: _concat,
-    nodes.Product: _product,
-    nodes.Max: _max,
-    nodes.Select: _select,
+    nodes.Product: lambda _, inputs, __: inputs[0] * inputs[1],
+    nodes.Max: lambda _, inputs, __: inputs[0].amax(-1),
+    nodes.Select: lambda node, inputs, _: maps.select(node, inputs[0]),
 }

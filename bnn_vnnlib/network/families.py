@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, did_you_mean
 from bnn_vnnlib.network.network import (
     Component,
@@ -30,7 +31,7 @@ from bnn_vnnlib.network.network import (
     Posterior,
     WeightSamples,
 )
-from bnn_vnnlib.signature import Floats, Likelihood
+from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats as Floats
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.network.nodes import Node
-from bnn_vnnlib.signature import Floats as Floats
 from bnn_vnnlib.signature import Likelihood, Signature
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, naming
 from bnn_vnnlib.model import GaussianDiagonal, Network, WeightSamples, attach, model_from_proto
 from bnn_vnnlib.model.attributes import array_of, holders, label
@@ -27,7 +28,7 @@ from bnn_vnnlib.model.recovery.graph import Flow
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.posteriors.fit import Data, Method, fit
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.signature import Floats, Likelihood
+from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 # 1. Stated deviations
@@ -184,7 +185,7 @@ def _correspondence(first: ModelProto, other: ModelProto) -> dict[str, str]:
     names: dict[str, str] = {}
     for ours, its in zip(_inputs(first), _inputs(other), strict=False):
         names[ours] = its
-    a, b = (list(_operations(flow)) for flow in (mine, theirs))
+    a, b = ([node for node in flow.nodes if node.op_type != "Constant"] for flow in (mine, theirs))
     if len(a) != len(b) or len(_inputs(first)) != len(_inputs(other)):
         raise PosteriorError(f"another architecture: {len(b)} nodes, expected {len(a)}")
     values = [{name: array_of(tensor) for name, tensor in holders(proto).items()} for proto in (first, other)]
@@ -201,10 +202,6 @@ def _correspondence(first: ModelProto, other: ModelProto) -> dict[str, str]:
 def _inputs(proto: ModelProto) -> list[str]:
     stored = {tensor.name for tensor in proto.graph.initializer}
     return [info.name for info in proto.graph.input if info.name not in stored]
-
-
-def _operations(flow: Flow) -> list[NodeProto]:
-    return [node for node in flow.nodes if node.op_type != "Constant"]
 
 
 def _same(node: NodeProto, twin: NodeProto) -> bool:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.model import Network
 from bnn_vnnlib.readers import read_npz
-from bnn_vnnlib.signature import Floats, Likelihood
+from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:

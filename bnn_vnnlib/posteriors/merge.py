@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from scipy.linalg import block_diag
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError, SoundnessError, UnsupportedError
 from bnn_vnnlib.model import Model, Network, Posterior, WeightSamples, model_from_proto, replay, sample
 from bnn_vnnlib.model.attributes import array_of, holders
@@ -28,7 +29,7 @@ from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.families import family_of
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.posteriors.parts import Parts, drawn
-from bnn_vnnlib.signature import Floats, Likelihood, Signature, Variable
+from bnn_vnnlib.signature import Likelihood, Signature, Variable
 from bnn_vnnlib.system.environment import plain_state
 
 # 1. Chains of layers

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, ModelError, OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import (
     Component,
@@ -40,7 +41,6 @@ from bnn_vnnlib.model.replay import session_of
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.posteriors.parts import RawParts, with_values
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 # 1. Tools

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, SoundnessError
-from bnn_vnnlib.signature import Floats, Hidden, Signature
+from bnn_vnnlib.signature import Hidden, Signature
 
 
 def _frozen(array: NDArray) -> NDArray:

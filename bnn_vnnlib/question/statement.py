@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.question.options import Question
 from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
 from bnn_vnnlib.result import Query, Rule
-from bnn_vnnlib.signature import Floats, Variable
+from bnn_vnnlib.signature import Variable
 
 # 1. Vacuous properties
 

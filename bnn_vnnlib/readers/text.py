@@ -38,7 +38,7 @@ def located(path: str | Path, refusal: type[InputError] = InputError, what: str 
     """
     path = Path(path)
     try:
-        for candidate in (path, path.with_name(f"{path.name}.gz")):
+        for candidate in (path, Path(f"{path}.gz")):
             if candidate.is_file():
                 return candidate
         folder = path.is_dir()

@@ -25,7 +25,7 @@ from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.sidecar import as_json
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
-from bnn_vnnlib.report.guarantee import Guarantee, guarantee
+from bnn_vnnlib.report.guarantee import guarantee
 from bnn_vnnlib.report.pictures import Picture
 from bnn_vnnlib.report.row import Row
 
@@ -57,14 +57,15 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
             "property": _coded(row.prop for row in rows), "place": _coded(row.place for row in rows)},
         "numbers": {
             "key": list(keys),
-            "seconds": [_rounded(row.seconds) for row in rows],
+            "seconds": [float(f"{row.seconds:.4g}") for row in rows],
             "timeout": [row.timeout for row in rows],
             "tau_safe": [row.tau_safe for row in rows],
             "tau_unsafe": [row.tau_unsafe for row in rows],
             "gap": [None if row.gap is None or isinf(row.gap) else _out(row.gap, down=False) for row in rows],
         },
         "bounds": {"p_safe": [_interval(row) for row in rows], "decision": [_vectors(row) for row in rows]},
-        "guarantees": {"values": [_words(one) for one in distinct], "codes": [places[one] for one in words]},
+        "guarantees": {
+            "values": [[one.says, one.open, one.how] for one in distinct], "codes": [places[one] for one in words]},
         "more": {str(index): more for index, row in enumerate(rows) if (more := _more(row))},
         "pictures": {str(index): picture.values() for index, picture in images.items()},
     }  # fmt: skip
@@ -92,10 +93,6 @@ def _vectors(row: Row) -> list[list[Any]] | None:
     return [as_json([_out(value, down=True) for value in lower]), as_json([_out(value, down=False) for value in upper])]
 
 
-def _words(one: Guarantee) -> list[str]:
-    return [one.says, one.open, one.how]
-
-
 def _more(row: Row) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if row.x is not None and len(row.x) <= _MOST_INPUTS:
@@ -118,10 +115,6 @@ def _fact(value: Any) -> str:
 def _out(value: float, *, down: bool) -> float:
     """Six digits, so that no digit of the page claims more than was proved."""
     return float(digits(value, down=down))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$#&])")

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import sha256
 from bnn_vnnlib.report.row import Row
-from bnn_vnnlib.signature import Floats
 
 ImageShape = tuple[int, int, int]
 _MAX_VALUES = 2**18

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
-from bnn_vnnlib.signature import Flags, Floats, Ints, Signature
+from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.check import ConstraintTable, Scope, check
 from bnn_vnnlib.vnnlib.dnf import Disjunction, expand
 from bnn_vnnlib.vnnlib.groups import Groups, compare_signatures, first_and_number

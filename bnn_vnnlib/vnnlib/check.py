@@ -15,8 +15,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.signature import Flags, Floats, Hidden, Ints, Signature, Variable
+from bnn_vnnlib.signature import Hidden, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.tree import DeclaredNetwork, DeclaredTensor, Error, SourceText, SyntaxTree, read_literal
 

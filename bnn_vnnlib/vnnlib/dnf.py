@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Ints
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.signature import Ints
 from bnn_vnnlib.vnnlib.check import Constraint, ConstraintTable
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.linear import MAX_FORMULA_DEPTH, Comparisons

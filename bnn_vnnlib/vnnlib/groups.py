@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Flags, Ints
 from bnn_vnnlib.errors import PropertyError
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.signature import Flags, Ints, Signature, Variable
+from bnn_vnnlib.signature import Signature, Variable
 
 # 1. A property against a model
 

@@ -15,8 +15,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.arrays import Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.signature import Floats, Ints
 from bnn_vnnlib.vnnlib.check import Constraint, Scope
 from bnn_vnnlib.vnnlib.tree import Apply, Compare, bracket, bracket_literal, is_number, read_literal
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -242,17 +242,15 @@ def _unescaped(escape: re.Match[str]) -> str:
     return {"n": "\n", "t": "\t"}.get(escape[1], escape[1])
 
 
+def _run(kind: str) -> Callable[[Any, Token], tree.SimpleRun]:
+    """What a merged terminal becomes: things of this kind in a row."""
+    return lambda _, token: tree.SimpleRun(kind, token.value, token.start_pos or 0)
+
+
 class _Builder:
     """What the grammars' rules and merged terminals become; a rule gets the list of its parts. Holds no state."""
 
-    def ASSERTIONS(self, token: Token) -> tree.SimpleRun:  # noqa: N802
-        return tree.SimpleRun("assertions", token.value, token.start_pos or 0)
-
-    def COMPARISONS(self, token: Token) -> tree.SimpleRun:  # noqa: N802
-        return tree.SimpleRun("comparisons", token.value, token.start_pos or 0)
-
-    def CLAUSES(self, token: Token) -> tree.SimpleRun:  # noqa: N802
-        return tree.SimpleRun("clauses", token.value, token.start_pos or 0)
+    ASSERTIONS, COMPARISONS, CLAUSES = map(_run, ("assertions", "comparisons", "clauses"))
 
     def FLAT(self, token: Token) -> tree.Apply:  # noqa: N802
         operator, *operands = token[1:-1].split()

@@ -14,8 +14,8 @@ from itertools import count, islice, repeat
 
 import numpy as np
 
+from bnn_vnnlib.arrays import Floats, Ints
 from bnn_vnnlib.errors import InputError, PropertyError, SoundnessError
-from bnn_vnnlib.signature import Floats, Ints
 from bnn_vnnlib.vnnlib.check import Constraint, ConstraintTable, Scope
 from bnn_vnnlib.vnnlib.groups import Groups, first_and_number
 from bnn_vnnlib.vnnlib.linear import Comparisons, bracket_literals

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
-from bnn_vnnlib.methods.decision.method import picked
+from bnn_vnnlib.methods.decision.method import picked, weights_name
 from bnn_vnnlib.network import maps, nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem import weight_sets
@@ -82,10 +82,6 @@ def _shift(node: nodes.Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
     return (z + aligned(_root(box), len(node.shape))) * (1 + 2 * UNIT)
 
 
-def _constant(node: nodes.Constant, weights: WeightBoxes) -> Tensor:
-    return aligned(_root(weights.param(node.value)), len(node.shape))
-
-
 def _activation(node: nodes.Activation, _: WeightBoxes, z: Tensor) -> Tensor:
     """From |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
     match node.kind:
@@ -104,16 +100,6 @@ def _activation(node: nodes.Activation, _: WeightBoxes, z: Tensor) -> Tensor:
             return torch.full_like(z, torch.inf)
 
 
-def _max(node: nodes.Max, _: WeightBoxes, z: Tensor) -> Tensor:
-    """E max^2 <= sum of E z_i^2 <= n times the largest."""
-    return z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY
-
-
-def _unknown(node: nodes.Product, _: WeightBoxes, *zs: Tensor) -> Tensor:
-    """A product of two tensors would need fourth moments."""
-    return torch.full_like(zs[0] + zs[1], torch.inf)
-
-
 def _add(node: nodes.Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
     total = zs[0]
     for z in zs[1:]:
@@ -130,7 +116,7 @@ _RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
     nodes.Conv: _weighted,
     nodes.Scale: _weighted,
     nodes.Shift: _shift,
-    nodes.Constant: _constant,
+    nodes.Constant: lambda node, weights: aligned(_root(weights.param(node.value)), len(node.shape)),
     nodes.Activation: _activation,
     nodes.Sum: _add,
     nodes.Reshape: _moved(interval.reshape),
@@ -138,8 +124,10 @@ _RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
     nodes.Broadcast: _moved(interval.broadcast),
     nodes.Concat: _moved(interval.concat),
     nodes.Select: _moved(maps.select),
-    nodes.Max: _max,
-    nodes.Product: _unknown,
+    # E max^2 <= sum of E z_i^2 <= n times the largest
+    nodes.Max: lambda node, _, z: z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY,
+    # a product of two tensors would need fourth moments
+    nodes.Product: lambda node, _, a, b: torch.full_like(a + b, torch.inf),
 }
 
 
@@ -161,9 +149,7 @@ class ByWeights:
     @property
     def name(self) -> str:
         """What the weights are."""
-        if isinstance(self.mass, Tensor):
-            return "weight samples"
-        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+        return weights_name(self.mass)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on c.D(x) + g.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""

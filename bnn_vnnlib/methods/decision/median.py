@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.methods.decision.method import Sampled, picked, rows_at
+from bnn_vnnlib.methods.decision.method import Sampled, picked, rows_at, weights_name
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Problem, Rows
-from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, Mass, SampledWeights, over
+from bnn_vnnlib.problem.weight_sets import BoxUnion, Mass, SampledWeights, over
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
@@ -79,9 +79,7 @@ class WeightMedians:
     @property
     def name(self) -> str:
         """What the weights are."""
-        if isinstance(self.mass, Tensor):
-            return "weight samples"
-        return "centred boxes" if isinstance(self.mass, CentredUnion) else "boxes around samples"
+        return weights_name(self.mass)
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
         """(P, 2 m): below all medians of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""

@@ -19,7 +19,7 @@ from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, Wei
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
-from bnn_vnnlib.problem.weight_sets import BoxUnion, SampledWeights
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.system.clock import Deadline
 
@@ -76,6 +76,13 @@ class Sampled:
         y, order = evaluate(self.network, x, self.params).sort(0)
         middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
         return y.gather(0, middle)[0]
+
+
+def weights_name(mass: BoxUnion | Tensor) -> str:
+    """What weights are that have these masses, or probabilities: for people and the record."""
+    if isinstance(mass, Tensor):
+        return "weight samples"
+    return "centred boxes" if isinstance(mass, CentredUnion) else "boxes around samples"
 
 
 def picked(rows: Tensor | None, index: Tensor | slice) -> Any:

@@ -12,9 +12,9 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_he
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.model.attributes import array_of, label, raw_attribute
 from bnn_vnnlib.model.recovery.graph import NORMAL, Flow, NotRecoverable, alone, is_random, scalar
-from bnn_vnnlib.signature import Floats
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 

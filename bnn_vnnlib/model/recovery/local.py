@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.model.attributes import float_attribute, raw_attribute
 from bnn_vnnlib.model.recovery.draws import Draws
 from bnn_vnnlib.model.recovery.graph import NORMAL, Flow, NotRecoverable
-from bnn_vnnlib.signature import Floats
 
 _SEED, _TRIALS = 0x5EED, 4
 
@@ -190,19 +190,28 @@ def _matched(flow: Flow, random: NodeProto) -> LocalNoise | None:
     if axes is None or not _used_once(flow, upper):
         return None
     variance = _in_layout(flow, upper, lower)
+    if variance is None or (variance < 0).any():
+        return None
+    added = _under_root_besides(flow, upper, lower, floors, variance)
+    return None if added is None else LocalNoise(noise, total, mean, upper.weight, variance, added[0], axes, added[1])
+
+
+def _under_root_besides(
+    flow: Flow, upper: _Layer, lower: _Layer, floors: list[str], variance: Floats
+) -> tuple[Floats | None, float] | None:
+    """c of a bias (None: there is none) and the stabiliser; None where the constants under the root are neither."""
     if flow.drawn.intersection((*lower.added, *floors)):
         return None  # a variance that is random itself
     constants = [_value(flow, name) for name in (*lower.added, *floors)] + _own_bias(flow, lower.node)
-    small = [float(value.reshape(-1)[0]) for value in constants if value.size == 1 and 0 <= value.max() <= STABILISER]
+    small = [value for value in constants if value.size == 1 and 0 <= value.max() <= STABILISER]
     large = [value for value in constants if not (value.size == 1 and 0 <= value.max() <= STABILISER)]
-    if variance is None or (variance < 0).any() or any((value < 0).any() for value in large) or len(large) > 1:
+    stabiliser = max((float(value.reshape(-1)[0]) for value in small), default=0.0)
+    if not large:
+        return None, stabiliser
+    if len(large) > 1 or (large[0] < 0).any() or floors:  # a floor that is no stabiliser changes the distribution
         return None
-    if large and floors:
-        return None  # a floor that is no stabiliser changes the distribution
-    bias = _one_for_each_unit(upper.node, variance, large[0]) if large else None
-    if large and bias is None:
-        return None
-    return LocalNoise(noise, total, mean, upper.weight, variance, bias, axes, max(small, default=0.0))
+    bias = _one_for_each_unit(upper.node, variance, large[0])
+    return None if bias is None else (bias, stabiliser)
 
 
 def _reader(flow: Flow, name: str, operator: str) -> NodeProto | None:

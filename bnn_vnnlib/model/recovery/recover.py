@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError, naming
 from bnn_vnnlib.model.attachment import attach
 from bnn_vnnlib.model.attributes import array_of, holders, inlined, raw_attribute
@@ -28,7 +29,6 @@ from bnn_vnnlib.model.recovery.graph import (
 from bnn_vnnlib.model.recovery.local import LocalNoise, correlated, local_noises, marginals, some_input
 from bnn_vnnlib.model.stored import KEY, stored_posterior
 from bnn_vnnlib.network.network import GaussianDiagonal
-from bnn_vnnlib.signature import Floats
 from bnn_vnnlib.system.environment import plain_state
 
 _FOLLOWED = (*MOVES, "Identity", "Cast")
