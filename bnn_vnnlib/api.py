@@ -16,7 +16,7 @@ from bnn_vnnlib.methods import method as methods
 from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.question.statement import vacuous, violation, what_unsat_means
+from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
 from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
@@ -99,7 +99,7 @@ def _said(setting: Setting, property: Property) -> Asked:
     probabilities = gives_probabilities(network, query, setting.likelihood)
     has_posterior = setting.model.posterior is not None
     means = what_unsat_means(query, setting.question, has_posterior, probabilities)
-    return Asked(violation(property), means, vacuous(property))
+    return Asked(violation_in_words(property), means, vacuous(property))
 
 
 def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:

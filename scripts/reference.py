@@ -48,7 +48,7 @@ def command_line() -> str:
 
 def files() -> str:
     """The JSON record and the tables."""
-    from bnn_vnnlib.files.sidecar import FORMAT, RECORD
+    from bnn_vnnlib.files.sidecar import RECORD, RECORD_FORMAT
     from bnn_vnnlib.runs.compare import TABLES
     from bnn_vnnlib.runs.tables import COLUMNS, RESULTS
 
@@ -58,7 +58,8 @@ def files() -> str:
         "The words are defined in [semantics.md](../semantics.md). The columns of sweeps, radii and uncertainty are in",
         "[sweeps.md](../sweeps.md).", "",
         "## RESULTS_FILE.json", "",
-        f'The record of one instance, strict JSON, format {FORMAT}. "Infinity" and "-Infinity" are strings, an absent',
+        f'The record of one instance, strict JSON, format {RECORD_FORMAT}. "Infinity" and "-Infinity" are strings, an '
+        "absent",
         "value is null. A dot leads into an object; `[i]` says that the value is a list.", "",
         *_table(("key", "meaning"), RECORD.items()), "",
         "## results.csv of `run`", "", "The competition's table; it has no header.", "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.question.statement import violation, what_unsat_means
+from bnn_vnnlib.question.statement import violation_in_words, what_unsat_means
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.vnnlib import parse_property
 
@@ -61,7 +61,7 @@ MANY = " ".join(f"(and (>= Y_{i % 3} {i}) (<= Y_0 0))" for i in range(1, 6))
     ],
 )  # fmt: skip
 def test_a_violation_in_words(text, said):
-    assert violation(parse_property(text)) == said
+    assert violation_in_words(parse_property(text)) == said
 
 
 def test_what_unsat_means_by_query():

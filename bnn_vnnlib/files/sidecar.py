@@ -20,7 +20,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers import parse_json, read_text
 from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Verdict, Witness
 
-FORMAT = 1
+RECORD_FORMAT = 1
 _MAX_BYTES = 2**28  # bytes of a record
 
 RECORD = {
@@ -184,7 +184,7 @@ def _frame(
     verdict: Verdict, query: Query | None, files: Mapping[str, Path], seed: int, timeout: float | None
 ) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": RECORD_FORMAT,
         "verdict": verdict.value,
         "query": None if query is None else query.value,
         "files": {role: str(path) for role, path in files.items()},

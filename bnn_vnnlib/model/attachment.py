@@ -20,7 +20,7 @@ from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import PosteriorError, naming
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import keep_inputs, read_proto
-from bnn_vnnlib.model.stored import FORMAT, KEY, embedded, fingerprint, float_shapes, write_manifest
+from bnn_vnnlib.model.stored import KEY, MANIFEST_FORMAT, embedded, fingerprint, float_shapes, write_manifest
 from bnn_vnnlib.network import families
 from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Posterior, WeightSamples
 from bnn_vnnlib.readers import kinds, read_npz
@@ -107,7 +107,7 @@ def _gaussian(found: dict[str, dict[str, Any]], shapes: families.Shapes) -> Gaus
         if found or biases:
             raise _mixed({"variance": variances, **found})
         return families.gaussian_of(
-            "gaussian_diag", {name: families.Entry({"variance": value}) for name, value in variances.items()}
+            "gaussian_diag", {name: families.WeightTensors({"variance": value}) for name, value in variances.items()}
         )
     family = next((family for family, whats in families.STORED.items() if set(whats) == set(found)), None)
     if family is None or (biases and family != "gaussian_kron"):
@@ -118,7 +118,7 @@ def _gaussian(found: dict[str, dict[str, Any]], shapes: families.Shapes) -> Gaus
         missing = [what for what in families.STORED[family] if name not in found[what]]
         if missing:
             raise PosteriorError(f"{family} needs <initializer>_{missing[0]}, which is missing", node=name)
-        entries[name] = families.Entry(
+        entries[name] = families.WeightTensors(
             {what: found[what][name] for what in families.STORED[family]}, *_bias(name, biases, found, shapes)
         )
     if set(biases) - set(names):
@@ -199,7 +199,7 @@ def attach(
     tensors = holders(proto)
     families.check_posterior(posterior, float_shapes(tensors))
     proto.ir_version = max(proto.ir_version, _FIRST_IR_WITH_PLAIN_INITIALIZERS)
-    content: dict[str, Any] = {"format": FORMAT, "family": families.family_of(posterior)}
+    content: dict[str, Any] = {"format": MANIFEST_FORMAT, "family": families.family_of(posterior)}
     if likelihood is not None:
         content["likelihood"] = families.checked_likelihood(likelihood)
     store = _Store(proto, embed)

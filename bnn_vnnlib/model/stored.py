@@ -33,7 +33,7 @@ from bnn_vnnlib.signature import Likelihood
 # 1. The manifest
 
 KEY = "bnn.posterior"
-FORMAT = 1
+MANIFEST_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def read_manifest(proto: ModelProto) -> _Manifest | None:
         raise _damaged(f"not JSON: {error}") from error
     if not isinstance(content, dict):
         raise _damaged("not a JSON object")
-    if content.get("format") != FORMAT:
+    if content.get("format") != MANIFEST_FORMAT:
         raise UnsupportedError(
-            f"posterior format {content.get('format')!r} is not supported; this version reads {FORMAT}"
+            f"posterior format {content.get('format')!r} is not supported; this version reads {MANIFEST_FORMAT}"
         )
     family = content.get("family")
     families.refuse_family(family if isinstance(family, str) else repr(family))
@@ -318,7 +318,7 @@ def _gaussian(part: _Manifest, means: dict[str, NDArray[Any]], tensors: dict[str
             mean = means[weight]
             shape = mean.shape if what in families.PLAIN else _shape(weight, entry, f"shape_{what}")
             read[what] = _tensor(weight, what, entry, tensors, shape, mean.dtype).astype(np.float64)
-        entries[weight] = families.Entry(read, *_bias(weight, entry, part))
+        entries[weight] = families.WeightTensors(read, *_bias(weight, entry, part))
     return families.gaussian_of(part.family, entries)
 
 

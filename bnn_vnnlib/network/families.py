@@ -63,7 +63,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class WeightTensors:
     """What belongs to one weight: its tensors by `STORED`, and the bias that shares them (see `KronLayer`), or None."""
 
     tensors: Mapping[str, Floats]
@@ -76,21 +76,21 @@ def family_of(posterior: Posterior) -> str:
     return next((family for family, (kind, _) in _FIELDS.items() if isinstance(posterior, kind)), MIXTURE)
 
 
-def entries_of(posterior: Gaussian | WeightSamples) -> dict[str, Entry]:
+def entries_of(posterior: Gaussian | WeightSamples) -> dict[str, WeightTensors]:
     """Weight -> its tensors; a bias that shares those of its weight has none of its own."""
     fields = _FIELDS[family_of(posterior)][1]
     if isinstance(posterior, GaussianKron):
         return {
-            layer.weight: Entry(
+            layer.weight: WeightTensors(
                 {what: getattr(layer, field) for what, field in fields.items()}, layer.bias, layer.bias_axis
             )
             for layer in posterior.layers
         }
     found = {what: getattr(posterior, field) for what, field in fields.items()}
-    return {name: Entry({what: found[what][name] for what in found}) for name in next(iter(found.values()))}
+    return {name: WeightTensors({what: found[what][name] for what in found}) for name in next(iter(found.values()))}
 
 
-def gaussian_of(family: str, entries: Mapping[str, Entry]) -> Gaussian:
+def gaussian_of(family: str, entries: Mapping[str, WeightTensors]) -> Gaussian:
     """The opposite of `entries_of`, for a Gaussian family."""
     kind, fields = _FIELDS[family]
     if kind is WeightSamples:

@@ -26,7 +26,7 @@ from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.model.recovery import is_stochastic
 from bnn_vnnlib.model.recovery.graph import Flow
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.posteriors.fit import Data, Method, fit
+from bnn_vnnlib.posteriors.fit import Data, FitMethod, fit
 from bnn_vnnlib.posteriors.parts import with_values
 from bnn_vnnlib.signature import Likelihood
 from bnn_vnnlib.system.environment import plain_state
@@ -251,7 +251,7 @@ class Stated:
 class FittedOn:
     """A posterior fitted on data: an archive, or a folder with an archive <network's name>.npz for each network."""
 
-    method: Method
+    method: FitMethod
     data: Path
     epochs: int = 20
     rate: float = 1e-3

@@ -26,7 +26,7 @@ from bnn_vnnlib.system.environment import plain_state
 if TYPE_CHECKING:
     import torch
 
-Method = Literal["laplace", "ivon"]
+FitMethod = Literal["laplace", "ivon"]
 _JACOBIAN = 2**25
 """Entries of one batch of Jacobians: 256 MB."""
 
@@ -70,7 +70,7 @@ _Fitted = tuple[dict[str, Floats], dict[str, Floats], tuple[str, ...]]
 
 @plain_state()
 def fit(
-    method: Method,
+    method: FitMethod,
     network: Network,
     names: Sequence[str],
     data: Data,

@@ -238,7 +238,7 @@ class Moves:
         return {name: old[name] if name in old else np.zeros(shape) for name, (_, shape) in self.marks.spans.items()}
 
 
-def moved(posterior: Posterior, moves: Moves) -> Posterior:
+def moved_posterior(posterior: Posterior, moves: Moves) -> Posterior:
     """The posterior in the new layout; entries that were not marked are deterministic.
 
     Raises
@@ -320,7 +320,7 @@ def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> 
         _put(proto, name, places, means)
     _check(source.plain, proto, tool)
     own = {name: array_of(holders(proto)[name]).astype(np.float64) for name in found}
-    result = attach(proto, moved(posterior, Moves(marks, found, own)), likelihood=source.likelihood)
+    result = attach(proto, moved_posterior(posterior, Moves(marks, found, own)), likelihood=source.likelihood)
     model_from_proto(result)  # refuses what it cannot follow
     return result
 

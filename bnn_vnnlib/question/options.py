@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # 1. Options
 
-Method = Literal["auto", "interval", "linear", "tails"]
+MethodChoice = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
 Search = Literal["float64", "float32"]
 Outputs = Literal["auto", "probabilities"]
@@ -121,11 +121,11 @@ class Options:
                      "it says which decision Y is", tuple(Rule), "the property's comment, else mean"),
     ] = None  # fmt: skip
     method: Annotated[
-        Method,
+        MethodChoice,
         _Option(
             "How networks are bounded: interval or linear bounds on boxes of weights, tails of the rows, or the best "
             "of all methods.",
-            words=get_args(Method),
+            words=get_args(MethodChoice),
         ),
     ] = "auto"
     boxes: Annotated[
@@ -244,7 +244,7 @@ class OptionFields(TypedDict, total=False):
     tau_unsafe: float | None
     likelihood: Likelihood | None
     rule: Rule | str | None
-    method: Method
+    method: MethodChoice
     boxes: BoxKind
     num_boxes: int | None
     margin: float | None

@@ -33,7 +33,7 @@ from bnn_vnnlib.signature import Variable
 
 # 1. Vacuous properties
 
-MAX_CASES = 1000
+MAX_CHECKED_CASES = 1000
 """Cases that are looked at, at most: with so many contradictory ones in a row nothing is said."""
 
 TRIED_CASES = 100
@@ -54,7 +54,7 @@ def vacuous(property: Property) -> str | None:
         return None
     without_inputs = 0
     for case in range(property.num_cases):
-        if case == MAX_CASES:
+        if case == MAX_CHECKED_CASES:
             return None
         if _system(property, case, rows=False).contradictory:
             without_inputs += 1
@@ -77,7 +77,7 @@ def vacuous_row(a: Floats, b: Floats, case: NDArray[np.int64]) -> int | None:
     numbers, owner = np.unique(case, return_inverse=True)
     open_ = np.flatnonzero(~np.any([_far_out(a[:, owner == k]) for k in range(len(numbers))], axis=0))
     none, strict = np.zeros((len(case), 0)), np.zeros(len(case), bool)
-    for row in open_[:MAX_CASES].tolist():
+    for row in open_[:MAX_CHECKED_CASES].tolist():
         parts = [owner == k for k in range(len(numbers))]
         systems = (_System(a[row, r], none[r], b[row, r], strict[r], none[0], none[0]) for r in parts)
         if all(system.contradictory for system in systems):
@@ -196,7 +196,7 @@ Names = tuple[Callable[[int], str], Callable[[int], str]]
 """What an input and an output are called in the file, by flat index."""
 
 
-def violation(property: Property) -> str:
+def violation_in_words(property: Property) -> str:
     """The set V of the property: `Y_0 >= 0.4 for some X_0 in [0, 1], X_1 = 0.5`."""
     count = property.num_cases
     if count == 0:

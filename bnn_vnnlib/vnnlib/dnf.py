@@ -16,7 +16,7 @@ from bnn_vnnlib.vnnlib.simple import Simple
 from bnn_vnnlib.vnnlib.tree import Compare, Junction, SimpleRun, SourceText
 
 MAX_CASES = 1_000_000
-MAX_ENTRIES = 5_000_000
+MAX_COMPARISONS = 5_000_000
 
 Formula = Compare | Junction | SimpleRun
 
@@ -128,8 +128,8 @@ class _Expansion:
 
     def check_size(self, cases: int, entries: int, at: int | None) -> None:
         """Refuse a property whose cases are too many to write out."""
-        if cases > MAX_CASES or entries > MAX_ENTRIES:
-            limits = f"{MAX_CASES:,} cases and {MAX_ENTRIES:,} comparisons"
+        if cases > MAX_CASES or entries > MAX_COMPARISONS:
+            limits = f"{MAX_CASES:,} cases and {MAX_COMPARISONS:,} comparisons"
             message = f"and/or multiply out to {cases:,} cases with {entries:,} comparisons; the limits are {limits}"
             raise self.source.error(UnsupportedError, message, at)
 

@@ -28,7 +28,7 @@ from bnn_vnnlib import Model, attack, read_model, verify_batch
 from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_labels
-from bnn_vnnlib.question.options import Method
+from bnn_vnnlib.question.options import MethodChoice
 from bnn_vnnlib.system.heap import keep_freed_memory
 
 RADIUS = 0.025
@@ -40,7 +40,7 @@ def main(
     count: int = 53_792,
     confirm: int = 200,
     query: str = "probabilistic",
-    method: Method = "auto",
+    method: MethodChoice = "auto",
     margin: Annotated[float | None, typer.Option(help="A fixed margin in sd.")] = None,
 ) -> None:
     """Print counts, seconds and peak memory."""

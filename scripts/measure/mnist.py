@@ -24,7 +24,7 @@ from npz_to_onnx import convert
 
 from bnn_vnnlib import read_model, verify_batch
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.question.options import Method
+from bnn_vnnlib.question.options import MethodChoice
 
 RUNS = (
     ("batten_MNIST_MLP_2_50", 0.02),
@@ -34,7 +34,7 @@ RUNS = (
 )
 
 
-def main(data: Path, images: Path, count: int = 20, method: Method = "tails") -> None:
+def main(data: Path, images: Path, count: int = 20, method: MethodChoice = "tails") -> None:
     """Print one table."""
     with np.load(images) as stored:
         x, label = stored["x"][:count].reshape(count, -1) / 255.0, stored["y"][:count].astype(np.int64)

@@ -428,14 +428,14 @@ def test_entries_follow_their_weights_through_a_clean_up(name: str, tmp_path: Pa
 
 
 def test_kronecker_factors_do_not_follow_moved_entries(tmp_path: Path) -> None:
-    from bnn_vnnlib.posteriors.simplify import Fingerprints, Moves, moved
+    from bnn_vnnlib.posteriors.simplify import Fingerprints, Moves, moved_posterior
 
     marks = Fingerprints(small_net(np.float64), list(SHAPES))
     places = {
         name: start + np.arange(int(np.prod(shape))).reshape(shape) for name, (start, shape) in marks.spans.items()
     }
     own = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    assert moved(kron(), Moves(marks, places, own)) is not None
+    assert moved_posterior(kron(), Moves(marks, places, own)) is not None
     places["W1"] = places["W1"].T
     with pytest.raises(UnsupportedError, match="Kronecker factors cannot follow"):
-        moved(kron(), Moves(marks, places, own))
+        moved_posterior(kron(), Moves(marks, places, own))
