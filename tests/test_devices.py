@@ -73,19 +73,20 @@ def test_laws_are_inverted_on_the_device(widths: list[int], rule: str, radius: f
     np.testing.assert_allclose(found.upper, expected.upper, atol=1e-10)
 
 
-@pytest.mark.parametrize("widths", [(2, 5, 3), (2, 3, 3, 2), (2, 3, 3, 3, 2)])
-@pytest.mark.parametrize("radius", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("widths", "radius"), [((2, 5, 3), 0.0), ((2, 5, 3), 0.02), ((2, 3, 3, 2), 0.02), ((2, 3, 3, 3, 2), 0.0)]
+)
 def test_large_variances_are_bounded_on_the_device(widths: tuple[int, ...], radius: float, cuda: torch.device) -> None:
     """Rows over boxes and at points, pairs of rows, two hidden layers as one: nothing is brought to the CPU."""
     rng = np.random.default_rng(0)
     layers = [dense(rng, out, into, spread=0.2) for into, out in itertools.pairwise(widths)]
-    x = torch.tensor(rng.normal(size=(2, 2)))
+    x = torch.tensor(rng.normal(size=(1, 2)))
 
     def bounds(device: torch.device) -> list[torch.Tensor]:
         there = (DenseLayer(**{name: part.to(device) for name, part in vars(layer).items()}) for layer in layers)
         wide, at = LargeVarianceBounds(DenseChain.relu(*there), Deadline()), x.to(device)
-        asked = from_labels(at - radius, at + radius, torch.tensor([0, 1], device=device), widths[-1])
-        assert wide.pays(asked).shape == (2,)
+        asked = from_labels(at - radius, at + radius, torch.zeros(1, dtype=torch.long, device=device), widths[-1])
+        assert wide.pays(asked).shape == (1,)
         return [found.cpu() for found in (wide.item_failures(asked), wide.unsafe(asked, at, at))]
 
     for found, expected in zip(bounds(cuda), bounds(torch.device("cpu")), strict=True):

@@ -112,16 +112,20 @@ def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
     return Chaos(weights, lines, factor, error, norm, off, full, bound)
 
 
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """(.., n): of positive semidefinite matrices (.., n, n), from above; infinite where an entry is not finite."""
+    good = torch.isfinite(matrix).all(-1).all(-1)[..., None]
+    values = torch.linalg.eigvalsh(torch.where(good[..., None], matrix, 0.0)).clamp(min=0.0)
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+    return torch.where(good, values + SOLVED * trace, torch.inf)
+
+
 def _eigenvalues(factor: Tensor, error: Tensor, proxy: Tensor) -> Tensor:
     """(A, n or H): of F' diag(proxy) F, from above."""
     scaled = torch.sqrt(proxy)[..., None] * factor
     transposed = scaled.mT
     matrix = transposed @ scaled if scaled.shape[2] <= scaled.shape[1] else scaled @ transposed
-    good = torch.isfinite(matrix).all(2).all(1)
-    values = torch.linalg.eigvalsh(torch.where(good[:, None, None], matrix, 0.0)).clamp(min=0.0)
-    values = values + SOLVED * matrix.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
-    values = (torch.sqrt(values) + torch.sqrt((proxy * error**2).sum(1))[:, None] * UP) ** 2
-    return torch.where(good[:, None], values, torch.inf)
+    return (torch.sqrt(eigenvalues(matrix)) + torch.sqrt((proxy * error**2).sum(1))[:, None] * UP) ** 2
 
 
 def _minus_half_log_det(values: Tensor, times: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 Let zeta_i(x) be the inputs of the second layer, D_i ~ N(mean_i, dev_i^2) the row's combination of the last one, and
 [l_i, u_i] numbers in which zeta_i(x) stays for all x of the box, but for an event that is paid for. With h_i(x) =
-relu(zeta_i(x)) and any fixed numbers A_i,
-    mean_i h_i >= A_i zeta_i + low_i,    low_i = min of mean_i relu(z) - A_i z at z = l_i, u_i and 0 clipped to both,
+relu(zeta_i(x)), and a line below or above relu on [l_i, u_i] (`bounds.activations.Kink`) times mean_i,
+    mean_i h_i >= A_i zeta_i + low_i,
     delta_i h_i >= delta_i relu(l_i) where delta_i = D_i - mean_i > 0,    >= delta_i relu(u_i) where delta_i < 0.
-(A function that is linear on either side of 0 is smallest at an end or at 0.) As zeta(x) = W h1(x) + b,
+As zeta(x) = W h1(x) + b,
     row(x) >= B + sum_i low_i + A . (W h1(x) + b) + sum_i delta_i (relu(l_i) or relu(u_i)):
-a row A of the network with the last layer W, b, and terms besides that are independent of V, W, b and B (`last.Sides`).
-`one_layer` bounds such rows. The ranges are those that its rows +-e_i hold but for a probability, see `ranges`.
+a row A of the network with the last layer W, b, and terms besides that are independent of V, W, b and B
+(`output_layer.Sides`). `one_layer` bounds such rows. The ranges are those that its rows +-e_i hold but for a
+probability, see `ranges`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.activations import Kink
 from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.methods.safety.large_variance.lines import Neurons, neurons
@@ -98,11 +100,9 @@ def composed(
         costs, and whether they are served
     """
     mean = weights.mean
-    chord = (high.clamp(min=0.0) / (high - low).clamp(min=1e-300)).clamp(0.0, 1.0)
-    slope = torch.where(mean < 0, chord, share).masked_fill(high <= 0, 0.0).masked_fill(low >= 0, 1.0)
-    row = mean * slope
-    ends = torch.stack([low, high, torch.zeros_like(low).clamp(low, high)])
-    least = (mean * ends.clamp(min=0.0) - row * ends).amin(0)
+    lines, falls = Kink().lines(0.0, low, high, torch.stack([share, share])), mean < 0
+    row = mean * torch.where(falls, lines.upper_slope, lines.lower_slope)
+    least = mean * torch.where(falls, lines.upper_intercept, lines.lower_intercept)
     size = ((mean.abs() + row.abs()) * torch.maximum(low.abs(), high.abs())).sum(1)
     known = weights.bias + least.sum(1) - PAID * (size + weights.bias.abs())
     rows, blur, good = last_weights(second, row, -known)

@@ -42,6 +42,7 @@ from bnn_vnnlib.gaussian.relu import SAFE, log_moment, log_moment_below, relu_me
 from bnn_vnnlib.methods.safety.large_variance.lines import inputs
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import UNIT, UP, gamma
+from bnn_vnnlib.system.memory import at_once
 
 SEGMENTS, RATIO = 12, 1.2
 """Parts of [0, near], each so many times as long as the next."""
@@ -262,23 +263,20 @@ def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: Rows, log_share: float)
     plus, minus = relu_mean(rows.mean, dev)[..., None], relu_mean(-rows.mean, dev)[..., None]
     typical = fall * plus + rise * minus + extra
     size, most = torch.sqrt((mass * typical**2).sum((2, 3))) + LEAST, typical.amax((2, 3)) + LEAST
-    found = torch.full_like(size, torch.inf)
     largest = (torch.maximum(fall, rise) * (rows.mean.abs() + 3 * dev)[..., None] + extra).amax((2, 3)) + LEAST
     rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_RATES]
-    for rate in [*rates, *(times * STEEPEST / largest for times in RARE_RATES)]:
+    rates += [times * STEEPEST / largest for times in RARE_RATES]
+    sides, means = torch.stack([fall, rise]), torch.stack([rows.mean, -rows.mean])[..., None]
+    found = []
+    for rate in torch.stack(rates).split(at_once(32 * extra.numel())):
         kappa = rate[..., None, None]
-        both = _grown(kappa * fall, rows.mean, dev) + _grown(kappa * rise, -rows.mean, dev) - 1
+        logs = log_moment(kappa[:, None] * sides, torch.zeros_like(means), means, dev[..., None])
+        both = torch.where(logs < MAX_EXPONENT, torch.exp(logs), torch.inf).sum(1) - 1
         grown = (both * UP + 1e-14).clamp(min=1.0) * torch.exp((kappa * extra).clamp(max=MAX_EXPONENT)) * UP
         over = torch.where(kappa * extra < MAX_EXPONENT, grown - 1, torch.inf)
-        total = torch.log1p((mass * over).sum(3) * (1 + 1e-9)).sum(2)
-        found = torch.fmin(found, (total * (1 + 1e-9) - log_share) / rate * UP)
-    return found
-
-
-def _grown(kappa: Tensor, mean: Tensor, dev: Tensor) -> Tensor:
-    """E e^{kappa w^+}, w ~ N(mean, dev^2), up to UP; infinite where it is too large."""
-    value = log_moment(kappa, torch.zeros_like(kappa), mean[..., None], dev[..., None])
-    return torch.where(value < MAX_EXPONENT, torch.exp(value), torch.inf)
+        total = torch.log1p((mass * over).sum(-1) * (1 + 1e-9)).sum(-1)
+        found.append((total * (1 + 1e-9) - log_share) / rate * UP)
+    return torch.cat(found).nan_to_num(torch.inf, torch.inf).amin(0)
 
 
 def _cells(layer: FirstLayer, theta: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -262,9 +262,9 @@ def _points(terms: Terms, row: int) -> tuple[Tensor, Tensor]:
     values, weights = [], []
     for side in terms.sides:
         d, line = side.nodes[row][..., None], side.line[row][:, None]
-        value = d * (side.lift[row][:, None] - side.tilt[row][:, None, None] * line)
-        value = value - terms.k[row][:, None, None] * (d * line) ** 2
-        values.append(value.flatten(1))
+        moved = d * line
+        lost = (terms.k[row][:, None, None] * moved).add_(side.tilt[row][:, None, None]).mul_(moved)
+        values.append((d * side.lift[row][:, None]).sub_(lost).flatten(1))
         weights.append((side.weights[row][..., None] * side.share[row][:, None]).flatten(1))
     plus, minus = (side.mass[row] * side.rest[row] for side in terms.sides)
     known = (plus + minus)[:, None]
@@ -278,15 +278,14 @@ def _interpolated(values: Tensor, weights: Tensor, start: Tensor, step: Tensor, 
     differences). Powers of t in [0, 1) are summed in each cell, and the polynomials, whose coefficients are at most
     1.25, are applied to the sums.
     """
-    place = (values - start[:, None]) / step
+    place = (values - start[:, None]).div_(step)
     low = place.floor()
-    t, share, size = (place - low).flatten(), weights.flatten(), len(values) * cells
-    rows = torch.arange(len(values), device=values.device)[:, None]
-    index = (low.long() + rows * cells).flatten()
-    sums = []
-    for _ in range(6):
-        sums.append(torch.bincount(index, share, size))
-        share = share * t
+    rows, size = torch.arange(len(values), device=values.device)[:, None], len(values) * cells
+    index, t = low.long().add_(rows * cells).flatten(), place.sub_(low).flatten()
+    share = weights.flatten().clone()
+    sums = [torch.bincount(index, share, size)]
+    for _ in range(5):
+        sums.append(torch.bincount(index, share.mul_(t), size))
     total = values.new_zeros(size)
     for k, part in enumerate(values.new_tensor(_LAGRANGE) @ torch.stack(sums)):
         total[k:] += part[: size - k]

@@ -58,6 +58,7 @@ from bnn_vnnlib.bounds.dense.exponents import Typical, typical
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.normal import LEAST, cdf, density
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, log_moment_active, relu_mean
+from bnn_vnnlib.methods.safety.large_variance.chaos import eigenvalues
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
@@ -186,9 +187,6 @@ REACH = 3.5
 STEPS = 3
 """Towards e = the tilted mean."""
 
-SOLVED = 1e-10
-"""Backward error of eigenvalues, relative to the trace."""
-
 MAX_EIGENVALUE = 0.98
 """Of eigenvalues that are served: beyond, the Gaussian mean of the quadratic form is next to infinite."""
 
@@ -239,8 +237,7 @@ def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tens
     matrix = root[..., None] * form * root[..., None, :]
     usable = matrix.abs().amax((-2, -1)) < 1e3  # neither nan nor infinite
     matrix = torch.where(usable[..., None, None], matrix, 0.0)
-    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-    values = torch.linalg.eigvalsh(matrix).clamp(min=0.0) + SOLVED * trace[..., None]
+    values, trace = eigenvalues(matrix), matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
     largest = values.amax(-1)
     gap = law.tilted_mean(alpha, beta) - center
     pulled = torch.einsum("prk,prkl,prl->pr", gap, form, gap).clamp(min=0.0) * (1 + 1e-6) + 1e-9 * trace
