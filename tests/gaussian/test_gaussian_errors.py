@@ -13,13 +13,25 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.gaussian.characteristic import term
 from bnn_vnnlib.gaussian.faddeeva import by_trapezoids, faddeeva
-from bnn_vnnlib.gaussian.normal import ABSOLUTE, LOGARITHM, TERM, cdf, cdf_above, density, log_cdf_above, log_cdf_below
+from bnn_vnnlib.gaussian.normal import (
+    ABSOLUTE,
+    LOGARITHM,
+    TERM,
+    cdf,
+    cdf_above,
+    cdf_below,
+    density,
+    log_cdf_above,
+    log_cdf_below,
+)
 from bnn_vnnlib.gaussian.relu import (
     excess_above_mean,
     exponential_excess,
+    log_half_moment,
     log_moment,
     log_moment_active,
     log_moment_below,
+    mean_abs,
     relu_fourth,
     relu_mean,
     relu_square,
@@ -43,11 +55,13 @@ def test_densities(ours: Callable[[torch.Tensor], torch.Tensor], exact: Callable
             assert abs(exact(mpmath.mpf(t)) - mpmath.mpf(found)) < ABSOLUTE / 10
 
 
-def test_the_distribution_is_rounded_up_in_its_tails() -> None:
+def test_the_distribution_is_rounded_outward_in_its_tails() -> None:
+    low, high = (side(torch.as_tensor(POINTS)).tolist() for side in (cdf_below, cdf_above))
     with mpmath.workdps(60):
-        for t, found in zip(POINTS, cdf_above(torch.as_tensor(POINTS)).tolist(), strict=True):
-            exact = mpmath.ncdf(mpmath.mpf(t))
-            assert exact <= mpmath.mpf(found) <= exact * (1 + mpmath.mpf(1e-9)) + mpmath.mpf(1e-300)
+        for t, below, above in zip(POINTS, low, high, strict=True):
+            exact, room = mpmath.ncdf(mpmath.mpf(t)), 1e-9 if t < 0 else 1e-12
+            assert exact <= mpmath.mpf(above) <= exact * (1 + mpmath.mpf(room)) + mpmath.mpf(1e-300)
+            assert exact >= mpmath.mpf(below) >= exact * (1 - mpmath.mpf(room)) - mpmath.mpf(1e-300)
 
 
 def test_the_logarithm_of_the_distribution() -> None:
@@ -72,6 +86,16 @@ def test_moments_of_relu(power: int, ours: Callable[..., torch.Tensor], times: i
         for m in (-1e3, -9.0, -1.0, -1e-9, 0.0, 1e-12, 0.5, 30.0):
             found = mpmath.mpf(float(ours(number(m), number(s))))
             assert abs(exact_relu_moment(power, m, s) - found) <= times * ABSOLUTE * (abs(m) + s) ** power + 1e-300
+
+
+@pytest.mark.parametrize("s", [0.0, 1e-9, 0.3, 5.0, 1e6])
+def test_the_mean_of_an_absolute_value(s: float) -> None:
+    """Relative to itself, and the lemma on its square."""
+    with mpmath.workdps(60):
+        for g in (-1e3, -9.0, -1.0, -1e-9, 0.0, 1e-12, 0.5, 30.0):
+            exact = 2 * exact_relu_moment(1, abs(g), s) - abs(mpmath.mpf(g))
+            assert abs(mpmath.mpf(float(mean_abs(number(g), number(s)))) - exact) <= 8 * ABSOLUTE * exact
+            assert exact**2 <= mpmath.mpf(g) ** 2 + 2 * mpmath.mpf(s) ** 2 / mpmath.pi
 
 
 @given(st.floats(-12, 12), st.floats(1e-3, 4), st.floats(-2, 2), st.floats(0, 0.05))
@@ -113,6 +137,10 @@ def test_exponential_moments_from_both_sides(alpha: float, beta: float, m: float
         a, b, z, v = (mpmath.mpf(part) for part in (alpha, beta, m, s))
         active = (b * z * z + a * z + a * a * v * v / 2) / c - mpmath.log(c) / 2
         assert float(log_moment_active(*map(number, (alpha, beta, m, s)))) >= active
+        y = (z + a * v * v) / (v * mpmath.sqrt(c))
+        if abs(y) < 1e3:  # mpmath's own limits again
+            half, found = active + mpmath.log(mpmath.ncdf(y)), float(log_half_moment(*map(number, (alpha, beta, m, s))))
+            assert half <= found <= half + 1e-11 * (1 + abs(half) + y * y + (alpha * m) ** 2 + (alpha * s) ** 2)
 
 
 @pytest.mark.parametrize("left", [0.0011, 0.002, 0.03])
