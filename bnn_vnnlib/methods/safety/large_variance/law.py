@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -64,6 +65,9 @@ OUTER, INNER = 32, 8
 
 FINER = ((6, 4), (24, 2))
 """Up to so many neurons take so many times as many nodes: the fewer terms, the slower their product falls with w."""
+
+CELLS = 28
+"""Cells of D within CUT deviations; 0 is another edge."""
 
 ELLIPSES = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 """r."""
@@ -110,11 +114,24 @@ class Terms:
     sides: tuple[_Side, _Side]
     more: Sides
 
+    @cached_property
+    def cells(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ends low < high of one sign of cells of D, (A, H, C), their probabilities, and whether D > 0."""
+        mean, dev = (part[..., None] for part in (self.weights.mean, self.weights.dev))
+        edges = mean + dev * torch.linspace(-CUT, CUT, CELLS + 1, dtype=mean.dtype, device=mean.device)
+        zero = torch.zeros_like(mean).clamp(edges[..., :1], edges[..., -1:])
+        edges = torch.cat([edges, zero], -1).sort(-1).values
+        low, high = edges[..., :-1], edges[..., 1:]
+        left, right = (low - mean) / dev, (high - mean) / dev
+        flip = left > 0
+        mass = cdf(torch.where(flip, -left, right)) - cdf(torch.where(flip, -right, left))
+        return low, high, mass.clamp(min=0.0) * UP + 1e-300, low >= 0
+
 
 def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Tensor, more: Sides | None = None) -> Terms:
     """The terms of A rows at their theta (A,)."""
     k = (lines.curvature + theta[:, None] * lines.per_rate) * UP
-    lift, share, _ = _outer(layer, torch.zeros_like(layer.m), -1)
+    lift, share = _outer(layer, torch.zeros_like(layer.m), -1)
     count = _nodes(layer)[0]
     plus = _side(weights, 1, (lift, torch.ones_like(lift), share), cdf(-layer.m / layer.s), lines, count)
     minus = _side(weights, -1, *_pieces(layer), lines, count)
@@ -129,12 +146,15 @@ def _rule(low: Tensor, high: Tensor, count: int, m: Tensor, s: Tensor) -> tuple[
     return z, half * gauss * density((z - m[..., None]) / s[..., None]) / s[..., None]
 
 
-def _outer(layer: Neurons, start: Tensor, sign: int) -> tuple[Tensor, Tensor, Tensor]:
-    """p and weights on zeta > start, and the half width of that piece."""
-    m, s = layer.m, layer.s
-    low, high = torch.maximum(m - CUT * s, start), torch.maximum(m + CUT * s, start)
-    z, weight = _rule(low, high, _nodes(layer)[0], m, s)
-    return (1 + sign * layer.rho)[..., None] * z, weight, (high - low) / 2
+def _ends(layer: Neurons, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the piece zeta > start."""
+    return torch.maximum(layer.m - CUT * layer.s, start), torch.maximum(layer.m + CUT * layer.s, start)
+
+
+def _outer(layer: Neurons, start: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+    """p and weights on zeta > start."""
+    z, weight = _rule(*_ends(layer, start), _nodes(layer)[0], layer.m, layer.s)
+    return (1 + sign * layer.rho)[..., None] * z, weight
 
 
 def _side(
@@ -152,7 +172,7 @@ def _pieces(layer: Neurons) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """For D < 0."""
     m, s, ramp, reach = layer.m, layer.s, layer.ramp, layer.reach
     rho, top, excess = layer.rho[..., None], SHARES[-1], (reach - ramp)[..., None]
-    lift, share, _ = _outer(layer, ramp, 1)
+    lift, share = _outer(layer, ramp, 1)
     lifts, slopes, shares = [lift], [torch.ones_like(lift)], [share]
     inner = _nodes(layer)[1]
     for low, high in ((-ramp, 0 * ramp), (0 * ramp, ramp)):
@@ -328,7 +348,8 @@ def _in_inputs(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
     outer, inner = _nodes(layer)
     size, rho, s = side.nodes.abs(), layer.rho[..., None], layer.s[..., None]
     start, rate = layer.ramp if side is terms.sides[1] else 0 * layer.ramp, w * size * (1 + rho)
-    half = _outer(layer, start, 1)[2][..., None]
+    low, high = _ends(layer, start)
+    half = ((high - low) / 2)[..., None]
     found = _least(rate * _ellipses(half)[1], half, s, outer)
     if side is terms.sides[1]:
         ramp, excess = layer.ramp[..., None], (layer.reach - layer.ramp).clamp(min=0.0)[..., None]
@@ -341,30 +362,14 @@ def _in_inputs(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
     return (found * side.weights).sum(-1)
 
 
-CELLS = 28
-"""Cells of D within CUT deviations; 0 is another edge."""
-
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
 """lam, over one by the standard deviation of Y."""
-
-
-def _cells(terms: Terms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ends low < high of one sign, (A, H, C), their probabilities, and whether D > 0."""
-    mean, dev = (part[..., None] for part in (terms.weights.mean, terms.weights.dev))
-    edges = mean + dev * torch.linspace(-CUT, CUT, CELLS + 1, dtype=mean.dtype, device=mean.device)
-    zero = torch.zeros_like(mean).clamp(edges[..., :1], edges[..., -1:])
-    edges = torch.cat([edges, zero], -1).sort(-1).values
-    low, high = edges[..., :-1], edges[..., 1:]
-    left, right = (low - mean) / dev, (high - mean) / dev
-    flip = left > 0
-    mass = cdf(torch.where(flip, -left, right)) - cdf(torch.where(flip, -right, left))
-    return low, high, mass.clamp(min=0.0) * UP + 1e-300, low >= 0
 
 
 def far_below(terms: Terms, target: Tensor, spread: Tensor) -> Tensor:
     """(A,): bounds on P(Y <= target) for targets far below the mean."""
     layer, lines = terms.layer, terms.lines
-    low, high, mass, positive = _cells(terms)
+    low, high, mass, positive = terms.cells
     far, near = torch.maximum(low.abs(), high.abs()), torch.minimum(low.abs(), high.abs())
     m, s, rho, reach = (part[..., None] for part in (layer.m, layer.s, layer.rho, layer.reach))
     tilt, k = (lines.tilt.abs() + lines.tilt_error)[..., None], terms.k[..., None]
@@ -404,7 +409,7 @@ def _log_bias_moment(terms: Terms, rate: Tensor) -> Tensor:
 def envelope(terms: Terms, waves: Tensor) -> Tensor:
     """(A, W): bounds on |E e^{i w' Y}| for all w' >= w."""
     layer = terms.layer
-    low, high, mass, positive = _cells(terms)
+    low, high, mass, positive = terms.cells
     near = torch.minimum(low.abs(), high.abs())[..., None]
     last = SHARES[-1]
     above, beyond = cdf(layer.m / layer.s), cdf((layer.m - layer.ramp) / layer.s)
