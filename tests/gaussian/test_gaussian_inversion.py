@@ -107,7 +107,11 @@ def test_quadrants_are_bounded_from_below(one: float, other: float, shared: floa
     own = 1 - shared**2
     envelope = lambda waves: torch.exp(-(waves**2) * own / 2)  # noqa: E731
     noise, c = torch.full((1, 2, 1), eta, dtype=torch.float64), column(1.0)
+    turned = found.factors * torch.polar(torch.ones_like(w), eta * (w + v))
+    wrong = 0.02 * (turned.conj() / turned.abs())  # the worst error of that size
+    off = float(found.quadrant(values + wrong, wrong.abs(), (envelope, envelope), noise, c)[0, 0])
     bound = float(found.quadrant(values, torch.zeros_like(w), (envelope, envelope), noise, c)[0, 0])
+    assert off <= bound + 1e-9
     law = stats.multivariate_normal([one + eta, other + eta], [[1 + eta**2, shared], [shared, 1 + eta**2]])
     assert bound <= float(law.cdf([0.0, 0.0])) + 1e-6
     if count == 12:

@@ -1,12 +1,12 @@
 """What a row of a network with two hidden ReLU layers loses, at most, between a point x* and the other points of a box.
 
 Let zeta_i = W_i h(x*) + c_i be the second layer's inputs at x*, h the first layer's outputs, v_i(x) = W_i g(x) with g
-of `around`, and D_i ~ N(mean_i, dev_i^2) the row's combination of the last layer. Then
+of `first_layer`, and D_i ~ N(mean_i, dev_i^2) the row's combination of the last layer. Then
     row(x) - row(x*) = sum_i D_i (relu(zeta_i + v_i) - relu(zeta_i)).
 
 Ranges. zeta_i lies in [low_i, high_i] by Chernoff's bound: E e^{tau zeta_i} is a product over k of
 E e^{tau mean h_k + tau^2 variance h_k^2 / 2}, h_k = relu(z_k), in closed form. v_i lies in [-fall_i, rise_i] for all x
-of the box: `around` with the rows +-W_i, whose entries are independent of the first layer.
+of the box: `first_layer` with the rows +-W_i, whose entries are independent of the first layer.
 
 Slopes. Let f = relu(zeta + v) - relu(zeta) - a v, a in [0, 1] a number, v in [-fall, rise], zeta in [low, high]. Then
 f >= -p, p = max((1 - a) min(fall, high^+), a min(rise, (-low)^+)):
@@ -19,8 +19,8 @@ and f <= q, q = max((1 - a) min(rise, (high + rise)^+), (a fall - low^+)^+):
     zeta + v <= 0:  f = -a v - relu(zeta) <= (a fall - low^+)^+.
 Hence, since a_i is a fixed number (chosen from the ranges),
     row(x) - row(x*) >= sum_i a_i D_i v_i(x) - sum_i (D_i^+ p_i + D_i^- q_i).
-The last sum is bounded by Chernoff's bound (`around.cost`), where p and q may depend on zeta, see `unsure`. The first
-one is w . g(x), w_k = sum_i a_i mean_i W_ik + e_k, e_k = sum_i a_i (D_i - mean_i) W_ik: a row of `around` with
+The last sum is bounded by Chernoff's bound (`first_layer.cost`), where p and q may depend on zeta, see below. The first
+one is w . g(x), w_k = sum_i a_i mean_i W_ik + e_k, e_k = sum_i a_i (D_i - mean_i) W_ik: a row of `first_layer` with
 - |e_k| <= y root of sum_i (a_i dev_i W_ik)^2 but with probability 2 Phi(-y), given W; and that root, a norm, is at most
   root of sum (a_i dev_i)^2 E W_ik^2 + y max_i (a_i dev_i sd W_ik) but with probability Phi(-y);
 - N_j = sum_k e_k a_k V_kj = sum_i a_i (D_i - mean_i) U_ij, U_ij that of row W_i: |N_j| <= y root of sum_i (a_i dev_i
@@ -33,7 +33,7 @@ these events is nothing: on them the row loses at most `loss` anywhere in the bo
 
 What neurons of the second layer cost of which it is not sure whether they are active.
 
-Notation of `change`: f = relu(zeta + v) - relu(zeta) - a v, v in [-fall, rise], -p <= f <= q, cost D^+ p + D^- q. For
+As above let f = relu(zeta + v) - relu(zeta) - a v, v in [-fall, rise], -p <= f <= q, cost D^+ p + D^- q. For
 a = 0, whatever zeta is,
     p = min(fall, zeta^+),    q = (rise + min(zeta, 0))^+,
 as f = max(v, -zeta) for zeta > 0 and f = (zeta + v)^+ else. Both grow with zeta. For a = 1 the same holds with -zeta,

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib.methods.safety.large_variance import composed, lines, one_layer, output_layer, two_layers
+from bnn_vnnlib.methods.safety.large_variance import lines, one_layer, output_layer, two_layers
 from bnn_vnnlib.methods.safety.large_variance.lines import Neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights
@@ -26,7 +26,7 @@ ROW = np.array([1.0, -1.0])
 neurons, bounded, lowest = map(in_numpy, (lines.neurons, one_layer.bounded, one_layer.lowest))
 last_weights, weights_of, sides_of = map(in_numpy, (output_layer.last_weights, Weights, Sides))
 failures, ranges, levels_of, composed_rows = map(
-    in_numpy, (composed.failures, composed.ranges, composed._levels, composed.composed)
+    in_numpy, (two_layers.composed_failures, two_layers.input_ranges, two_layers._levels, two_layers.composed)
 )
 
 
@@ -159,7 +159,7 @@ def test_exact_infima_of_two_hidden_layers(seed: int) -> None:
         weights = last_weights(net.layers[2], ROW[None], bound)[0]
         found = float(failures(net, x - eps, x + eps, weights, Deadline())[0])
         assert stats.binom.sf(int((least <= bound[0]).sum()) - 1, count, found) > 1e-9
-        assert found >= composed.BUDGET
+        assert found >= two_layers.BUDGET
 
 
 def test_what_ranges_spend_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_what_ranges_spend_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) ->
         spent.append(levels)
         return -torch.ones_like(levels), torch.ones_like(levels)
 
-    monkeypatch.setattr(composed, "ranges", exact)
-    monkeypatch.setattr(composed, "bounded", lambda layer, weights, more: torch.zeros_like(weights.bias))
+    monkeypatch.setattr(two_layers, "input_ranges", exact)
+    monkeypatch.setattr(two_layers, "bounded", lambda layer, weights, more: torch.zeros_like(weights.bias))
     weights = last_weights(net.layers[2], np.stack([ROW, -ROW]), np.zeros(2))[0]
     found = failures(net, x - 0.02, x + 0.02, weights, Deadline())
     assert (found >= 2 * float(spent[0].sum())).all()
@@ -199,8 +199,8 @@ def test_ranges_hold_as_often_as_they_say(seed: int) -> None:
 def test_levels_add_up_to_the_budget() -> None:
     weights = weights_of(*(np.random.default_rng(0).normal(size=shape) ** 2 for shape in ((4, 7), (4, 7), 4, 4)))
     levels = levels_of(weights, np.linspace(-2, 2, 7), np.ones(7))
-    assert 2 * levels.sum() <= composed.BUDGET
-    assert levels.min() >= composed.BUDGET * composed.EVENLY / 14 * (1 - 1e-9)
+    assert 2 * levels.sum() <= two_layers.BUDGET
+    assert levels.min() >= two_layers.BUDGET * two_layers.EVENLY / 14 * (1 - 1e-9)
 
 
 def test_it_is_asked_where_rows_fail_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_it_is_asked_where_rows_fail_often(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append(len(parts[3].bias))
         return torch.tensor([0.25], dtype=torch.float64)
 
-    monkeypatch.setattr(composed, "failures", counted)
+    monkeypatch.setattr(two_layers, "composed_failures", counted)
     found = in_numpy(two_layers.failures)(net, question, Deadline())
     assert asked == [1]
     assert found[0] == pytest.approx(0.25, abs=1e-9)

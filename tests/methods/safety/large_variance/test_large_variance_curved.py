@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib.gaussian.relu import Rectangle
-from bnn_vnnlib.methods.safety.large_variance import second_order
+from bnn_vnnlib.methods.safety.large_variance import moments
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Law
-from bnn_vnnlib.methods.safety.large_variance.second_order import (
+from bnn_vnnlib.methods.safety.large_variance.moments import (
     BENDS,
     AtPoints,
     Parabola,
@@ -193,7 +193,7 @@ def test_the_two_halves_of_a_square() -> None:
             z = low + s * NODES
             truth = (np.exp(-0.8 * np.maximum(z, 0) ** 2) * (sign * NODES > 0)) @ MASS
             w, at, dev = (torch.tensor([[[value]]], dtype=torch.float64) for value in (0.8, low, s))
-            assert abs(float(second_order._half_square(w, at, dev, sign)) - truth) < 3e-4
+            assert abs(float(moments._half_square(w, at, dev, sign)) - truth) < 3e-4
 
 
 @pytest.mark.parametrize(("seed", "spread"), [(0, 0.3), (1, 0.8), (2, 0.5)])

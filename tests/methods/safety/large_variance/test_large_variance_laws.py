@@ -95,14 +95,15 @@ def quantiles(found: Terms, x: np.ndarray) -> list[np.ndarray]:
     return [shift + place + 0.03 for place in np.linspace(x.min(), x.max(), 30)]
 
 
-@pytest.mark.parametrize("less", ["rest", "errors", "far"])
+@pytest.mark.parametrize("less", ["rest", "errors", "errors above", "far"])
 def test_what_the_inversion_leaves_out_is_paid_for(less: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short series, coarse rules, and a period that ends within the law, so that each payment is needed."""
-    case, noise = (1.5, 0.3, -0.8, 0.3) if less == "errors" else (0.5, 0.7, -0.3, 0.6), 0.5
+    cases = {"errors": (1.5, 0.3, -0.8, 0.3), "errors above": (1.5, 0.3, 0.8, 0.3)}
+    case, noise = cases.get(less, (0.5, 0.7, -0.3, 0.6)), 0.5
     if less == "rest":
         monkeypatch.setattr(module, "BLOCKS", 1)
         monkeypatch.setattr(module, "BLOCK", 2)
-    if less == "errors":
+    if less in cases:
         monkeypatch.setattr(module, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
         monkeypatch.setattr(module, "FINER", ((1, COARSE),))
         monkeypatch.setattr(module, "OUTER", 1)

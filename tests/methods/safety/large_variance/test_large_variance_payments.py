@@ -13,10 +13,17 @@ from scipy import special
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
-from bnn_vnnlib.methods.safety.large_variance import moments, second_order
+from bnn_vnnlib.methods.safety.large_variance import moments
 from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
-from bnn_vnnlib.methods.safety.large_variance.moments import SHARPER, SPARE, RowsAtPoints, failures
-from bnn_vnnlib.methods.safety.large_variance.second_order import BENDS, AtPoints, parabolas
+from bnn_vnnlib.methods.safety.large_variance.moments import (
+    BENDS,
+    SHARPER,
+    SPARE,
+    AtPoints,
+    RowsAtPoints,
+    failures,
+    parabolas,
+)
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.system.clock import Deadline
 from support.large_variance import dense, sampled
@@ -113,7 +120,7 @@ def test_quadratic_forms_are_limited_as_often_as_is_said(shift: float) -> None:
     law = Law(*(torch.full((1, 1, count), part, dtype=torch.float64) for part in (6.0, 1.0)), torch.zeros(1))
     form = 0.7 * torch.eye(count, dtype=torch.float64)[None, None]
     center = law.plain()[0].expand(1, 1, count) + shift
-    reach = second_order._reach(form, center, law, spent)[0, 0].numpy()
-    limit = (reach - second_order.REACH * math.sqrt(0.7)) / 0.7
+    reach = moments._reach(form, center, law, spent)[0, 0].numpy()
+    limit = (reach - moments.REACH * math.sqrt(0.7)) / 0.7
     each = special.ndtr(-(limit + shift)) + special.ndtr(-(limit - shift))
     assert 0.05 * spent * (shift == 0) < 1 - np.prod(1 - each) <= spent
