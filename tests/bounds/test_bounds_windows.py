@@ -102,9 +102,19 @@ def _joined() -> Network:
     return make.network(make.dense(make.reshape(z, 1, int(np.prod(make.shape(z)))), 2))
 
 
+def _normalised() -> Network:
+    """Padded maps with no activation between them: what is beyond a border meets biases and kernels."""
+    make = Builder(7)
+    x = make.shift(make.conv(make.input(1, 2, 9, 9), (3, 2, 3, 3), pads=(1, 1, 1, 1)), (3, 1, 1))
+    x = make.shift(make.scale(make.activation(x), (3, 1, 1)), (3, 1, 1))
+    x = make.conv(make.conv(x, (3, 3, 3, 3), pads=(1, 1, 1, 1)), (2, 3, 3, 3), pads=(0, 2, 1, 0))
+    x = make.activation(make.shift(x, (2, 1, 1)))
+    return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "strided": _strided, "grouped": _grouped, "residual": _residual, "pools": _pools,
-    "channels last": _channels_last, "joined": _joined,
+    "channels last": _channels_last, "joined": _joined, "normalised": _normalised,
 }  # fmt: skip
 
 
