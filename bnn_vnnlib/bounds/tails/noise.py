@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -414,15 +414,18 @@ class Noise:
         if near is not None and fresh is not None:
             self.near = self._fold(self.near, _twice(_rows(fresh, near)), terms)
 
-    def convolved(self, node: Conv, position: int, h: Interval, order: Tensor) -> None:
-        """`units` of a convolution at `position`, in this order: independent weights, each used once by an element."""
+    def elements(self, node: Weighted, position: int, h: Interval, move: Callable[[Tensor], Tensor]) -> None:
+        """The noise of the rows e_i and -e_i over the elements of a map, each of which uses a weight once: its own.
+
+        move : from elements (K, M, *output shape) to the rows (K, M, R / 2)
+        """
         box, terms = self.deviations.param(node.weight), maps.fan(node)
         if box.spread is None:
             return
         center, radius = h.center_radius
 
         def rows(weight: Tensor, z: Tensor) -> Tensor:
-            return _twice(maps.apply(node, weight, z).flatten(2)[..., order])
+            return _twice(move(maps.apply(node, weight, z)))
 
         self._charge(position, node.weight, rows(box.variance, squared(center.abs() + radius)), terms)
         plain = _copied(box.spread, node.weight)
@@ -430,12 +433,12 @@ class Noise:
         if self.variation is not None:
             self.near = self._fold(self.near, rows(plain, self.variation.known[node.inputs[0]]), terms)
 
-    def convolved_bias(self, node: Shift, position: int, order: Tensor) -> None:
-        """Collect the noise of the biases that are added to a convolution, for `convolved`."""
+    def element_biases(self, node: Shift, position: int, move: Callable[[Tensor], Tensor]) -> None:
+        """Collect the noise of the biases that are added to elements, as `elements` does."""
         box = self.deviations.param(node.bias)
         if box.spread is not None:
-            flat = filled(aligned(box.variance, len(node.shape)), node).flatten(2)[..., order]
-            self._charge(position, node.bias, _twice(flat).expand_as(self.zero), 1)
+            rows = move(filled(aligned(box.variance, len(node.shape)), node))
+            self._charge(position, node.bias, _twice(rows).expand_as(self.zero), 1)
 
     def _unit_biases(self, position: int, node: Shift) -> None:
         box = self.deviations.param(node.bias)

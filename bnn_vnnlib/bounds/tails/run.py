@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -384,17 +384,84 @@ class Run:
     def shortcut(self, position: int) -> tuple[tuple[Tail, Tail] | None, bool]:
         """The tails of the rows e_i, then -e_i, of all units and of their middles, if no row has to be walked for each.
 
-        Second, whether walks would give the same.
+        Second, whether walks would give the same. Dense layers are walked together. Of any other node the rows stop at
+        the nodes behind it that are known: on G these are in their ranges, which is all that the proofs in `tail` ask
+        of the input of a map. An element uses every weight of a map once, so that its noise is that of a dense layer,
+        and all sums are those of the map itself: nothing of the size of elements x inputs is stored.
         """
-        size = math.prod(self.network.nodes[position].shape)
-        zero, own = self.box.lower.new_zeros(*self.box.lower.shape[:2], 2 * size), self._own(position)
-        if (convolved := self._convolved(position, zero, own)) is not None:
-            return convolved
+        size, own = math.prod(self.network.nodes[position].shape), self._own(position)
+        zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], 2 * size)
         styles = (False, True) if any(place < position for place in self.smooth) else (False,)
-        found = [self._dense(position, zero, smooth, own) for smooth in styles]
-        if found[0] is None:
+        dense = [self._dense(position, zero, smooth, own) for smooth in styles]
+        if dense[0] is not None:
+            return _merged([pair for pair in dense if pair is not None]), True
+        if self.correlation is not None:
             return None, False
-        return _merged([pair for pair in found if pair is not None]), True
+        _, noise = self._start(zero, False, own)
+        tight = self._charge(position, noise, lambda z: z.flatten(2))
+        return self._stopped(position, noise), tight
+
+    def _stopped(self, position: int, noise: Noise) -> tuple[Tail, Tail]:
+        """The tails of all units of a node, of which this is the noise, from its range with mean weights."""
+        tail = noise.tail(_sides(self._mean_range(position)))
+        return tail, noise.middle(_sides(self._mean_range(position, center=True))) if noise.own else tail
+
+    def _charge(self, position: int, noise: Noise, move: Callable[[Tensor], Tensor]) -> bool:
+        """Collect the noise between the known nodes and the units of one that is claimed, in the order of the claim.
+
+        move : from elements (K, M, *shape) of the node at `position` to those of the claimed one (K, M, size). True:
+        an interval of the mean is as tight as a walk
+        """
+        node = self.network.nodes[position]
+
+        def behind(source: int, move: Callable[[Tensor], Tensor]) -> bool:
+            return self._is_input(source) if source in self.ranges.values else self._charge(source, noise, move)
+
+        match node:
+            case Linear() | Conv() | Scale():
+                noise.elements(node, position, self.ranges.values[node.inputs[0]], move)
+                return self._is_input(node.inputs[0])
+            case Shift():
+                noise.element_biases(node, position, move)
+                return behind(node.inputs[0], move)
+            case Reshape() | Transpose():
+                rule = interval.reshape if isinstance(node, Reshape) else interval.transpose
+                return behind(node.inputs[0], lambda z: move(rule(node, z)))
+            case Sum() | Concat():
+                tight = [behind(source, self._branch(node, i, move)) for i, source in enumerate(node.inputs)]
+                return isinstance(node, Concat) and all(tight)
+            case _:
+                raise TypeError(f"{node.name} has no noise that is not claimed")
+
+    def _branch(self, node: Sum | Concat, index: int, move: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """`move` of a node for one of its branches; the others of a concatenation add nothing."""
+        if isinstance(node, Sum):
+            return move
+        shapes = [self.network.nodes[source].shape for source in node.inputs]
+
+        def joined(z: Tensor) -> Tensor:
+            parts = [z if i == index else z.new_zeros(*z.shape[:2], *shape) for i, shape in enumerate(shapes)]
+            return move(interval.concat(node, *parts))
+
+        return joined
+
+    def _mean_range(self, position: int, *, center: bool = False) -> Interval:
+        """The range of a node with mean weights behind the known nodes; at the centre of the box, if that is asked for
+        and the input is what is known."""
+        node, values = self.network.nodes[position], self.ranges.values
+        if center and isinstance(node, Input):
+            middle = (self.box.lower + self.box.upper) / 2
+            return interval.inputs(node, Interval(middle, middle))
+        if position in self._mean_layers and not center:
+            return self._mean_layers[position]
+        sources = (
+            values[source]
+            if source in values and not (center and self._is_input(source))
+            else self._mean_range(source, center=center)
+            for source in node.inputs
+        )
+        found: Interval = interval.RULES[type(node)](node, self.means, *sources)[0]
+        return found
 
     def _differences(self, position: int, size: int, deviation: Tensor, variation: Variation) -> Tensor:
         """(K, M, size): minus a bound of the variation."""
@@ -422,80 +489,11 @@ class Run:
         source = self.ranges.values[weighted.inputs[0]]
         place = position if weighted is node else node.inputs[0]
         noise.units(position, node, place, weighted, source)
-        if self._is_input(weighted.inputs[0]):
-            tail = noise.tail(self._layer(node, self._mean_layers[place]))
-            if not noise.own:
-                return tail, tail
-            center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
-            return tail, noise.middle(self._layer(node, center))
+        if self._is_input(weighted.inputs[0]):  # no walk, which would store outputs x inputs for every item
+            return self._stopped(position, noise)
         if not backward.start_at_units(walk, position):
             raise TypeError("a dense layer starts a walk")
         return self._finish(walk, noise, position)
-
-    def _convolved(
-        self, position: int, zero: Tensor, own: frozenset[int]
-    ) -> tuple[tuple[Tail, Tail] | None, bool] | None:
-        """All units of a convolution of a known node, in whatever order they are claimed; None for any other node.
-
-        An element uses every weight of its kernel once, so that its noise is that of a dense layer, and the sums over
-        the kernel are convolutions: nothing of the size of elements x inputs is stored. On G the known node is in its
-        range, which is all that the proofs in `tail` ask of the input of a map: the rows stop there.
-        """
-        nodes, place = self.network.nodes, position
-        while isinstance(nodes[place], Reshape | Transpose):
-            (place,) = nodes[place].inputs
-        last = nodes[place]
-        source = last.inputs[0] if isinstance(last, Shift) else place
-        weighted = nodes[source]
-        if not isinstance(weighted, Conv) or self.correlation is not None:
-            return None
-        order = self._order(place, position)
-        _, noise = self._start(zero, False, own)
-        noise.convolved(weighted, source, self.ranges.values[weighted.inputs[0]], order)
-        if isinstance(last, Shift):
-            noise.convolved_bias(last, place, order)
-        tail, first = (
-            noise.tail(self._layer(last, self._mean_layers[source], order)),
-            self._is_input(weighted.inputs[0]),
-        )
-        if not noise.own:
-            return (tail, tail), first
-        center = self._mean_layers[source]
-        if first:
-            center, _ = interval.weighted(weighted, self.means, self._at_center(weighted.inputs[0]))
-        return (tail, noise.middle(self._layer(last, center, order))), first
-
-    def _order(self, place: int, position: int) -> Tensor:
-        """Which element of the node at `place` each element of the one at `position` is, which only moves them."""
-        chain = []
-        while position != place:
-            chain.append(self.network.nodes[position])
-            (position,) = chain[-1].inputs
-        shape = self.network.nodes[place].shape
-        index = torch.arange(math.prod(shape), device=self.box.lower.device).reshape(shape)
-        for node in reversed(chain):
-            index = index.permute(node.perm) if isinstance(node, Transpose) else index.reshape(node.shape)
-        return index.flatten()
-
-    def _layer(self, node: Node, found: Interval, order: Tensor | None = None) -> Tensor:
-        """Lower bounds (K, M, 2 size) of the units of a layer with mean weights, then of the negated ones.
-
-        found : the layer without its bias. The interval of one map is exact: no walk, which would store
-        outputs x inputs for every item.
-        """
-        if isinstance(node, Shift):
-            found, _ = interval.shift(node, self.means, found)
-        sides = found.lower.flatten(2), -found.upper.flatten(2)
-        return torch.cat(sides if order is None else [side[..., order] for side in sides], 2)
-
-    def _at_center(self, position: int) -> Interval:
-        """The centre of the box, moved and shifted."""
-        node = self.network.nodes[position]
-        if isinstance(node, Input):
-            center = (self.box.lower + self.box.upper) / 2
-            return interval.inputs(node, Interval(center, center))
-        found: Interval = interval.RULES[type(node)](node, self.means, self._at_center(node.inputs[0]))[0]
-        return found
 
     def _is_input(self, position: int) -> bool:
         """The input, moved or shifted by known numbers at most."""
@@ -519,6 +517,11 @@ def at(form: LinearForm, x: Tensor) -> Tensor:
     level = value[..., 0] + form.offset
     error = gamma(2 * x.shape[-1]) * size[..., 0] + 4 * UNIT * (value[..., 0].abs() + form.offset.abs()) + TINY
     return (level - error).nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+
+def _sides(z: Interval) -> Tensor:
+    """Lower bounds (K, M, 2 size) of the elements, then of the negated ones."""
+    return torch.cat([z.lower.flatten(2), -z.upper.flatten(2)], 2)
 
 
 def _back(node: Node, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
