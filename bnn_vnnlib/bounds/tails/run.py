@@ -424,9 +424,10 @@ class Run:
             case Shift():
                 noise.element_biases(node, position, move)
                 return behind(node.inputs[0], move)
-            case Reshape() | Transpose():
-                rule = interval.reshape if isinstance(node, Reshape) else interval.transpose
-                return behind(node.inputs[0], lambda z: move(rule(node, z)))
+            case Reshape():
+                return behind(node.inputs[0], lambda z: move(interval.reshape(node, z)))
+            case Transpose():
+                return behind(node.inputs[0], lambda z: move(interval.transpose(node, z)))
             case Sum() | Concat():
                 tight = [behind(source, self._branch(node, i, move)) for i, source in enumerate(node.inputs)]
                 return isinstance(node, Concat) and all(tight)
