@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from bnn_vnnlib import attack
@@ -393,10 +393,9 @@ def _quantiles(setting: Setting, posterior: Gaussian, problem: Problem, lower: T
     unit = (distance.abs().amax() + (rows.bound[real] - middle).abs().amax()).clamp(min=1e-6)
     thresholds = middle + unit * torch.as_tensor(_OFFSETS, device=lower.device)
     budget = torch.full((1,), _BUDGET, dtype=torch.float64, device=lower.device)
-    fails = engine.levels(means, noise, (lower, upper), rows.outputs, thresholds, budget)[0].cpu().numpy()
-    goal = -ndtri(min(max(1 - setting.question.tau_safe, 1e-9), 0.5))
-    with np.errstate(invalid="ignore"):
-        z = np.clip(-ndtri(fails), -40.0, 40.0)  # falls from threshold to threshold
+    fails = engine.levels(means, noise, (lower, upper), rows.outputs, thresholds, budget)[0]
+    goal = -NormalDist().inv_cdf(min(max(1 - setting.question.tau_safe, 1e-9), 0.5))
+    z = (-torch.special.ndtri(fails)).clamp(-40.0, 40.0).cpu().numpy()  # falls from threshold to threshold
     held = np.cumprod(z >= goal, -1).astype(bool)
     last = held.sum(-1) - 1
     at = np.clip(last, 0, len(_OFFSETS) - 2)[..., None]

@@ -55,6 +55,27 @@ def mean_abs(g: Tensor, s: Tensor) -> Tensor:
     return 2 * relu_mean(size, s) - size
 
 
+HIGHEST_DENSITY = 0.4
+"""More than phi(0)."""
+
+
+def mean_plane(low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """beta in [0, 1], gamma in [0, HIGHEST_DENSITY] and kappa with E relu(N(m, s^2)) <= beta m + gamma s + kappa for m
+    in [low, high] and s in [least, most].
+
+    The mean is convex, so that kappa is what the plane lacks at a corner, up to roundings of the values there. Slopes
+    are those between the corners, or where these are close, derivatives; any would do.
+    """
+    ll, lu, ul, uu = (relu_mean(m, s) for m in (low, high) for s in (least, most))
+    wide, tall, size = high - low, most - least, torch.maximum(low.abs(), high.abs()) + most
+    t = ratio((low + high) / 2, most).clamp(-40.0, 40.0)
+    beta = torch.where(wide > 1e-9 * size, (ul + uu - ll - lu) / (2 * wide), cdf(t)).nan_to_num(0.0).clamp(0.0, 1.0)
+    lift = torch.where(tall > 1e-9 * size, (lu + uu - ll - ul) / (2 * tall), density(t)).nan_to_num(0.0)
+    gain = torch.where(most > LEAST, lift.clamp(0.0, HIGHEST_DENSITY), 0.0)
+    corners = ((ll, low, least), (lu, low, most), (ul, high, least), (uu, high, most))
+    return beta, gain, torch.stack([value - beta * m - gain * s for value, m, s in corners]).amax(0)
+
+
 def relu_square(m: Tensor, s: Tensor) -> Tensor:
     """E relu(N(m, s^2))^2, up to ABSOLUTE (|m| + s)^2."""
     t = ratio(m, s)

@@ -25,6 +25,7 @@ from bnn_vnnlib.gaussian.normal import (
     log_cdf_below,
 )
 from bnn_vnnlib.gaussian.relu import (
+    HIGHEST_DENSITY,
     excess_above_mean,
     exponential_excess,
     log_half_moment,
@@ -32,6 +33,7 @@ from bnn_vnnlib.gaussian.relu import (
     log_moment_active,
     log_moment_below,
     mean_abs,
+    mean_plane,
     relu_fourth,
     relu_mean,
     relu_square,
@@ -153,6 +155,28 @@ def test_exponential_moments_where_2_beta_s_squared_is_almost_one(left: float) -
             exact = exact_log_moment(alpha, beta, m, s)
             parts = tuple(map(number, (alpha, beta, m, s)))
             assert float(log_moment_below(*parts)) <= exact <= float(log_moment(*parts))
+
+
+def test_planes_lie_above_the_mean_and_touch_it_at_opposite_corners() -> None:
+    """On a grid of each rectangle, some of them points or without width on one side. At the other two corners they lack
+    half of what the four values differ from those of a plane by.
+    """
+    rng = np.random.default_rng(0)
+    low, least = rng.normal(size=300) * 3, 10.0 ** rng.uniform(-3, 1, 300)
+    wide, tall = (rng.uniform(0, 4, 300) * (rng.random(300) < 0.8) for _ in range(2))
+    ends = [torch.tensor(part) for part in (low, low + wide, least, least + tall)]
+    beta, gain, kappa = mean_plane(*ends)
+    part = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
+    m = (ends[0] + part[:, None] * (ends[1] - ends[0]))[:, None]
+    s = (ends[2] + part[:, None] * (ends[3] - ends[2]))[None]
+    over = beta * m + gain * s + kappa - relu_mean(m, s)
+    size = m.abs() + s
+    assert (over >= -4 * ABSOLUTE * size).all()
+    bent = relu_mean(m, s)[[0, 0, -1, -1], [0, -1, 0, -1]] * torch.tensor([1.0, -1.0, -1.0, 1.0]).double()[:, None]
+    most = torch.stack([over[i, j] for i in (0, -1) for j in (0, -1)]).amax(0)
+    assert (most <= bent.sum(0).abs() / 2 + 1e-8 * size.amax((0, 1))).all()
+    assert (over.amin((0, 1)) <= 4 * ABSOLUTE * size.amax((0, 1))).all()
+    assert ((beta >= 0) & (beta <= 1) & (gain >= 0) & (gain <= HIGHEST_DENSITY)).all()
 
 
 def test_closed_forms_are_integrals() -> None:

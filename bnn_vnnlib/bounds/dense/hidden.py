@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.normal import LEAST, ROUND, cdf, density
-from bnn_vnnlib.gaussian.relu import excess_above_mean, relu_mean
+from bnn_vnnlib.gaussian.relu import excess_above_mean, mean_plane, relu_mean
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
@@ -107,19 +107,9 @@ class Hidden:
     @cached_property
     def _above(self) -> tuple[Tensor, Tensor, Tensor]:
         """beta, gamma / sigma, and the value at the centre."""
-        m = self.low, self.high
-        s = self.least.clamp(min=LEAST), self.most.clamp(min=LEAST)
-        g = [[relu_mean(a, b) for b in s] for a in m]
-        wide, tall = m[1] - m[0], s[1] - s[0]
-        rise = (g[1][0] + g[1][1] - g[0][0] - g[0][1]) / (2 * wide)
-        lift = (g[0][1] + g[1][1] - g[0][0] - g[1][0]) / (2 * tall)
-        middle = (m[0] + m[1]) / 2
-        t = (middle / s[1]).clamp(-40.0, 40.0)
-        beta = torch.where(wide > 1e-9 * self._size, rise, cdf(t)).nan_to_num(0.0).clamp(0.0, 1.0)
-        gain = torch.where(tall > 1e-9 * self._size, lift, density(t)).nan_to_num(0.0).clamp(0.0, 1.0)
-        corners = [g[i][j] - beta * m[i] - gain * s[j] for i in (0, 1) for j in (0, 1)]
-        kappa = torch.stack(corners).amax(0) + 4 * ROUND * self._size + LEAST
-        sigma = (s[0] + s[1]) / 2
+        least, most = self.least.clamp(min=LEAST), self.most.clamp(min=LEAST)
+        beta, gain, kappa = mean_plane(self.low, self.high, least, most)
+        kappa, sigma = kappa + 4 * ROUND * self._size + LEAST, (least + most) / 2
         spread = self.square_above + (self.radius**2 + TINY) @ self.layer.variance.mT
         relative = 2 * gamma(2 * self.center.shape[-1] + 16)
         value = beta * self.middle + gain * (sigma / 2 + spread / (2 * sigma)) * (1 + relative) + kappa + self.slack

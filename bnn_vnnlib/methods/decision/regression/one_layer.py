@@ -65,7 +65,7 @@ from torch import Tensor
 
 from bnn_vnnlib.gaussian.characteristic import Sums
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density, ratio
-from bnn_vnnlib.gaussian.relu import relu_mean
+from bnn_vnnlib.gaussian.relu import mean_plane, relu_mean
 from bnn_vnnlib.gaussian.tanh import Expectations, expectations_for
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import UNIT, gamma
@@ -298,9 +298,6 @@ def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
 
 # 4. Relu
 
-HIGHEST_DENSITY = 0.4
-"""More than phi(0)."""
-
 
 def squares(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Range of x^2, not rounded."""
@@ -334,7 +331,7 @@ class ReluRows:
         low, high = m - radius, m + radius
         positive, negative = rows.v.clamp(min=0), rows.v.clamp(max=0)
         slope, constant = self._below(positive, m, s, center)
-        above, added = self._above(negative, m, s, (low, high), (least, most), lower, upper)
+        above, added = self._above(negative, s, (low, high, least, most), lower, upper)
         slope, constant = slope + above + rows.linear, constant + added + rows.constant
         value = torch.minimum(slope * lower, slope * upper).sum(-1) + constant - rows.payment
         return _Bounded(value, *self._slopes(rows, (low, high), (least, most), lower, upper))
@@ -347,19 +344,10 @@ class ReluRows:
         return slope, beta @ self.hidden.bias + weight @ self.hidden.bias_variance
 
     def _above(
-        self, v: Tensor, m: Tensor, s: Tensor, means: tuple[Tensor, Tensor], deviations: tuple[Tensor, Tensor],
-        lower: Tensor, upper: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        (low, high), (least, most) = means, deviations
-        corners = [(a, b, relu_mean(a, b)) for a in (low, high) for b in (least, most)]
-        (_, _, ll), (_, _, lu), (_, _, ul), (_, _, uu) = corners
-        t = ratio(m, s)
-        wide, tall = high > low, most > least
-        beta = torch.where(wide, (ul + uu - ll - lu) / (2 * (high - low)), cdf(t)).nan_to_num(0.0).clamp(0, 1)
-        steep = torch.where(tall, (lu + uu - ll - ul) / (2 * (most - least)), density(t))
-        steep = torch.where(most > LEAST, steep.nan_to_num(0.0).clamp(0, HIGHEST_DENSITY), torch.zeros_like(steep))
-        kappa = torch.stack([g - beta * a - steep * b for a, b, g in corners]).amax(0)
-        anchor = torch.maximum(s, most / 4).clamp(min=LEAST)
+        self, v: Tensor, s: Tensor, ranges: tuple[Tensor, Tensor, Tensor, Tensor], lower: Tensor, upper: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        beta, steep, kappa = mean_plane(*ranges)
+        anchor = torch.maximum(s, ranges[-1] / 4).clamp(min=LEAST)
         weight = v * steep / (2 * anchor)
         spread = weight @ self.hidden.variance
         slope = (v * beta) @ self.hidden.mean + spread * (lower + upper)

@@ -16,7 +16,7 @@ from bnn_vnnlib.network.dense_chain import DenseLayer
 from support.large_variance import in_numpy
 
 GAUSS = np.polynomial.legendre.leggauss(60)
-NOISE, COARSE = 0.4, 6
+NOISE = 0.4
 
 neurons, lines, last_weights = map(in_numpy, (hidden.neurons, hidden.lines, output_layer.last_weights))
 terms, below = map(in_numpy, (module.terms, module.below))
@@ -98,19 +98,19 @@ def quantiles(found: Terms, x: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("less", ["rest", "errors", "errors above", "far"])
 def test_what_the_inversion_leaves_out_is_paid_for(less: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short series, coarse rules, and a period that ends within the law, so that each payment is needed."""
-    cases = {"errors": (1.5, 0.3, -0.8, 0.3), "errors above": (1.5, 0.3, 0.8, 0.3)}
-    case, noise = cases.get(less, (0.5, 0.7, -0.3, 0.6)), 0.5
+    coarse = {"errors": (6, (1.5, 0.3, -0.8, 0.3)), "errors above": (4, (0.0, 0.3, 1.5, 0.2))}
+    count, case = coarse.get(less, (0, (0.5, 0.7, -0.3, 0.6)))
     if less == "rest":
         monkeypatch.setattr(module, "BLOCKS", 1)
         monkeypatch.setattr(module, "BLOCK", 2)
-    if less in cases:
-        monkeypatch.setattr(module, "_RULES", {COARSE: np.polynomial.legendre.leggauss(COARSE)})
-        monkeypatch.setattr(module, "FINER", ((1, COARSE),))
+    if less in coarse:
+        monkeypatch.setattr(module, "_RULES", {count: np.polynomial.legendre.leggauss(count)})
+        monkeypatch.setattr(module, "FINER", ((1, count),))
         monkeypatch.setattr(module, "OUTER", 1)
         monkeypatch.setattr(module, "INNER", 1)
     if less == "far":
         monkeypatch.setattr(module, "BEYOND", -0.5)
-    found, x, weight = of(case, 0.1, noise)
+    found, x, weight = of(case, 0.1, 0.5)
     nearest = 1.0
     for times in np.linspace(-2.5, 1.0, 36):
         target = found.lines.center + times * found.lines.spread
