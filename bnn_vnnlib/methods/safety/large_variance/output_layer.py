@@ -68,6 +68,8 @@ class Sides:
 
     def transform(self, waves: Tensor) -> Tensor:
         """(A, W): E e^{i w (sum of terms)}, up to 3 TERM a term."""
+        if not self.dev.shape[1]:  # as most rows: a product of nothing
+            return torch.ones_like(waves, dtype=torch.complex128)
         w, dev = waves[:, None], self.dev.clamp(min=LEAST)[..., None]
         zero = torch.zeros_like(dev)
         plus, minus = (half_line(w * part[..., None], zero, zero, dev) for part in (self.low, self.high))
