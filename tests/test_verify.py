@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch
+from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch, witness
 from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.network.evaluate import evaluate
@@ -158,6 +158,32 @@ def test_boxes_that_overlap_have_cases_of_their_own(first):
     cases = [(0, [([1.0], None, -100.0, False)]), (1, [([-1.0], None, 0.0, False)])]
     prop = properties(net, [(0, 1), (0, 0.5)], cases if first else [(1 - box, rows) for box, rows in cases])
     assert verify(net, prop, query="probabilistic").verdict == "sat"
+
+
+def test_one_safe_box_does_not_make_a_property_safe():
+    """Of two boxes, one is safe, and every point of the other one is a violation."""
+    net = line(likelihood="gaussian")
+    prop = properties(net, [(0, 1), (2, 3)], [(0, [([1], None, -100.0, False)]), (1, [([1], None, 10.0, False)])])
+    for query in QUERIES:
+        assert verify(net, prop, query=query).verdict == "sat"
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_deterministic_violation_needs_a_replayed_witness(monkeypatch, shown):
+    """Of two boxes, one is safe. At first nothing that is found in the other one is a violation in onnxruntime."""
+    replayed, calls = witness.replayed, []
+
+    def replay(*args):
+        calls.append(args)
+        return replayed(*args) if shown and len(calls) == 2 else None
+
+    monkeypatch.setattr(witness, "replayed", replay)
+    net = line()
+    prop = properties(net, [(0, 1), (2, 3)], [(0, [([1], None, -100.0, False)]), (1, [([1], None, 10.0, False)])])
+    found = verify(net, prop, query="deterministic")
+    assert (found.verdict, found.witness is not None) == (("sat", True) if shown else ("unknown", False))
+    timed = verify(net, prop, query="deterministic", timeout=0.0)
+    assert (timed.verdict, timed.witness) == ("timeout", None)
 
 
 @pytest.mark.parametrize("query", QUERIES)
