@@ -92,12 +92,13 @@ def in_plain_words(message: str) -> str:
     text = message.removeprefix("Value error, ")
     text = re.sub(r", unable to parse .*", "", text).rstrip(".")
     for theirs, ours in (
-        ("a valid integer", "a whole number"),
-        ("a valid ", "a "),
-        ("greater than or equal to", "at least"),
+        (r"(Input should be|'.*' is not) a valid int(eger)?\b", "expected a whole number"),
+        (r"(Input should be|'.*' is not) a valid float\b", "expected a number"),
+        (r"Input should be a valid ", "expected a "),
+        (r"Input should be greater than or equal to", "expected at least"),
+        (r"Input should be", "expected a number"),
     ):
-        text = text.replace(f"Input should be {theirs}", f"expected {ours}")
-    text = text.replace("Input should be", "expected a number")
+        text = re.sub(theirs, ours, text)
     found = re.match(r"'(.*?)' is not one of (.*)", text)
     return text + did_you_mean(found[1], re.findall(r"'(.*?)'", found[2])) if found else text
 
