@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import block, linear
+from bnn_vnnlib.bounds import block, interval, linear
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Input, Linear, Shift
+from bnn_vnnlib.network.nodes import Input, Linear, Max, Reshape, Select, Shift, Transpose
 from bnn_vnnlib.rounding import TINY
 
 
@@ -189,3 +189,35 @@ def start_at_units(walk: Walk, position: int) -> bool:
     ]
     linear.carry(walk, source, Block(carried), [(Block(part), factor) for part, factor in noises])
     return True
+
+
+def rivals(network: Network, weights: WeightBoxes, position: int, z: Interval) -> Tensor | None:
+    """(K or 1, M, *shape): elements of a node in the range z that may be the largest of several, whatever moves them
+    there; None: no maximum reads the node. Only their ranges matter to the lines around a maximum (`linear`)."""
+    found: Tensor | None = None
+    for place, node in enumerate(network.nodes):
+        if position not in node.inputs:
+            continue
+        mine: Tensor | None = None
+        if isinstance(node, Max):
+            highest = z.upper >= z.lower.amax(-1, keepdim=True)
+            mine = highest & (highest.sum(-1, keepdim=True) > 1)
+        elif isinstance(node, Reshape | Transpose | Select):
+            moved = rivals(network, weights, place, interval.RULES[type(node)](node, weights, z)[0])
+            mine = None if moved is None else _moved_back(node, moved, network.nodes[position].shape)
+        if mine is not None:
+            found = mine if found is None else found | mine
+    return found
+
+
+def _moved_back(node: Reshape | Transpose | Select, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Elements of the input, from a mask (K or 1, M, *shape of the node)."""
+    rows = Block(mask.to(torch.float64)[:, :, None])
+    match node:
+        case Transpose():
+            found = block.transposed(rows, node.perm)
+        case Select():
+            found = block.select_back(node, rows, shape)
+        case Reshape():
+            found = block.reshaped(rows, shape)
+    return found.values[:, :, 0] > 0

@@ -105,7 +105,7 @@ class Engine:
             if isinstance(node, Activation):
                 (source,) = node.inputs
                 if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
-                    ranges.values[source] = self._tightened(weights, ranges, box, source, node.kind)
+                    ranges.values[source] = self._tightened(weights, ranges, box, position, node)
                 z = ranges.values[source]
                 if self.method == "linear":
                     ranges.lines[position] = ACTIVATIONS[node.kind].lines(node.alpha, z.lower, z.upper)
@@ -114,14 +114,17 @@ class Engine:
             ranges.values[position], ranges.magnitudes[position] = result
         return ranges
 
-    def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, position: int, kind: str) -> Interval:
-        """Linear bounds of an activation's input, met with its interval.
+    def _tightened(
+        self, weights: WeightBoxes, ranges: Ranges, box: Interval, reader: int, activation: Activation
+    ) -> Interval:
+        """Linear bounds of the input of an activation, which is the node at `reader`, met with its interval.
 
         A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: of Relu and
-        LeakyRelu those with both signs; and none where a single map leads from the input here, because the interval
-        of one map loses no more than the product of both radii: there a dense layer is bounded by intervals, too,
-        if its inputs are many, since lines would store outputs x inputs for every item.
+        LeakyRelu those with both signs, and rivals behind a maximum; and none where a single map leads from the input
+        here, because the interval of one map loses no more than the product of both radii: there a dense layer is
+        bounded by intervals, too, if its inputs are many, since lines would store outputs x inputs for every item.
         """
+        (position,) = activation.inputs
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
         if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
@@ -135,7 +138,13 @@ class Engine:
             return known
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
-        matters = (sides[0] < 0) & (sides[1] > 0) if kind in KINKED else torch.ones_like(sides[0], dtype=torch.bool)
+        matters = torch.ones_like(sides[0], dtype=torch.bool)
+        if activation.kind in KINKED:
+            matters = (sides[0] < 0) & (sides[1] > 0)
+            behind = interval.activation(activation, weights, known)[0]
+            rival = backward.rivals(self.network, weights, reader, behind)
+            if rival is not None:
+                matters = matters | (_flat(rival) & (sides[1] > 0))
         index = matters.any(0).any(0).nonzero()[:, 0]
         if len(index) == 0:
             return known

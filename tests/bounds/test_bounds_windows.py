@@ -24,11 +24,11 @@ from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import GaussianDiagonal, GaussianLowRank, Network
-from bnn_vnnlib.network.nodes import Activation
+from bnn_vnnlib.network.nodes import Activation, Select
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from support.clock import Clock
-from support.networks import Builder, random_boxes, random_inputs
+from support.networks import Builder, point_weights, random_boxes, random_inputs
 from support.tails import random_deviations, seed_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -317,3 +317,36 @@ def test_without_a_first_range_time_cuts_the_item_off(monkeypatch: pytest.Monkey
     Clock(monkeypatch, 1)
     with pytest.raises(OutOfTime):
         _run(NETWORKS["residual"](), 1e-3, Deadline(0.0), shared=True)
+
+
+def test_who_wins_a_pool_is_a_rival() -> None:
+    """Of sampled values: whoever wins where somebody else has won, too. Elsewhere one element exceeds all others."""
+    network, rng = NETWORKS["pools"](), np.random.default_rng(4)
+    place = next(p for p, node in enumerate(network.nodes) if isinstance(node, Select))
+    (position,), index = network.nodes[place].inputs, torch.as_tensor(network.nodes[place].index)
+    center = torch.as_tensor(rng.uniform(0, 1, (1, 1, *network.nodes[position].shape)))
+    z = Interval(center - 0.2, center + 0.2)
+    rival = backward.rivals(network, random_boxes(network, rng, 1, 1), position, z)
+    values = torch.cat([torch.as_tensor(rng.uniform(z.lower, z.upper)).reshape(1, -1) for _ in range(300)])
+    values = torch.cat([values, torch.zeros_like(values[:, :1])], 1)  # the border
+    winner = values[:, index].argmax(-1)  # (samples, *windows)
+    won = torch.zeros_like(rival.reshape(-1))
+    for window in np.ndindex(*index.shape[:-1]):
+        winners = index[window][winner[(slice(None), *window)].unique()]
+        if len(winners) > 1:
+            won[winners[winners >= 0]] = True
+    assert won.sum() > 10
+    assert (rival.reshape(-1) | ~won).all()
+    assert not rival.all()
+
+
+def test_tighter_rivals_tighten_what_follows_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fixed weights, where all else is the same."""
+    network, rng = NETWORKS["pools"](), np.random.default_rng(5)
+    weights, (lower, upper) = point_weights(network), random_inputs(network, rng, 3, size=0.1)
+    rows = torch.as_tensor(rng.normal(size=(1, 4, network.signature.output_size)))
+    tight = Engine(network).rows(weights, lower, upper, rows).lower
+    monkeypatch.setattr(backward, "rivals", lambda *_: None)
+    loose = Engine(network).rows(weights, lower, upper, rows).lower
+    assert (tight >= loose - 1e-9).all()
+    assert (tight > loose + 1e-3).any()

@@ -335,27 +335,10 @@ class Run:
             return torch.ones_like(open_)
         claim = _interval(levels, nodes[position].shape)
         for place, node in kinked.items():
-            rival = self._rivals(place, interval.activation(node, self.means, claim)[0])
+            rival = backward.rivals(self.network, self.means, place, interval.activation(node, self.means, claim)[0])
             if rival is not None:
                 open_ = open_ | (rival & (claim.upper > 0)).reshape(open_.shape)
         return open_
-
-    def _rivals(self, position: int, z: Interval) -> Tensor | None:
-        """(K, M, *shape): elements of a node in the range z that may be the largest of several; None: nobody asks."""
-        nodes, found = self.network.nodes, None
-        for place, node in enumerate(nodes):
-            if position not in node.inputs:
-                continue
-            if isinstance(node, Max):
-                rival = z.upper >= z.lower.amax(-1, keepdim=True)
-                mine: Tensor | None = rival & (rival.sum(-1, keepdim=True) > 1)
-            elif isinstance(node, Reshape | Transpose | Select):
-                mine = self._rivals(place, interval.RULES[type(node)](node, self.means, z)[0])
-                mine = None if mine is None else _back(node, mine, nodes[position].shape)
-            else:
-                mine = None
-            found = mine if found is None else found if mine is None else found | mine
-        return found
 
     def _walked(self, position: int, units: Tensor, known: bool) -> Iterator[tuple[Tensor, tuple[Tail, Tail]]]:
         """The tails of the rows e_i, then -e_i, and of their middles, for some units i at a time.
@@ -523,19 +506,6 @@ def at(form: LinearForm, x: Tensor) -> Tensor:
 def _sides(z: Interval) -> Tensor:
     """Lower bounds (K, M, 2 size) of the elements, then of the negated ones."""
     return torch.cat([z.lower.flatten(2), -z.upper.flatten(2)], 2)
-
-
-def _back(node: Node, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Elements of the input of a node that only moves them, from a mask (K, M, *shape of the node)."""
-    walk = Block(mask.to(torch.float64)[:, :, None])
-    match node:
-        case Transpose():
-            found = block.transposed(walk, node.perm)
-        case Select():
-            found = block.select_back(node, walk, shape)
-        case _:
-            found = block.reshaped(walk, shape)
-    return found.values[:, :, 0] > 0
 
 
 def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
