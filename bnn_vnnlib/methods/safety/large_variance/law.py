@@ -127,6 +127,13 @@ class Terms:
         mass = cdf(torch.where(flip, -left, right)) - cdf(torch.where(flip, -right, left))
         return low, high, mass.clamp(min=0.0) * UP + 1e-300, low >= 0
 
+    @cached_property
+    def rules(self) -> tuple[list[tuple[float, Tensor, Tensor]], ...]:
+        """Of both sides, for each rule in zeta at the nodes in D (E, A, H, ..): how often it occurs, the logarithm of
+        its error by ellipse, and what a wave of 1 adds to it.
+        """
+        return tuple(_rules(self, side) for side in self.sides)
+
 
 def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Tensor, more: Sides | None = None) -> Terms:
     """The terms of A rows at their theta (A,)."""
@@ -314,8 +321,18 @@ def _interpolated(values: Tensor, weights: Tensor, start: Tensor, step: Tensor, 
 
 def errors(terms: Terms, wave: Tensor) -> Tensor:
     """(A, H): bounds on the errors of `characteristic` at waves up to (A,), besides mass beyond CUT."""
-    plus, minus = (_in_weights(terms, side, wave) + _in_inputs(terms, side, wave) for side in terms.sides)
-    return (64 * TERM + plus + minus).nan_to_num(2.0).clamp(max=2.0)
+    total = torch.full_like(terms.k, 64 * TERM)
+    for side, rules in zip(terms.sides, terms.rules, strict=True):
+        in_inputs = torch.zeros_like(side.nodes)
+        for times, error, growth in rules:
+            in_inputs = in_inputs + times * _least(error + wave[:, None, None] * growth)
+        total = total + _in_weights(terms, side, wave) + (in_inputs * side.weights).sum(-1)
+    return total.nan_to_num(2.0).clamp(max=2.0)
+
+
+def _least(logs: Tensor) -> Tensor:
+    """The best ellipse of logarithms (E, ..)."""
+    return torch.exp(logs.amin(0).clamp(max=1.0))
 
 
 def _ellipses(half: Tensor) -> tuple[Tensor, Tensor]:
@@ -324,12 +341,11 @@ def _ellipses(half: Tensor) -> tuple[Tensor, Tensor]:
     return r, half * (r - 1 / r) / 2
 
 
-def _least(grown: Tensor, half: Tensor, dev: Tensor, count: int) -> Tensor:
-    """The error by the best ellipse, for integrands besides the density of at most e^grown, grown (E, ..)."""
+def _log_error(half: Tensor, dev: Tensor, count: int) -> Tensor:
+    """(E, ..): of a rule, for integrands besides the density of at most 1."""
     r, y = _ellipses(half)
     rule = torch.log(8 * half.clamp(min=1e-300) / (dev * math.sqrt(2 * math.pi))) - torch.log(r - 1)
-    logs = grown + rule + (y / dev) ** 2 / 2 - (2 * count - 1) * torch.log(r)
-    return torch.exp(logs.amin(0).clamp(max=1.0))
+    return rule + (y / dev) ** 2 / 2 - (2 * count - 1) * torch.log(r)
 
 
 def _in_weights(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
@@ -339,27 +355,24 @@ def _in_weights(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
     zero = torch.zeros_like(y)
     grown = torch.logaddexp(zero, log_half_moment(w * y * (1 + layer.rho), zero, layer.m, layer.s))
     grown = grown + w * y * (2 * layer.reach + side.tilt.abs() + 2 * terms.k * x)
-    return 2 * _least(grown, side.half, dev, _nodes(layer)[0])
+    return 2 * _least(grown + _log_error(side.half, dev, _nodes(layer)[0]))
 
 
-def _in_inputs(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
-    """The rules in zeta, averaged over the nodes in D. On a straight piece the integrand grows by e^{rate |y|}."""
-    layer, w = terms.layer, wave[:, None, None]
-    outer, inner = _nodes(layer)
+def _rules(terms: Terms, side: _Side) -> list[tuple[float, Tensor, Tensor]]:
+    layer, (outer, inner) = terms.layer, _nodes(terms.layer)
     size, rho, s = side.nodes.abs(), layer.rho[..., None], layer.s[..., None]
-    start, rate = layer.ramp if side is terms.sides[1] else 0 * layer.ramp, w * size * (1 + rho)
-    low, high = _ends(layer, start)
-    half = ((high - low) / 2)[..., None]
-    found = _least(rate * _ellipses(half)[1], half, s, outer)
+    low, high = _ends(layer, layer.ramp if side is terms.sides[1] else 0 * layer.ramp)
+    straight, half = size * (1 + rho), ((high - low) / 2)[..., None]
+    found = [(1.0, _log_error(half, s, outer), straight * _ellipses(half)[1])]
     if side is terms.sides[1]:
         ramp, excess = layer.ramp[..., None], (layer.reach - layer.ramp).clamp(min=0.0)[..., None]
-        found = found + 2 * SHARES[-1] * _least(rate * _ellipses(excess / 2)[1], excess / 2, s, inner)
+        found.append((2 * SHARES[-1], _log_error(excess / 2, s, inner), straight * _ellipses(excess / 2)[1]))
         r, y = _ellipses(ramp / 2)
         line = 1 + r / 4
         steep = 1.5 + excess / (2 * ramp) + 2 * rho * line
         bent = (side.tilt.abs()[..., None] + 2 * terms.k[..., None] * size * line) / (2 * ramp)
-        found = found + 2 * _least(w * size * (steep + bent) * y, ramp / 2, s, inner)
-    return (found * side.weights).sum(-1)
+        found.append((2.0, _log_error(ramp / 2, s, inner), size * (steep + bent) * y))
+    return found
 
 
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
