@@ -88,6 +88,11 @@ def line(deviation: float = 1.0, **settings) -> Model:
     return model([([[1.0]], [0.0])], [([[deviation**2]], None)], **settings)
 
 
+def bent() -> Model:
+    """y = relu(w x), w ~ N(1, 1): D(1) = 1.083."""
+    return model([([[1.0]], [0.0]), ([[1.0]], [0.0])], [([[1.0]], None), ([[0.0]], None)], likelihood="gaussian")
+
+
 def deep(
     noisy: int | None,
     activation: str = "relu",
@@ -343,8 +348,8 @@ def test_a_suggested_command_has_time_to_start(tmp_path, patient):
 
 def test_methods_that_came_to_their_end(tmp_path, patient):
     """Boxes of weights know an expectation as well as they can after one look, and an hour would not be used."""
-    prop = text(tmp_path, [(1, 1)], 1, "(<= Y_0 0.99)")
-    seen = asked(line(likelihood="gaussian"), prop, query="decision", method="interval", timeout=3600.0)
+    prop = text(tmp_path, [(1, 1)], 1, "(<= Y_0 1.08)")
+    seen = asked(bent(), prop, query="decision", method="interval", timeout=3600.0)
     assert seen.limit == "methods"
     assert "--timeout=3600" in seen.command
 
@@ -400,12 +405,15 @@ def test_a_smaller_threshold_where_much_is_proved(tmp_path, patient):
 @pytest.mark.parametrize("query", ["probabilistic", "decision", "deterministic"])
 def test_bounds_do_not_depend_on_the_diagnosis(tmp_path, monkeypatch, query):
     """Bounds, verdict and witness of a run whose diagnosis is left out are those of one with it."""
-    net, options = line(likelihood="gaussian"), {"query": query, "timeout": 0.0}
+    net, options = bent(), {"query": query, "timeout": 0.0}
     if query == "probabilistic":
         options = {"query": query, "method": "interval", "tau_safe": 0.9996}
     if query == "deterministic":
         net = model([([[1.0], [1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])])
-    box, violation = ((0, 1), "(<= Y_0 -0.5)") if query == "deterministic" else ((1, 1), "(<= Y_0 -2.5)")
+    if query == "probabilistic":
+        net = line()
+    violation = {"deterministic": "(<= Y_0 -0.5)", "probabilistic": "(<= Y_0 -2.5)", "decision": "(<= Y_0 1.08)"}[query]
+    box = (0, 1) if query == "deterministic" else (1, 1)
     prop = read_property(text(tmp_path, [box], 1, violation))
     with_it = verify(net, prop, **options)
     monkeypatch.setattr(diagnosis, "diagnose", lambda *args: None)
