@@ -18,6 +18,8 @@ from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.question.property import Boxes, Property, input_feasible, violated_case
+from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.setting import Setting
 from support.builders import model, outputs, properties, random_model, random_samples
 from support.clock import Clock
 
@@ -97,6 +99,12 @@ def test_between_the_thresholds_no_verdict_is_looked_for(timeout):
     batch = verify_batch(line(), one, high, properties=cases, tau_safe=0.1, tau_unsafe=0.01, timeout=timeout)
     assert batch.verdicts.tolist() == ["unknown"]
     assert 0.01 <= batch.lower[0] <= batch.upper[0] < 0.1
+
+
+def test_what_is_proved_to_lie_between_is_no_timeout(monkeypatch):
+    """Time is up once the bounds are there."""
+    monkeypatch.setattr(Setting, "undecided", Verdict.TIMEOUT)
+    assert verify(line(), at_one(line(), 0.8, 1.0, 1.01), tau_safe=0.99, tau_unsafe=0.9).verdict == "unknown"
 
 
 def test_the_record_says_which_method_gave_each_bound():
