@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two test processes with one thread each are faster than one with many.
 export OMP_NUM_THREADS ?= 1
+# Of the package, for the tests.
+EXTRAS := cluster,parquet,report
+# What runs with the lowest versions of the packages that we need, but for BUT.
+LOWEST_TESTS ?= tests/vnnlib tests/model/test_model_files.py tests/model/test_model_posterior.py tests/test_options.py tests/test_cli.py
+BUT ?=
 # How long, where to start, one kind of case alone; AGAIN=fuzz-runs/seed-N/case.json runs one failing case again.
 MINUTES ?= 30
 SEED ?= 0
@@ -14,12 +19,19 @@ ONLY ?=
 OUT ?= study-results
 PANEL ?= panel-results
 
-.PHONY: help demo test test-libraries fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
+# A fresh environment with a pip that knows groups.
+define environment
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+endef
+
+.PHONY: help demo test test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
 	@echo "make test   run all tests"
 	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
+	@echo "make test-lowest   some tests with the lowest versions that pyproject.toml allows; BUT=torch leaves torch as it is (old ones are gigabytes on Linux)"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
 	@echo "make fuzz-inputs   read mangled files for MINUTES (30), from file SEED (0) on, also of CORPUS=folder, KIND=.npz; docs/testing.md"
 	@echo "make fuzz-operators   DRAWS (300) random uses of every ONNX operator, against onnxruntime; docs/testing.md"
@@ -39,6 +51,9 @@ test: $(STAMP)
 test-libraries: $(VENV)-libraries/.installed $(VENV)-libraries-tensorflow/.installed
 	$(VENV)-libraries/bin/python -m pytest tests/adapters
 	$(VENV)-libraries-tensorflow/bin/python -m pytest tests/adapters/test_libraries_docs.py
+
+test-lowest: $(VENV)-lowest/.installed
+	PYTHONPATH=$(abspath $(VENV)-lowest) $(BIN)/python -m pytest -n 2 -W ignore::DeprecationWarning $(LOWEST_TESTS)
 
 fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) --folder fuzz-runs \
@@ -62,7 +77,6 @@ reference: $(STAMP)
 	$(BIN)/python scripts/architecture.py
 
 study-%: data-named $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[studies]'
 	$(BIN)/python scripts/study.py $* --data $(DATA) --out $(OUT) $(if $(LIMIT),--limit $(LIMIT))
 
 # Before anything is installed.
@@ -80,15 +94,20 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow dist build fuzz-runs
+	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest dist build fuzz-runs
 
-# One environment for each extra: TensorFlow does not fit beside the others.
+# Not an environment: a folder that comes before the packages of $(VENV).
+$(VENV)-lowest/.installed: $(STAMP) scripts/lowest.py
+	$(BIN)/python -m pip install --quiet --upgrade --target $(VENV)-lowest $$($(BIN)/python scripts/lowest.py $(BUT))
+	@touch $@
+
+# One environment for each group: TensorFlow does not fit beside the others.
 $(VENV)-%/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install --quiet --editable '.[dev,$*]'
+	$(call environment,$(VENV)-$*)
+	$(VENV)-$*/bin/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev --group $*
 	@touch $@
 
 $(STAMP): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(call environment,$(VENV))
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
 	@touch $@

@@ -205,7 +205,7 @@ def linear_regression(source: SimpleNamespace) -> tuple[Any, Any, Any, float, fl
 
 
 def test_natural_gradients_find_the_posterior_of_a_line(source: SimpleNamespace) -> None:
-    pytest.importorskip("ivon", reason="needs ivon-opt (extra `training`)")
+    pytest.importorskip("ivon", reason="needs ivon-opt (group `training`)")
     architecture, split, settings, mean, sd = linear_regression(source)
     natural = source.natural.Natural(rate=0.05, memory=0.98, clip=1e9)
     fitted = source.natural.fit_natural(architecture, split, settings, 0, natural)
@@ -214,7 +214,7 @@ def test_natural_gradients_find_the_posterior_of_a_line(source: SimpleNamespace)
 
 
 def test_a_chain_finds_the_posterior_of_a_line(source: SimpleNamespace) -> None:
-    pytest.importorskip("numpyro", reason="needs NumPyro (extra `training`)")
+    pytest.importorskip("numpyro", reason="needs NumPyro (group `training`)")
     architecture, split, settings, mean, sd = linear_regression(source)
     chain = source.chains.Chain(points=200, warmup=100, kept=150, thinning=1, depth=4)
     begin = architecture.initial(torch.Generator().manual_seed(0))
@@ -231,6 +231,6 @@ def test_a_chain_finds_the_posterior_of_a_line(source: SimpleNamespace) -> None:
 
 
 def test_only_dense_layers_are_sampled(source: SimpleNamespace) -> None:
-    pytest.importorskip("numpyro", reason="needs NumPyro (extra `training`)")
+    pytest.importorskip("numpyro", reason="needs NumPyro (group `training`)")
     with pytest.raises(ValueError, match="only dense layers"):
         source.chains.draw_samples(source.networks.CONV, None, 1.0, 1.0, source.chains.Chain(), {}, 0)

@@ -16,8 +16,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-pytest.importorskip("matplotlib", reason="needs matplotlib (extra `studies`)")
-pytest.importorskip("pyarrow", reason="needs pyarrow (extra `studies`)")
+pytest.importorskip("matplotlib", reason="needs matplotlib (group `dev`)")
+pytest.importorskip("pyarrow", reason="needs pyarrow (extra `parquet`)")
 
 
 @pytest.fixture(scope="module", autouse=True)

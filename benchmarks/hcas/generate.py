@@ -2,8 +2,8 @@
 
     python benchmarks/hcas/generate.py --data FOLDER [--seed SEED] [--only MODEL ...]
 
-FOLDER holds the .nnet files of github.com/sisl/HorizontalCAS (networks/). Needs the extra
-`training`.
+FOLDER holds the .nnet files of github.com/sisl/HorizontalCAS (networks/). Needs the group
+`training` of pyproject.toml.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/mnist/generate.py --data FOLDER [--seed SEED] [--only MODEL ...]
 
-FOLDER holds mnist_t10k.npz (see benchmarks/families/sources.py). Needs the extra `training`. Without --only the
-shipped model is made; the others, of several widths and depths, are for the studies.
+FOLDER holds mnist_t10k.npz (see benchmarks/families/sources.py). Needs the group `training` of pyproject.toml. Without
+--only the shipped model is made; the others, of several widths and depths, are for the studies.
 """
 
 from __future__ import annotations

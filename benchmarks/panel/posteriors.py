@@ -1,7 +1,7 @@
 """The panel's posteriors: ordinary Bayesian networks as their libraries train them, none tuned for certification.
 
 Every trainer takes a library's default settings, or those that its documentation shows, and says where it departs from
-them. Needs the libraries of the extra `libraries`.
+them. Needs the group `libraries` of pyproject.toml.
 """
 
 from __future__ import annotations

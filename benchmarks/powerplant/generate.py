@@ -3,7 +3,7 @@
     python benchmarks/powerplant/generate.py --data FOLDER [--seed SEED]
 
 FOLDER holds uci_power-plant.npz and uci_split1.npz (see benchmarks/families/sources.py). Needs the
-extra `training`.
+group `training` of pyproject.toml.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/traffic_signs/generate.py --data FOLDER [--seed SEED]
 
 FOLDER holds gtsrb_50kmh_roadwork_28.npz (see benchmarks/families/sources.py). Needs the
-extra `training`.
+group `training` of pyproject.toml.
 """
 
 from __future__ import annotations

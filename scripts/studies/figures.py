@@ -37,7 +37,7 @@ def panels(columns: int = 1, rows: int = 1, width: float = WIDTH, height: float 
     try:
         import matplotlib as mpl
     except ImportError:
-        raise OptionError("figures need matplotlib: pip install 'bnn-vnnlib[studies]'") from None
+        raise OptionError("figures need matplotlib: pip install matplotlib") from None
     mpl.use("agg")
     from matplotlib import pyplot as plt
 

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SKLEARN = "this needs scikit-learn: pip install 'bnn-vnnlib[studies]'"
+SKLEARN = "this needs scikit-learn: pip install scikit-learn"
 MANY = 8
 """Names in a message, at most."""
 _PLACE = re.compile(r"pra(\d)_tau(\d\d)")
