@@ -91,6 +91,7 @@ _HOW = {
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
         "P_safe": "P_safe: one class leads by a margin in so many networks that its expected probability follows.",
+        "ranges": "The last activations have ranges, in which expectations and medians lie.",
         "complement": "What the lower bounds of the other classes leave bounds a class from above.",
         "comparison of classes": "Classes are compared on the mean network, with what the random weights may change.",
         "boxes": "Boxes of weights: outputs are bounded over all networks of a box; what no box covers is bounded "

@@ -171,9 +171,9 @@ def _model_shape(path: str, digest: str) -> ImageShape | None:
 def _image_shape(dims: Sequence[int]) -> ImageShape | None:
     """(C, H, W) of an input of these dimensions (0: not stated), None if it is no image.
 
-    >>> image_shape([1, 3, 32, 32]), image_shape([0, 1, 8, 8]), image_shape([28, 28])
+    >>> _image_shape([1, 3, 32, 32]), _image_shape([0, 1, 8, 8]), _image_shape([28, 28])
     ((3, 32, 32), (1, 8, 8), (1, 28, 28))
-    >>> image_shape([1, 64]) is None, image_shape([1, 5, 8, 8]) is None
+    >>> _image_shape([1, 64]) is None, _image_shape([1, 5, 8, 8]) is None
     (True, True)
     """
     plain = list(dims[1:]) if len(dims) == 4 and dims[0] in (0, 1) else list(dims)

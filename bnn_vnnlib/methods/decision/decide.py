@@ -28,6 +28,9 @@ PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
 
 
+RANGES = "ranges"
+"""In place of a method's name: of a bound that the closed ranges of the last activations give."""
+
 COMPLEMENT = "complement"
 """In place of a method's name: of the upper bound that the lower bounds of the other classes leave."""
 
@@ -106,6 +109,9 @@ class _Run:
         self.point = attack.inner_box(problem)[0]
         self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
         self._names: list[str] = []
+        if bounds.transform == "identity" and bool(torch.isfinite(self.low).any()):  # else they say nothing
+            self._names.append(RANGES)
+            self._by[torch.isfinite(self.low)] = 0
         self._compared: list[tuple[str, Tensor]] = []
 
     @property

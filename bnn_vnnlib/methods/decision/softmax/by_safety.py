@@ -64,7 +64,7 @@ class SoftmaxBySafety:
         rows = (unit[leader][:, None] - unit[others]).repeat(len(MARGINS), 1, 1)  # (K P, m - 1, m)
         bound = bound.repeat_interleave(count)[:, None].expand(-1, m - 1)
         number = torch.arange(m - 1, device=device)[None]
-        strict, exists = (torch.full((1, m - 1), flag, device=device) for flag in (False, True))
+        strict, exists = (torch.full((1, m - 1), flag, dtype=torch.bool, device=device) for flag in (False, True))
         half_spaces = Rows(rows, None, bound, bound, strict, number, torch.full_like(number, -1))
         low, high = (side.repeat(len(MARGINS), 1) for side in (lower, upper))
         items = torch.arange(len(low), device=device)
