@@ -26,7 +26,7 @@ from bnn_vnnlib.system.memory import memory_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.model.replay import HiddenNodes
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
@@ -199,7 +199,7 @@ def _proved(answer: Answer, rows: int) -> dict[str, Any]:
     ----------
     rows : of the property
     """
-    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
 
     found = answer.found

@@ -207,7 +207,7 @@ def _is_case(entry: Any) -> bool:
 
 def _arrays(answer: Answer) -> dict[str, NDArray]:
     """The bounds and points of a `BatchResult`, and the methods behind them."""
-    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
 
     found = answer.found

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods import decision
+    from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, SafetyTask
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
@@ -48,7 +49,7 @@ class Answer:
     """
 
     problem: Problem
-    found: SafetyBounds | decision.DecisionOutcome | Decided
+    found: SafetyBounds | DecisionOutcome | Decided
     verdicts: NDArray[np.object_]
     method: str
 
@@ -121,23 +122,27 @@ class Setting:
         ----------
         points : of `attacked`, for fixed weights; None: looked for
         """
-        from bnn_vnnlib.methods import decision, deterministic
-        from bnn_vnnlib.methods.safety.portfolio import safety_bounds
         from bnn_vnnlib.problem import weight_sets
         from bnn_vnnlib.problem.refute import settled
 
         network = self.bounds.engine.network
         weights = weight_sets.mean_weights(network, self.device)
         if self.query is Query.DETERMINISTIC:
+            from bnn_vnnlib.methods import deterministic
+
             points = self.attacked(problem, attack)[0] if points is None else points
             decided = deterministic.decide_fixed(self.bounds, weights, problem, points)
             verdicts = self._verdicts(problem.all_items(decided.safe[0]), problem.any_item(decided.violated[0]))
             return Answer(problem, decided, verdicts, methods.of_network(self, False))
         problem = settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
         if self.query is Query.DECISION:
+            from bnn_vnnlib.methods import decision
+
             outcome = decision.decide(self.decision(), problem, attack)
             verdicts = self._verdicts(problem.all_items(outcome.refuted), problem.any_item(outcome.violated))
             return Answer(problem, outcome, verdicts, methods.of_decision(self, outcome))
+        from bnn_vnnlib.methods.safety.portfolio import safety_bounds
+
         question, found = self.question, safety_bounds(self.safety_task(problem, attack))
         verdicts = self._verdicts(found.lower >= question.tau_safe, found.upper < question.tau_unsafe)
         verdicts[question.between(found.lower, found.upper).cpu().numpy()] = Verdict.UNKNOWN

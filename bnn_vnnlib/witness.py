@@ -13,7 +13,7 @@ from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
-from bnn_vnnlib.methods.decision import DecisionOutcome, portfolio, violates
+from bnn_vnnlib.methods.outcome import DecisionOutcome
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
@@ -133,6 +133,8 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
 
 def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness:
     """X in T, and D(X) bounded again."""
+    from bnn_vnnlib.methods.decision import portfolio, violates
+
     item = outcome.violated.nonzero()[:1, 0]
     point = outcome.point[item]
     x = point[0].cpu().numpy()

@@ -14,6 +14,7 @@ from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
 from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, Shrink, with_options
 from bnn_vnnlib.errors import InputError, PropertyError
 from bnn_vnnlib.question.options import Options, Question
+from bnn_vnnlib.result import Query
 
 if TYPE_CHECKING:
     from bnn_vnnlib.files.outlet import Outlet
@@ -98,7 +99,7 @@ def _result(
     model = bnn_vnnlib.read_model(found.model, likelihood=options.likelihood)
     prop = match(prop, model.network.signature, found.prop)
     idle = _idle(model, question, options) if mixed else {}
-    _load()
+    _load(question.query_of(model.posterior is not None))
     outlet.solving = time.monotonic()
     try:
         result = bnn_vnnlib.verify(model, prop, started=outlet.started, **options.without(idle).given)
@@ -113,10 +114,10 @@ def _result(
     return result, prop, model.with_outputs_of(prop.signature).network.signature
 
 
-def _load() -> None:
-    """What solving needs and would load by itself: seconds that say nothing about the instance."""
-    for name in ("safety", "decision", "deterministic"):
-        import_module(f"bnn_vnnlib.methods.{name}")
+def _load(query: Query) -> None:
+    """What solving needs and would load by itself: a second that says nothing about the instance."""
+    names = {Query.PROBABILISTIC: "safety.portfolio", Query.DECISION: "decision", Query.DETERMINISTIC: "deterministic"}
+    import_module(f"bnn_vnnlib.methods.{names[query]}")
 
 
 def _idle(model: Model, question: Question, options: Options) -> dict[str, str]:

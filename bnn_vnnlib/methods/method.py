@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from bnn_vnnlib.question.options import is_correlated
 
 if TYPE_CHECKING:
-    from bnn_vnnlib.methods.decision import DecisionOutcome
+    from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
     from bnn_vnnlib.setting import Setting
 

@@ -6,7 +6,6 @@ cheapest first, and the dearer ones only where something is open; bounds only im
 Guarantee: sound with probability 1, rounding included; not complete.
 """
 
-from bnn_vnnlib.methods.decision.decide import DecisionOutcome as DecisionOutcome
 from bnn_vnnlib.methods.decision.decide import decide as decide
 from bnn_vnnlib.methods.decision.decide import violates as violates
 from bnn_vnnlib.methods.decision.method import DecisionTask as DecisionTask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from bnn_vnnlib.methods.decision.method import RowMethod
 from bnn_vnnlib.methods.decision.portfolio import Portfolio
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork
-from bnn_vnnlib.methods.method import NONE
+from bnn_vnnlib.methods.outcome import DecisionOutcome
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
@@ -33,49 +33,6 @@ RANGES = "ranges"
 
 COMPLEMENT = "complement"
 """In place of a method's name: of the upper bound that the lower bounds of the other classes leave."""
-
-
-@dataclass(frozen=True, eq=False)
-class DecisionOutcome:
-    """Per item: bounds on the rows (N, R) and on the outputs (N, m), refuted (N,), violated (N,) at point (N, n).
-
-    names : of what was tried, in the order of its turns
-    by : (N, M) twice: which of these gave some bound of the item's lower and of its upper side, or proved a row false
-        without any
-    """
-
-    row_lower: Tensor
-    row_upper: Tensor
-    lower: Tensor
-    upper: Tensor
-    refuted: Tensor
-    violated: Tensor
-    point: Tensor
-    names: tuple[str, ...]
-    by: tuple[Tensor, Tensor]
-
-    @property
-    def together(self) -> tuple[list[str], list[str]]:
-        """The methods behind the lower and the upper bounds of all items."""
-        lower, upper = (
-            list(dict.fromkeys(name for name, one in zip(self.names, used.any(0).tolist(), strict=True) if one))
-            for used in self.by
-        )
-        return lower, upper
-
-    @property
-    def methods(self) -> tuple[list[str], list[str]]:
-        """The methods behind each item's lower and upper bounds, joined by commas; "none" for nobody."""
-        lower, upper = (self._joined(used) for used in self.by)
-        return lower, upper
-
-    def _joined(self, used: Tensor) -> list[str]:
-        if not self.names:
-            return [NONE] * len(used)
-        kinds, place = used.unique(dim=0, return_inverse=True)
-        chosen = ([name for name, one in zip(self.names, kind, strict=True) if one] for kind in kinds.tolist())
-        texts = [", ".join(dict.fromkeys(names)) or NONE for names in chosen]
-        return [texts[index] for index in place.tolist()]
 
 
 def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOutcome:
