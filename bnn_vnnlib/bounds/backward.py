@@ -111,7 +111,9 @@ class Descent:
         size = box.lower.shape[-1]
         if len(self.rows) != 1 or math.prod((a := self.rows[0][1]).shape) != size:
             return self.form(size).minimum(box)
-        return least(a, self.offset, Interval(*(side.unflatten(2, a.shape) for side in (box.lower, box.upper))))
+        return least(
+            a, self.offset, Interval(*(side.reshape(*side.shape[:2], *a.shape) for side in (box.lower, box.upper)))
+        )
 
 
 def descend(walk: Walk, last: int, rules: Rules) -> Descent:

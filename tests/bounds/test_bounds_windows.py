@@ -350,3 +350,18 @@ def test_tighter_rivals_tighten_what_follows_a_pool(monkeypatch: pytest.MonkeyPa
     loose = Engine(network).rows(weights, lower, upper, rows).lower
     assert (tight >= loose - 1e-9).all()
     assert (tight > loose + 1e-3).any()
+
+
+def test_a_single_number_has_no_axes() -> None:
+    """As input and in front of an activation: ranges hold the interval of the mean, and the walk ends at the input."""
+    make = Builder(8)
+    x = make.shift(make.scale(make.input(), np.array(1.5)), np.array(0.2))
+    network = make.network(make.dense(make.reshape(make.activation(x), 1, 1), 2))
+    run = _run(network, 0.01)
+    z, box = run.ranges.values[x], run.box
+    assert z.lower < 1.5 * box.lower[0, 0, 0] + 0.2
+    assert z.upper > 1.5 * box.upper[0, 0, 0] + 0.2
+    found = Engine(network).rows(
+        point_weights(network), box.lower[0], box.upper[0], torch.eye(2, dtype=torch.float64)[None]
+    )
+    assert torch.isfinite(found.lower).all()

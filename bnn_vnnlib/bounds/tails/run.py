@@ -381,7 +381,7 @@ class Run:
         if self.correlation is not None:
             return None, False
         _, noise = self._start(zero, False, own)
-        tight = self._charge(position, noise, lambda z: z.flatten(2))
+        tight = self._charge(position, noise, lambda z: z.reshape(*z.shape[:2], -1))
         return self._stopped(position, noise), tight
 
     def _stopped(self, position: int, noise: Noise) -> tuple[Tail, Tail]:
@@ -505,7 +505,7 @@ def at(form: LinearForm, x: Tensor) -> Tensor:
 
 def _sides(z: Interval) -> Tensor:
     """Lower bounds (K, M, 2 size) of the elements, then of the negated ones."""
-    return torch.cat([z.lower.flatten(2), -z.upper.flatten(2)], 2)
+    return torch.cat([side.reshape(*side.shape[:2], -1) for side in (z.lower, -z.upper)], 2)
 
 
 def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
