@@ -322,7 +322,7 @@ class Run:
             for i, (tail, z) in enumerate(zip(pair, asked, strict=True)):
                 walked = tail.quantile({k: _part(side, index, size) for k, side in z.items()}).unflatten(2, (2, -1))
                 best = torch.maximum(found[i][..., index], walked.where(mine, -torch.inf))
-                found[i] = found[i].index_copy(3, index, best)
+                found[i] = found[i].expand(*best.shape[:3], size).index_copy(3, index, best)
         return found[0], found[1]
 
     def _open(self, position: int, levels: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from onnx import helper
 from scipy.stats import norm
 
+from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
@@ -211,6 +213,7 @@ def test_tied_random_weights_are_not_independent(tied: bool) -> None:
         {"V": np.ones((2, 2))} if tied else {"V": np.ones((2, 2)), "W": np.ones((2, 2))},
     )  # fmt: skip
     assert bool(regression_methods(net, Deadline())) is not tied
+    drawn_means_lie_within(net)
 
 
 def test_a_random_number_added_everywhere_is_not_independent() -> None:
@@ -224,3 +227,18 @@ def test_a_random_number_added_everywhere_is_not_independent() -> None:
         {"V": np.eye(2), "W": np.ones((2, 1)), "b": np.zeros(1)}, [1, 2], {"b": np.ones(1)},
     )  # fmt: skip
     assert regression_methods(net, Deadline()) == ()
+    drawn_means_lie_within(net)
+
+
+def drawn_means_lie_within(net: Model) -> None:
+    """Of whatever serves: tails, if nothing else."""
+    x = np.array([[0.3, -0.2], [1.0, 0.5]])
+    size = net.network.signature.output_size
+    nothing = [[(np.eye(size)[:1], np.array([-1e6]), np.array([False]))]] * 2
+    found = verify_batch(net, x, x, properties=nothing, query="decision", likelihood="gaussian")
+    y = evaluate(
+        net.network, torch.tensor(x), sample(net.network, net.posterior, 20_000, torch.Generator().manual_seed(0))
+    )
+    mean, error = y.mean(0).numpy(), (y.std(0) / len(y) ** 0.5).numpy()
+    assert (found.lower <= mean + 6 * error).all()
+    assert (mean - 6 * error <= found.upper).all()
