@@ -89,7 +89,7 @@ class Place:
         return bool(((self.start >= 0) & (self.start + self.start.new_tensor(self.window) <= sizes)).all())
 
     def same(self, other: Place) -> bool:
-        """The same windows."""
+        """Whether the windows of both lie at the same indices."""
         return self.window == other.window and torch.equal(self.start, other.start)
 
     def over(self, axes: Sequence[int]) -> Tensor:
@@ -110,7 +110,7 @@ class Place:
         return flat.index_select(-1, self.index.reshape(-1)).reshape(*z.shape[:2], *self.index.shape)
 
     def moved(self, axes: Sequence[int]) -> Place:
-        """Of a node with its axes in this order."""
+        """The windows in the transposed node whose axis i is this node's axis `axes[i]`."""
         shape, window = (tuple(sizes[axis] for axis in axes) for sizes in (self.shape, self.window))
         return Place(shape, window, self.start[:, list(axes)])
 
@@ -135,7 +135,7 @@ def _flat(start: Tensor, window: Sequence[int], shape: Sequence[int]) -> Tensor:
 
 
 def _unravelled(index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Of row-major indices (..) those along each axis (.., axes)."""
+    """The index along each axis (.., axes) of row-major indices (..) into an array of that shape."""
     strides = index.new_tensor([math.prod(shape[axis + 1 :]) for axis in range(len(shape))])
     return index[..., None].div(strides, rounding_mode="floor") % index.new_tensor(shape)
 
@@ -155,7 +155,7 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the node."""
+        """The shape of the node that the rows are over."""
         return tuple(self.values.shape[3:]) if self.place is None else self.place.shape
 
     @property

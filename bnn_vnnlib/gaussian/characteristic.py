@@ -52,7 +52,7 @@ ENOUGH = 1e-6
 REACHES = (4.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 60.0, 100.0)
 """P beyond |E zeta|, in standard deviations."""
 
-RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+CHERNOFF_RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """lam times the standard deviation."""
 
 
@@ -156,7 +156,7 @@ def moments(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
 def tails(sums: Sums, deviation: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Rates lam (J, A), and log(E e^{lam (zeta - shift)} + E e^{-lam (zeta - shift)}) (J, A), rounded up."""
     steepest = (sums.sig * sums.s).amax(-1)
-    rate = torch.minimum(deviation.new_tensor(RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
+    rate = torch.minimum(deviation.new_tensor(CHERNOFF_RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
     slope = rate[..., None] * sums.mu
     each = log_moment(
         torch.stack([slope, -slope]), (rate[..., None] * sums.sig) ** 2 / 2, sums.m, sums.s.clamp(min=LEAST)

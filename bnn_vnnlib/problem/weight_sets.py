@@ -296,7 +296,7 @@ class SampledWeights:
 
     @property
     def count(self) -> int:
-        """K."""
+        """K, the number of samples."""
         return len(self.share)
 
     def parts(self, index: Tensor | None = None) -> tuple[Tensor, ...]:

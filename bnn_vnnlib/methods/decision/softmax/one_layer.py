@@ -389,7 +389,7 @@ class MeanNetwork:
         return decide_fixed(plain, mean, shifted, points).safe[0]
 
     def _suits(self, problem: Problem) -> Tensor:
-        """(N, R)"""
+        """(N, R): the row is real and compares two classes, which is all that a mean network can decide."""
         rows = problem.rows
         return (compares_classes(rows) & (rows.case < problem.cases)).expand(len(problem), -1)
 

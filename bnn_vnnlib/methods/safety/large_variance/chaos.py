@@ -41,13 +41,13 @@ SOLVED = 1e-10
 """Backward error of eigenvalues here, relative to the trace, for matrices of up to some thousand rows."""
 
 REACHES = (3.0, 3.5, 4.0, 5.0)
-"""z."""
+"""Values of z that are tried: with it e = 2 H Phi(-z) falls and the caps y_j rise."""
 
 SPENT = 1e-6
 """P(not G), paid for each row."""
 
 LEANING = 1e-6
-"""t."""
+"""t, the share of (x + b)^2 that is moved from the error b to the form: any t > 0 is sound."""
 
 LARGEST = 0.99
 """Largest eigenvalue of B that is served."""

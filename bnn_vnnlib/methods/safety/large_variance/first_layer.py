@@ -130,13 +130,13 @@ def law_of(first: Hidden) -> Law:
 ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `FirstLayer.served`."""
 
-RATES = (0.75, 1.0, 1.3)
-"""tau over the best one for a Gaussian law."""
+TAUS = (0.75, 1.0, 1.3)
+"""Values of tau that are tried, over the best one for a Gaussian law: any tau is sound."""
 
-KINK_RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
-"""The same for kinks, whose laws are far from Gaussian."""
+KINK_TAUS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
+"""Values of tau for kinks, over the best one for a Gaussian law, from which their laws are far."""
 
-RARE_RATES = (0.1, 0.3, 1.0)
+RARE_TAUS = (0.1, 0.3, 1.0)
 """tau over STEEPEST, over one by the largest kink: where hardly any kink is likely."""
 
 STEEPEST = 25.0
@@ -229,7 +229,7 @@ def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tu
     steepest = torch.sqrt((1 - LEAST_C) / ((variance * layer.variance).amax(2) + 1e-200))
     for sign in (1.0, -1.0):
         best = torch.full_like(spread, torch.inf)
-        for times in RATES:
+        for times in TAUS:
             tau = torch.minimum(times * math.sqrt(-2 * log_share) / spread, steepest)
             kappa = (sign * tau)[:, :, None]  # (Q, K, 1, n) against (H, n)
             c = 1 - kappa**2 * variance * layer.variance
@@ -264,8 +264,8 @@ def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: Rows, log_share: float)
     typical = fall * plus + rise * minus + extra
     size, most = torch.sqrt((mass * typical**2).sum((2, 3))) + LEAST, typical.amax((2, 3)) + LEAST
     largest = (torch.maximum(fall, rise) * (rows.mean.abs() + 3 * dev)[..., None] + extra).amax((2, 3)) + LEAST
-    rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_RATES]
-    rates += [times * STEEPEST / largest for times in RARE_RATES]
+    rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_TAUS]
+    rates += [times * STEEPEST / largest for times in RARE_TAUS]
     sides, means = torch.stack([fall, rise]), torch.stack([rows.mean, -rows.mean])[..., None]
     found = []
     for rate in torch.stack(rates).split(at_once(32 * extra.numel())):

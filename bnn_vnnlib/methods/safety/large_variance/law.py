@@ -70,7 +70,7 @@ CELLS = 28
 """Cells of D within CUT deviations; 0 is another edge."""
 
 ELLIPSES = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
-"""r."""
+"""Values of r, the ellipses that the error of a rule is bounded by: the least bound counts."""
 
 _RULES = {
     times * count: np.polynomial.legendre.leggauss(times * count) for times in (1, 2, 4) for count in (OUTER, INNER)
@@ -154,7 +154,7 @@ def _rule(low: Tensor, high: Tensor, count: int, m: Tensor, s: Tensor) -> tuple[
 
 
 def _ends(layer: Neurons, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the piece zeta > start."""
+    """Where the piece zeta > start begins and ends, within CUT deviations."""
     return torch.maximum(layer.m - CUT * layer.s, start), torch.maximum(layer.m + CUT * layer.s, start)
 
 
@@ -375,8 +375,8 @@ def _rules(terms: Terms, side: _Side) -> list[tuple[float, Tensor, Tensor]]:
     return found
 
 
-RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
-"""lam, over one by the standard deviation of Y."""
+FAR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
+"""Values of lam that are tried, over one by the standard deviation of Y."""
 
 
 def far_below(terms: Terms, target: Tensor, spread: Tensor) -> Tensor:
@@ -395,7 +395,7 @@ def far_below(terms: Terms, target: Tensor, spread: Tensor) -> Tensor:
     usual = (0.5 + rho) * ramp
     last = usual + reach - ramp
     best = torch.zeros_like(target)
-    for times in RATES:
+    for times in FAR_RATES:
         rate = times / spread
         lam = rate[:, None, None]
         over = torch.where(positive, -lam * near * (1 - rho), lam * far * (1 + rho))

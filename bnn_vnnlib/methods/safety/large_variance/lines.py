@@ -166,8 +166,8 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
     )  # fmt: skip
 
 
-RATES = tuple(0.25 * 32 ** (k / 11) for k in range(12))
-"""theta, over one by `Lines.scale`, among which one is chosen."""
+THETAS = tuple(0.25 * 32 ** (k / 11) for k in range(12))
+"""Values of theta, over one by `Lines.scale`; the best one is chosen."""
 
 ROOT = 1.45
 """root_i over the one that is best on average: with a larger one c_i is smaller, and Q, whose moments are dear, counts

@@ -199,13 +199,13 @@ def _by_tangents(
 
 
 REACH = 3.5
-"""z."""
+"""z: each y_j escapes its reach Y_j with a probability of at most 2 Phi(-z), which is paid for."""
 
 STEPS = 3
-"""Towards e = the tilted mean."""
+"""Steps of the search for the point e of expansion, towards the tilted mean."""
 
 MAX_EIGENVALUE = 0.98
-"""Of eigenvalues that are served: beyond, the Gaussian mean of the quadratic form is next to infinite."""
+"""Largest eigenvalue of the quadratic form that is served: beyond, its Gaussian mean is next to infinite."""
 
 
 def first_moments(dense: DenseLayer, law: Law, found: Parabola, spent: float, *, bent: bool) -> Tensor:
@@ -245,7 +245,7 @@ def _about(dense: DenseLayer, found: Parabola, center: Tensor) -> tuple[Tensor, 
 
 
 def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tensor, Tensor], spent: float) -> Tensor:
-    """(P, R): what the quadratic form adds."""
+    """(P, R): what the quadratic form adds to the logarithm."""
     alpha, beta, center = at
     form = torch.einsum("pri,ik,il->prkl", found.bend, dense.mean, dense.mean)
     reach = _reach(form, center, law, spent)
@@ -268,7 +268,7 @@ def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tens
 
 
 def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
-    """(P, R, H): Y; not finite where it is not known."""
+    """(P, R, H): the reaches Y that the y_j keep to but for what `REACH` says; not finite where there is none."""
     exponent = math.log(2 * form.shape[-1] / spent)
     mean, _, spread = law.plain()
     variance = ((form * spread[:, :, None]) ** 2).sum(-1)  # products first: squares of a small K underflow
@@ -409,15 +409,15 @@ def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Recta
 # Rows
 
 BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
-"""delta, of which the best is taken for each row."""
+"""Probabilities delta that the ranges may fail with; the best one is taken for each row."""
 
 SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
-"""The same for two hidden layers."""
+"""Probabilities delta behind two hidden layers, whose ranges cost more."""
 
 SPARE = 0.02
 """Share of delta spent on s^2 >= S."""
 
-RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
+MOMENT_RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
 """lam times the standard deviation of M, about; rho times that of s^2 alike."""
 
 NEWTON = 40
@@ -455,9 +455,9 @@ def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> l
 
 
 def _rates(guess: Typical, a: Tensor) -> Tensor:
-    """lam, (L, P, R)."""
+    """Values of lam to be tried (L, P, R)."""
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    return a.new_tensor(RATES)[:, None, None] / spread
+    return a.new_tensor(MOMENT_RATES)[:, None, None] / spread
 
 
 def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
@@ -486,7 +486,7 @@ def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline:
     lam = _rates(at.typical[-1], a)
     shift, spent = lam * question.bound, SPARE * budget
     variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance
-    least = least_variance(at, variance, noise, noise.new_tensor(RATES), spent, deadline)
+    least = least_variance(at, variance, noise, noise.new_tensor(MOMENT_RATES), spent, deadline)
     factor = log_kappa(lam * torch.sqrt(least))
     parts = []
     for rate in lam.split(at.rates_at_once(a.shape[1])):
@@ -538,7 +538,7 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j h_j^2; variance (P, R, H)."""
     guess = ranges.typical[-2].output[:, None]
     spread = torch.sqrt(((variance * guess * guess) ** 2).sum(-1)) + 1e-100
-    rho = noise.new_tensor(RATES)[:, None, None] / spread
+    rho = noise.new_tensor(MOMENT_RATES)[:, None, None] / spread
     logs = _at_rates(-rho[..., None] * variance, lambda rows: _above(exponents.squares(ranges, rows), ranges))
     return _with_noise(_at_least(logs, rho, spent), noise, variance.shape[-1])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bnn_vnnlib.gaussian.normal import cdf
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
 from bnn_vnnlib.methods.safety.large_variance.law import below, terms
-from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, RATES, Lines, Neurons, lines, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, THETAS, Lines, Neurons, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights, no_sides
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import PAID, UP
@@ -117,7 +117,7 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
             low[some] = lowest(rows_at(layer, some), weights.rows(some), level[some])
         return low
     square, spare = chaos(layer, weights, found), level - BEYOND * layer.m.shape[1] - SPENT
-    rates = level.new_tensor(RATES) / found.scale[:, None]
+    rates = level.new_tensor(THETAS) / found.scale[:, None]
     moments = torch.stack([square.log_moment(rate) for rate in rates.unbind(1)], 1)
     lost = (moments - torch.log(level / 2)[:, None]) / rates + rates * found.excess[:, None] / 2
     chosen = lost.argmin(1, keepdim=True)
@@ -139,7 +139,7 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
 def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Tensor, Tensor]:
     """theta, and the largest l to try, by the normal approximation of Y: any numbers are sound."""
     scale = found.scale[:, None]
-    rates, level = scale.new_tensor(RATES) / scale, scale * scale.new_tensor(SIZES)
+    rates, level = scale.new_tensor(THETAS) / scale, scale * scale.new_tensor(SIZES)
     moment = torch.stack([square.log_moment(rate, QUICK) for rate in rates.unbind(1)], 1)
     center = found.center[:, None] - rates * found.excess[:, None] / 2
     low = cdf((level[:, None] - center[..., None]) / found.spread[:, None, None])

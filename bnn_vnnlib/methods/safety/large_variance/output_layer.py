@@ -25,12 +25,12 @@ class Weights:
     bias_dev: Tensor
 
     def rows(self, some: Tensor) -> Weights:
-        """Some of them."""
+        """The last layer as the rows `some` (indices or a mask) see it."""
         return Weights(*(part[some] for part in vars(self).values()))
 
 
 def last_weights(last: DenseLayer, outputs: Tensor, bound: Tensor) -> tuple[Weights, Tensor, Tensor]:
-    """Of the rows outputs . f(x) - bound, (A, m) and (A,).
+    """The last layer as the rows outputs . f(x) - bound see it, (A, m) and (A,).
 
     Returns
     -------
@@ -58,7 +58,7 @@ class Sides:
     dev: Tensor
 
     def rows(self, some: Tensor) -> Sides:
-        """Some of them."""
+        """The terms of the rows `some` (indices or a mask)."""
         return Sides(self.low[some], self.high[some], self.dev[some])
 
     def scaled(self, share: Tensor) -> Sides:

@@ -50,8 +50,8 @@ SMOOTH = ((1e-4, 5.0), (1e-3, 4.5), (0.01, 4.0), (0.05, 3.5))
 BEYOND = 6.0
 """Standard deviations from the mean within which the wave is right."""
 
-RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
-"""lam times the standard deviation of M."""
+PAIR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
+"""Values of lam that are tried, over one by the standard deviation of M."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class PairsAtBoxes:
     box: Tensor
 
     def some(self, index: Tensor) -> PairsAtBoxes:
-        """Some of the pairs."""
+        """The pairs `some` (indices or a mask)."""
         return PairsAtBoxes(self.lower, self.upper, self.outputs[index], self.bound[index], self.box[index])
 
 
@@ -185,7 +185,7 @@ def _beyond(pair: _Pair, period: Tensor, eta: Tensor, reach: Tensor) -> Tensor:
     m, s = pair.at.m[:, None], pair.at.s[:, None]
     own, noises = pair.covariance.diagonal(dim1=1, dim2=2).mT, pair.noise.diagonal(dim1=1, dim2=2)
     best = torch.ones_like(period)
-    for rate in RATES:
+    for rate in PAIR_RATES:
         lam = rate / pair.spread
         alpha = lam[..., None] * (pair.mean + PAID * pair.size)  # h is never negative
         beta = lam[..., None] ** 2 / 2 * own * UP

@@ -119,8 +119,8 @@ def _random(fall: Tensor, rise: Tensor, high: Tensor, least: Tensor, most: Tenso
     return _Costs(torch.full_like(fall, slope), mass, plus, minus)
 
 
-RATES = (0.7, 0.9, 1.0, 1.2)
-"""tau over the best one for a Gaussian law, for zeta."""
+ZETA_TAUS = (0.7, 0.9, 1.0, 1.2)
+"""Values of tau for zeta that are tried, over the best one for a Gaussian law."""
 
 
 SURELY = 40.0
@@ -183,7 +183,7 @@ def _inputs(layer: FirstLayer, dense: DenseLayer, log_share: float) -> tuple[Ten
     ends = []
     for sign in (-1.0, 1.0):
         best = torch.full_like(spread, torch.inf)
-        for times in RATES:
+        for times in ZETA_TAUS:
             tau = times * math.sqrt(-2 * log_share) / spread
             alpha, beta = sign * tau[..., None] * mean, tau[..., None] ** 2 * variance / 2
             logs = log_moment(alpha, beta, layer.m[:, None], layer.s[:, None])
