@@ -190,7 +190,9 @@ def test_tails_are_those_of_whole_rows(
 ) -> None:
     """Noise of kernels, biases and groups of weights, amplitudes and variations.
 
-    Correlations of what groups add are undefined where a coefficient is 0, and depend on roundings there.
+    What weights share is bounded by the largest eigenvalue of the correlations of what they add. Rows of it whose
+    coefficients are 0 are undefined, and depend on roundings. They add nothing to the sum that is bounded, and a
+    principal submatrix has no larger eigenvalue: the bound holds with whatever such rows, and differs a little.
     """
     network = NETWORKS[name]()
     monkeypatch.setattr(block, "MOST", WHOLE)
