@@ -86,8 +86,8 @@ data-named:
 panel: $(STAMP) $(VENV)-libraries/.installed
 	$(VENV)-libraries/bin/python benchmarks/panel/train.py --out $(PANEL) $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/panel/estimate.py --out $(PANEL) $(if $(DATA),--data $(DATA))
-	$(BIN)/bnn-vnnlib run $(PANEL) --out $(PANEL)/run --query probabilistic --query decision --threads 1 --memory 8
-	$(BIN)/python benchmarks/panel/page.py --out $(PANEL) --docs docs
+	$(BIN)/python benchmarks/panel/answer.py --out $(PANEL) --cells docs/panel.csv --revision $$(git rev-parse --short HEAD)
+	$(BIN)/python benchmarks/panel/page.py --cells docs/panel.csv
 
 wheel: $(STAMP)
 	rm -rf dist

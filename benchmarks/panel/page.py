@@ -1,22 +1,16 @@
-"""Write docs/panel.md, its heat map and its cells: `python page.py --out FOLDER --docs FOLDER`.
-
-OUT/run is the run of OUT/instances.csv under both queries, OUT/estimates.json what drawn networks say.
-"""
+"""Write panel.md and panel.svg, a heat map, beside the table of all cells: `python page.py --cells docs/panel.csv`."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from answer import read_rows
 from questions import DRAWS, QUERIES, SHARE, TIMEOUT
 
 NOTHING = 1e-6
@@ -31,7 +25,7 @@ ERRORS = 5
 
 @dataclass(frozen=True)
 class Cell:
-    """A question, its estimate and its answer; see `estimate.py` and the run's table."""
+    """A question, its estimate and its answer: a row of the table that `answer.py` writes."""
 
     architecture: str
     posterior: str
@@ -47,8 +41,10 @@ class Cell:
     is_probability: bool
     method: str
     seconds: float
-    cause: str  # why there is no verdict, by the run's diagnosis
+    cause: str  # why there is no verdict, by the diagnosis
+    diagnosis: float | None  # the share of the seconds that it took
     reason: str
+    revision: str
 
     @property
     def decided(self) -> bool:
@@ -83,28 +79,19 @@ class Cell:
         return low < self.lower - slack or (above and high > self.upper + slack)
 
 
-def read(out: Path) -> list[Cell]:
-    """All cells that were run."""
-    estimates = json.loads((out / "estimates.json").read_text(encoding="utf-8"))
-    with (out / "run" / "table.csv").open(encoding="utf-8", newline="") as stream:
-        return [_cell(row, estimates[Path(row["property"]).stem]) for row in csv.DictReader(stream)]
+def read(cells: Path) -> list[Cell]:
+    """All cells that were measured."""
+    return [_cell(row) for row in read_rows(cells)]
 
 
-def _cell(row: dict[str, str], estimate: dict[str, Any]) -> Cell:
-    name, query = Path(row["property"]).stem, row["category"].rsplit(":", 1)[1]
-    is_probability = query == "probabilistic" or estimate["classes"] is not None
-    lower, upper = (0.0, 1.0) if is_probability else (-math.inf, math.inf)
-    if query == "probabilistic" and row["p_safe_lower"]:
-        lower, upper = float(row["p_safe_lower"]), float(row["p_safe_upper"])
-    if query == "decision" and row["decision_lower"]:
-        at = estimate["output"]
-        lower, upper = (float(json.loads(row[f"decision_{side}"])[at]) for side in ("lower", "upper"))
-    known = (estimate["p_safe"],) * 2 if query == "probabilistic" else tuple(estimate["d"])
-    unit = 1.0 if query == "probabilistic" else estimate["unit"]
+def _cell(row: dict[str, str]) -> Cell:
+    numbers = {name: float(row[name]) for name in ("radius", "lower", "upper", "unit", "seconds")}
     return Cell(
-        estimate["architecture"], estimate["method"], query, estimate["radius"], int(name.rsplit("_", 1)[1]), name,
-        row["result"], lower, upper, known, unit, is_probability, row["method"], float(row["time"] or 0), row["cause"],
-        re.sub(r"^/\S*/", "", row["reason"]),
+        row["architecture"], row["posterior"], row["query"], numbers["radius"], int(row["property"].rsplit("_", 1)[1]),
+        row["property"], row["verdict"], numbers["lower"], numbers["upper"],
+        (float(row["estimate"]), float(row["estimate_to"])), numbers["unit"], row["probability"] == "1", row["method"],
+        numbers["seconds"], row["cause"], float(row["diagnosis"]) if row["diagnosis"] else None,
+        row["reason"].rsplit("/", 1)[-1], row["revision"],
     )  # fmt: skip
 
 
@@ -130,18 +117,16 @@ def table(title: str, groups: dict[str, list[Cell]]) -> list[str]:
     return lines
 
 
-def diagnosed(out: Path) -> str:
-    """What the diagnoses of the run's undecided questions took, in a sentence."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (out / "run" / "instances").rglob("*.json")]
-    pairs = [(record["diagnosis"]["seconds"], record["time_s"]) for record in records if record.get("diagnosis")]
-    if not pairs:
+def diagnosed(cells: list[Cell]) -> str:
+    """What the diagnoses of the undecided questions took, in two sentences."""
+    made = [(cell.diagnosis, cell.seconds) for cell in cells if cell.diagnosis is not None]
+    if not made:
         return "No question was diagnosed."
-    spent, total = (sum(part) for part in zip(*pairs, strict=True))
-    shares = sorted(one / whole for one, whole in pairs if whole)
+    share, seconds = max(made)
     return (
-        f"The diagnoses took {spent / total:.1%} of the time of the {len(pairs)} questions without a verdict: "
-        f"{statistics.median(shares):.1%} in the median, and {shares[-1]:.0%} at most, of a run of "
-        f"{max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-9))[1]:.1f} s."
+        f"The diagnoses took {sum(one * whole for one, whole in made) / sum(whole for _, whole in made):.1%} of the "
+        f"time of the {len(made)} questions without a verdict. The median share is "
+        f"{statistics.median(one for one, _ in made):.1%}; the largest is {share:.0%}, of {seconds:.1f} s."
     )
 
 
@@ -182,7 +167,7 @@ def draw(cells: list[Cell], path: Path) -> None:
     plt.close(figure)
 
 
-def page(cells: list[Cell], revision: str, diagnoses: str) -> str:
+def page(cells: list[Cell]) -> str:
     """The page in Markdown."""
     inputs = len({cell.name.rsplit("_", 2)[1] for cell in cells})
     causes = grouped((cell for cell in cells if cell.cause), lambda cell: f"{cell.query}: {cell.cause}")
@@ -192,15 +177,16 @@ def page(cells: list[Cell], revision: str, diagnoses: str) -> str:
     whole = {"all": cells, **{f"radius: {radii[k]}": [c for c in cells if c.place == k] for k in range(3)}}
     methods = grouped(cells, lambda cell: f"{cell.query}: {cell.method or 'none'}")
     libraries = ("torch", "torchbnn", "bayesian-torch", "ivon-opt", "laplace-torch", "swa-gaussian", "numpyro")
+    revisions = grouped(cells, lambda cell: cell.revision)
     versions = ", ".join(f"{name} {version}" for name in libraries if (version := _version(name)))
     lines = [
         "# The panel: how useful are the answers?",
         "",
         "Written by `make panel` (benchmarks/panel); do not edit. Ordinary Bayesian networks as their libraries train",
         "them, with default or documented settings and the deviations that came out; none was tuned for certification.",
-        f"{inputs} test inputs each, three radii, both queries, {TIMEOUT} s a question, one thread.",
+        f"{inputs} test inputs each, three radii, both queries, {TIMEOUT} processor seconds a question, one thread.",
         "",
-        f"Measured with {revision}. {versions}",
+        f"Measured with revision {', '.join(revisions)}, in processor seconds. {versions}",
         "",
         "| word | of P_safe (P) | of the decision (D) |",
         "|---|---|---|",
@@ -247,7 +233,7 @@ def page(cells: list[Cell], revision: str, diagnoses: str) -> str:
         "",
         "## Why there is no verdict",
         "",
-        f"As the runs' own diagnoses guess. {diagnoses}",
+        f"As the diagnoses guess. {diagnosed(cells)}",
         "",
         "| query: cause | cells | informative | vacuous |",
         "|---|---|---|---|",
@@ -275,30 +261,14 @@ def _version(name: str) -> str:
         return ""
 
 
-def write_cells(cells: list[Cell], path: Path) -> None:
-    """All cells as CSV."""
-    heads = ("property", "query", "radius", "verdict", "lower", "upper", "estimate", "estimate_to", "method", "seconds")
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(heads)
-        for cell in cells:
-            numbers = [f"{number:.6g}" for number in (cell.lower, cell.upper, *cell.estimate)]
-            writer.writerow(
-                [cell.name, cell.query, cell.radius, cell.verdict, *numbers, cell.method, f"{cell.seconds:.1f}"]
-            )
-
-
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the panel's folder")
-    parser.add_argument("--docs", type=Path, required=True, help="where panel.md, panel.svg and panel.csv go")
-    parser.add_argument("--revision", default="this revision", help="as the page names it")
-    options = parser.parse_args()
-    cells = read(options.out)
-    (options.docs / "panel.md").write_text(page(cells, options.revision, diagnosed(options.out)), encoding="utf-8")
-    draw(cells, options.docs / "panel.svg")
-    write_cells(cells, options.docs / "panel.csv")
+    parser.add_argument("--cells", type=Path, required=True, help="the table of all cells; the page goes beside it")
+    table = parser.parse_args().cells
+    cells = read(table)
+    table.with_suffix(".md").write_text(page(cells), encoding="utf-8")
+    draw(cells, table.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -63,39 +63,61 @@ class OutputBounds:
         names = [*weights.spreads, *random]
         return exact.defined(self.engine.network, weights, Interval(lower, upper), names)
 
-    def closed(
-        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
-        random: Collection[str] = (),
-    ) -> Tensor:  # fmt: skip
-        """Lower bounds (K or 1, N, R) from closed ranges that pay for no rounding where there is none (`bounds.exact`).
-
-        They hold for the rows over one network's outputs, and, since the ranges are convex, over expected outputs and
-        over medians. A softmax lies in the simplex, on which a row is least at a corner, where one output is 1.
+    def ranges(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, random: Collection[str] = ()) -> Interval:
+        """(K or 1, N, m): closed ranges of Y that pay for no rounding where there is none (`bounds.exact`).
 
         Parameters
         ----------
         weights : K settings, without spreads; random : tensors whose entries may be any real numbers instead
         """
         lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
+        network = self.engine.network
+        if self.transform == "softmax":
+            m = network.signature.output_size
+            high = lower.new_ones(1, lower.shape[1], m)
+            return Interval(high if m == 1 else torch.zeros_like(high), high)
+        step = at_once(16 * max(weights.count, len(lower)) * max(math.prod(node.shape) for node in network.nodes))
+        ends = []
+        for start in range(0, max(1, lower.shape[1]), step):
+            box = Interval(lower[:, start : start + step], upper[:, start : start + step])
+            y = exact.outputs(network, weights, box, random)
+            if self.transform == "sigmoid":
+                y = Interval(*ACTIVATIONS["sigmoid"].range(0.0, y.lower, y.upper))
+            ends.append([side.expand(-1, box.lower.shape[1], -1) for side in (y.lower, y.upper)])
+        return Interval(*(torch.cat(sides, 1) for sides in zip(*ends, strict=True)))
+
+    def closed(
+        self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None,
+        random: Collection[str] = (),
+    ) -> Tensor:  # fmt: skip
+        """Lower bounds (K or 1, N, R) of rows by the `ranges` of Y.
+
+        They hold for the rows over one network's outputs, and, since the ranges are convex, over expected outputs and
+        over medians. A softmax lies in the simplex, on which a row is least at a corner, where one output is 1.
+        """
+        return self.over_ranges(self.ranges(weights, lower, upper, random), lower, upper, outputs, inputs)
+
+    def over_ranges(
+        self, y: Interval, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None
+    ) -> Tensor:
+        """`closed`, of known ranges."""
+        lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
         height, wide = outputs.shape[1], outputs.shape[-1] if inputs is None else outputs.shape[-1] + inputs.shape[-1]
-        widest = max([height * wide, *(math.prod(node.shape) for node in self.engine.network.nodes)])
-        step = at_once(16 * max(weights.count, len(lower)) * widest)
+        step = at_once(16 * max(len(y.lower), len(lower)) * height * wide)
 
         def part(start: int) -> Tensor:
             """Lower bounds (K, items, R) of the items from `start` on, as many as memory allows."""
             some_ = slice(start, start + step)
-            box, rows = Interval(lower[:, some_], upper[:, some_]), some(outputs, some_)
+            rows = some(outputs, some_)
             if self.transform == "softmax":
                 value = rows.amin(-1)[None]
             else:
-                y = exact.outputs(self.engine.network, weights, box, random)
-                if self.transform == "sigmoid":
-                    y = Interval(*ACTIVATIONS["sigmoid"].range(0.0, y.lower, y.upper))
-                value = exact.least(rows, y)
+                value = exact.least(rows, Interval(y.lower[:, some_], y.upper[:, some_]))
             if inputs is not None:
+                box = Interval(lower[:, some_], upper[:, some_])
                 value = exact.add_down(value, exact.least(some(inputs, some_), box))
             value = value.nan_to_num(-torch.inf, neginf=-torch.inf)  # what overflows is at least the largest number
-            return value.expand(-1, box.lower.shape[1], -1)
+            return value.expand(-1, lower[:, some_].shape[1], -1)
 
         return torch.cat([part(start) for start in range(0, max(1, lower.shape[1]), step)], 1)
 

@@ -23,10 +23,14 @@ from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import refuted_by
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.rounding import gamma
+from bnn_vnnlib.system.memory import at_once
 
 PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
 
+
+_ALIVE = 8
+"""Arrays of the size of a row that a method keeps at once, in units of the outputs."""
 
 RANGES = "ranges"
 """In place of a method's name: of a bound that the closed ranges of the last activations give."""
@@ -56,10 +60,10 @@ class _Run:
         n, device = len(problem), problem.lower.device
         bounds, everything = expect.task.bounds, torch.arange(n, device=device)
         network = bounds.engine.network
-        self.low = bounds.closed(
-            weight_sets.mean_weights(network, device), problem.lower, problem.upper, *self._sides(everything),
-            weight_sets.random_names(network, expect.task.posterior),
-        )[0].clone()  # fmt: skip
+        random = weight_sets.random_names(network, expect.task.posterior)
+        y = bounds.ranges(weight_sets.mean_weights(network, device), problem.lower, problem.upper, random)
+        rows = bounds.over_ranges(y, problem.lower, problem.upper, *self._both_signs(everything))
+        self.low = torch.cat([rows, y.lower, -y.upper], -1)[0].nan_to_num(-torch.inf, neginf=-torch.inf)
         self._false = torch.zeros(n, self._rows, dtype=torch.bool, device=device)
         self.refuted = ~problem.exists.any(-1).expand(n)  # without a case there is nothing to prove, nor time to lose
         self.violated = torch.zeros_like(self.refuted)
@@ -137,22 +141,34 @@ class _Run:
         return torch.nonzero(~(self.refuted | self.violated))[:, 0]
 
     def _bound(self, method: RowMethod, index: Tensor) -> None:
-        """The rows and the outputs of some items, in one pass over the network."""
-        part = self._problem.items(index)
-        self._improve(index, method.lower(part.lower, part.upper, *self._sides(index)), method.name)
+        """The rows and the outputs of some items: in one pass over the network or, of very many outputs, in several."""
+        part, (outputs, inputs) = self._problem.items(index), self._both_signs(index)
+        n, rows, m = len(index), 2 * self._rows, self._outputs
+        found = torch.full_like(self.low[index], -torch.inf)
+        fits = at_once(_ALIVE * n * m)  # rows over the outputs
+
+        def work(columns: Tensor) -> None:
+            """Bounds of rows and outputs, by their places in `low`."""
+            units = columns[columns >= rows] - rows
+            unit = torch.nn.functional.one_hot(units % m, m).to(outputs) * torch.where(units < m, 1.0, -1.0)[:, None]
+            asked = torch.cat([outputs, unit.expand(len(outputs), -1, -1)], 1) if columns[0] < rows else unit[None]
+            moved = inputs if inputs is None or columns[0] < rows else inputs[:, :0]
+            if moved is not None:
+                moved = torch.nn.functional.pad(moved, (0, 0, 0, len(units)))
+            found[:, columns] = method.lower(part.lower, part.upper, asked, moved)
+
+        places = torch.arange(rows + 2 * m, device=index.device)
+        parts = [places] if rows + 2 * m <= fits else [places[:rows], *places[rows:].split(fits)]
+        parts = [one for one in parts if len(one)]
+        self._expect.task.bounds.engine.deadline.reached(parts, work)
+        self._improve(index, found, method.name)
         self._refute(index)
 
-    def _sides(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        """All that is bounded of some items, over the outputs and over the inputs: see `low`."""
+    def _both_signs(self, index: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows of some items and the negated rows, over the outputs and over the inputs."""
         rows = self._problem.items(index).rows
-        unit = torch.eye(self._outputs, dtype=torch.float64, device=index.device)
-        unit = unit.expand(len(rows.outputs), -1, -1)
-        outputs = torch.cat([rows.outputs, -rows.outputs, unit, -unit], 1)
-        inputs = rows.inputs
-        if inputs is not None:
-            none = inputs.new_zeros(len(inputs), 2 * unit.shape[1], inputs.shape[-1])
-            inputs = torch.cat([inputs, -inputs, none], 1)
-        return outputs, inputs
+        inputs = None if rows.inputs is None else torch.cat([rows.inputs, -rows.inputs], 1)
+        return torch.cat([rows.outputs, -rows.outputs], 1), inputs
 
     def _improve(self, index: Tensor, found: Tensor, name: str) -> None:
         """Take over what is better (K, 2 (R + m)) of some items, and note whose it is."""
