@@ -72,7 +72,7 @@ def verify(
     how = Options(query, **options)
     limit = None if how.timeout is None else how.timeout - for_diagnosis(how.timeout)
     setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
-    if setting.query is Query.DECISION and how.outputs != "probabilities":
+    if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
         _refuse_constants(setting, property)
     said = _said(setting, property)
     if how.strict and said.vacuous:

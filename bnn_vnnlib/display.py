@@ -123,6 +123,15 @@ def show_model(console: Console, model: Description, origin: Origin, missing: It
     console.print(facts, tensors)
 
 
+def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print (what, text) side by side; what is said again is left out."""
+    table, before = _facts(), ""
+    for what, text in facts:
+        table.add_row("" if what == before else what, _line(text))
+        before = what
+    console.print(table)
+
+
 def origin_lines(origin: Origin) -> list[tuple[str, str]]:
     """Where a file seems to come from and what it carries, as (what, text)."""
     lines = [("written by", origin.exporter), ("layers like", origin.library), ("carries", origin.carries)]

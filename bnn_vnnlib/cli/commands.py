@@ -14,10 +14,12 @@ from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
+from bnn_vnnlib.cli.explain import explain
 from bnn_vnnlib.cli.guard import NAME, in_plain_words
 from bnn_vnnlib.cli.inspect import inspect
 from bnn_vnnlib.cli.mean import mean
 from bnn_vnnlib.cli.merge import merge
+from bnn_vnnlib.cli.property import property
 from bnn_vnnlib.cli.radius import radius
 from bnn_vnnlib.cli.recover import recover
 from bnn_vnnlib.cli.report import report
@@ -83,6 +85,8 @@ def root(
 
 
 COMMANDS = (
+    property,
+    explain,
     verify,
     run,
     sweep,

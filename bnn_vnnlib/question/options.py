@@ -192,7 +192,7 @@ class Options:
         """What is asked, by these options and the property's comment `; bnn-vnnlib: key=value ...`.
 
         Where options and comment together give one threshold, it is both: the question is whether P_safe reaches it.
-        Under a query that is given here and is not the decision, the comment's rule is not meant.
+        Under a query that is given here and is not the decision, the comment's rule and outputs are not meant.
 
         Parameters
         ----------
@@ -209,11 +209,11 @@ class Options:
             hint = did_you_mean(unknown[0], IN_COMMENTS)
             message = f"unknown setting {unknown[0]!r} in a comment; known are {', '.join(IN_COMMENTS)}{hint}"
             raise OptionError(message, path=path)
-        deaf = {"rule"} if self.query is not None and self.query != Query.DECISION else set()
+        deaf = {"rule", "outputs"} if self.query is not None and self.query != Query.DECISION else set()
         own: dict[str, Any] = {
             name: _number(name, text, path) if name.startswith("tau_") else text
             for name, text in comment.items()
-            if getattr(self, name) is None and name not in deaf
+            if getattr(self, name) in (None, "auto") and name not in deaf
         }
         try:
             asked = replace(self, **own)
@@ -228,7 +228,7 @@ class Options:
         )  # fmt: skip
 
 
-IN_COMMENTS = ("query", "tau_safe", "tau_unsafe", "rule")
+IN_COMMENTS = ("query", "tau_safe", "tau_unsafe", "rule", "outputs")
 """Options that a property may set in a comment."""
 
 

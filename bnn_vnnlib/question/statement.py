@@ -215,6 +215,51 @@ def violation_in_words(property: Property) -> str:
     return f"{text}; or {more}" if boxes == 1 else f"{text}; or {more}, over {boxes} input sets in all"
 
 
+def requirement_in_words(property: Property) -> str | None:
+    """What the outputs must do, the negation of V: `Y_2 is larger than every other output`, `Y_0 < 0.4`.
+
+    None where the input sets ask different things, or a case joins several rows: V itself is then easier to read.
+    """
+    rows, count = property.rows, property.num_cases
+    boxes = len(np.unique(property.case_box)) or 1
+    if count == 0 or len(rows) != count or (np.diff(rows.owner) != 1).any() or count % boxes:
+        return None
+    each = count // boxes
+    parts = (rows.outputs, rows.bound[:, None], rows.strict[:, None])
+    table = np.concatenate(parts if rows.inputs is None else (*parts, rows.inputs), axis=1)
+    table = table[np.argsort(property.case_box, kind="stable")].reshape(boxes, each, -1)
+    if not (table == table[:1]).all():
+        return None
+    signature = property.signature
+    name = _named(property, signature.inputs), _named(property, signature.outputs)
+    best = _largest(property, each)
+    if best is not None:
+        return f"{name[1](best)} is larger than every other output"
+    shown = [_row(rows, r, name, negated=True) for r in range(min(each, CASES))]
+    return " and ".join([*shown, *([f"{each - CASES} more comparisons"] if each > CASES else [])])
+
+
+def _largest(property: Property, count: int) -> int | None:
+    """l, where the first `count` rows say Y_l <= Y_j, once for every other output j."""
+    rows = property.rows
+    a = rows.outputs[:count]
+    size = a.shape[1]
+    if count != size - 1 or rows.inputs is not None or rows.bound[:count].any() or rows.strict[:count].any():
+        return None
+    if size < 2 or not ((a == 1).sum(axis=1) + (a == -1).sum(axis=1) == (a != 0).sum(axis=1)).all():
+        return None
+    best = int(np.abs(a).sum(axis=0).argmax()) if size > 2 else int(a[0].argmax())
+    others = np.delete(a, best, axis=1)
+    each_once = (a[:, best] == 1).all() and (others.sum(axis=0) == -1).all() and ((others != 0).sum(axis=1) == 1).all()
+    return best if each_once else None
+
+
+def inputs_in_words(property: Property) -> str:
+    """The first input set: `X_0 in [0, 1], X_1 = 0.5`."""
+    name = _named(property, property.signature.inputs), _named(property, property.signature.outputs)
+    return _inputs(property, int(property.case_box[0]), name)
+
+
 def case_in_words(property: Property, case: int) -> str:
     """The rows of a case: `Y_0 >= 0.4 and Y_1 <= Y_0`."""
     signature = property.signature
@@ -292,7 +337,7 @@ def _conjunction(rows: HalfSpaces, owner: int, name: Names) -> str:
     return " and ".join(texts)
 
 
-def _row(rows: HalfSpaces, r: int, name: Names) -> str:
+def _row(rows: HalfSpaces, r: int, name: Names, *, negated: bool = False) -> str:
     """A comparison with a positive first coefficient: `Y_0 >= 0.4`, `Y_0 <= Y_1`, `2 Y_0 - X_1 < 0.5`."""
     terms = [(float(rows.outputs[r, i]), name[1](i)) for i in np.flatnonzero(rows.outputs[r]).tolist()]
     if rows.inputs is not None:
@@ -301,6 +346,8 @@ def _row(rows: HalfSpaces, r: int, name: Names) -> str:
     relation = {(1.0, False): "<=", (1.0, True): "<", (-1.0, False): ">=", (-1.0, True): ">"}[
         sign, bool(rows.strict[r])
     ]
+    if negated:
+        relation = {"<=": ">", "<": ">=", ">=": "<", ">": "<="}[relation]
     right = _number(sign * float(rows.bound[r]), sign * float(rows.inner_bound[r]))
     if len(terms) == 2 and terms[0][0] == -terms[1][0] and right == "0":
         factor = "" if abs(terms[0][0]) == 1 else f"{_number(abs(terms[0][0]))} "

@@ -1,0 +1,355 @@
+"""`bnn-vnnlib property`: a requirement as a VNN-LIB file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.options import Debug, with_options
+from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.printable import say
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bnn_vnnlib.network.network import Model
+    from bnn_vnnlib.requirements import Region, Requirement, Version
+
+Kind = Literal["robust", "within", "most_likely", "least_cost", "confident", "uncertain"]
+_CLASSES, _INPUTS, _FILES = "What is required", "For which inputs", "Files"
+
+
+def _numbers(help: str, panel: str = _INPUTS) -> Any:  # noqa: A002
+    return typer.Option(help=f"{help} Numbers with commas between them, or a file.", metavar="NUMBERS",
+                        rich_help_panel=panel, show_default=False)  # fmt: skip
+
+
+@with_options("query", "tau_safe", "tau_unsafe", "rule")
+def property(
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            help="robust: the label's output stays the largest. within: every output stays in an interval. Of expected "
+            "probabilities: most_likely: the label's is the largest; confident: it is at least TAU; uncertain: none is "
+            "above TAU; least_cost: deciding the label costs least."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write.", rich_help_panel=_FILES)] = None,
+    benchmark: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=_FILES,
+            help="In place of --out: one property for each row, with the network and instances.csv, for `run`.",
+        ),
+    ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            help="The ONNX model: shapes are checked, and a label or y that is not given is the mean network's own.",
+            rich_help_panel=_FILES,
+        ),
+    ] = None,
+    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Of VNN-LIB.", rich_help_panel=_FILES)] = "1.0",
+    limit: Annotated[float, typer.Option(help="Seconds for each in instances.csv.", rich_help_panel=_FILES)] = 60.0,
+    center: Annotated[
+        Path | None,
+        typer.Option(
+            help="The inputs that regions lie around, one a row: .npy, .npz or .parquet (x, if wanted label, y, "
+            "radius, valid_lower, valid_upper, mean, std), .csv, or a picture (values 0 to 1).",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="This row of it alone.", rich_help_panel=_INPUTS)] = None,
+    radius: Annotated[
+        str | None, _numbers("How far each input may differ, in the units of the data; one, or n.")
+    ] = None,
+    lower: Annotated[str | None, _numbers("In place of --center and --radius: the least inputs.")] = None,
+    upper: Annotated[str | None, _numbers("And the largest.")] = None,
+    clip: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="Range of values that occur.", rich_help_panel=_INPUTS),
+    ] = None,
+    mean: Annotated[str | None, _numbers("The network takes (x - MEAN) / STD.")] = None,
+    std: Annotated[str | None, _numbers("See --mean.")] = None,
+    label: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The class, from 0.",
+            show_default="in the file, else the network's own",
+            rich_help_panel=_CLASSES,
+        ),
+    ] = None,
+    outputs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many outputs the network has.", show_default="as --network says", rich_help_panel=_CLASSES
+        ),
+    ] = None,
+    least: Annotated[str | None, _numbers("within: the least value of each output; one, or m; -inf.", _CLASSES)] = None,
+    most: Annotated[str | None, _numbers("within: the largest value of each output; inf.", _CLASSES)] = None,
+    delta: Annotated[
+        str | None,
+        _numbers("within: how far each output may differ from y (in the file, else the network's own).", _CLASSES),
+    ] = None,
+    tau: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="confident, uncertain: a probability.", rich_help_panel=_CLASSES),
+    ] = None,
+    costs: Annotated[str | None, _numbers("least_cost: K_i, of deciding class i where it is wrong.", _CLASSES)] = None,
+    debug: Debug = False,
+    **options: Any,
+) -> None:
+    """Write what the outputs must do as VNN-LIB, negation done, with its meaning in words.
+
+    Examples:
+
+    bnn-vnnlib property robust --center x.npy --row 3 --radius 0.02 --clip 0 1 --network net.onnx -o p.vnnlib
+
+    bnn-vnnlib property within --lower 10,0.2 --upper 12,0.3 --least 0 --most 5 --outputs 1 -o p.vnnlib
+
+    bnn-vnnlib property robust --center test.csv --radius 0.1 --network net.onnx --benchmark folder
+    """
+    console = stderr_console()
+    with guard(console, debug):
+        from bnn_vnnlib.question.options import Options
+
+        if (out is None) == (benchmark is None):
+            raise OptionError("say where to write: --out FILE for one property, or --benchmark FOLDER for many")
+        if benchmark is not None and network is None:
+            raise OptionError("a benchmark names its network: add --network MODEL")
+        check_positive("--limit", limit)
+        Options(**options).question()  # refuses thresholds that are none before there is a file that has them
+        comment = {name: str(value) for name, value in options.items() if value is not None}
+        given = {"label": label, "least": least, "most": most, "delta": delta, "tau": tau, "costs": costs}
+        model = None if network is None else _model(network)
+        inputs = _Inputs.read(center, row, lower, upper, radius, clip, mean, std, model)
+        size = _outputs(outputs, model)
+        if benchmark is None and len(inputs) > 1:
+            message = f"holds {len(inputs)} inputs: choose one with --row, or write a --benchmark"
+            raise OptionError(message, path=center)
+        own = None if model is None else inputs.predicted(model)
+        found = [
+            (inputs.rows[index], inputs.region(index), _requirement(kind, given, inputs, index, size, own))
+            for index in range(len(inputs))
+        ]
+        if benchmark is not None and network is not None:
+            texts = {f"{kind}_{i}.vnnlib": _text(region, what, version, model, comment) for i, region, what in found}
+            _write_benchmark(benchmark, network, texts, limit)
+            say(console, f"wrote {len(texts)} properties and instances.csv into {benchmark}",
+                f"next: bnn-vnnlib run {benchmark} --out {benchmark.name}-results")  # fmt: skip
+        elif out is not None:
+            from bnn_vnnlib.files.vnncomp import write_text
+            from bnn_vnnlib.model.files import keep_inputs
+
+            keep_inputs(out, network, center)
+            write_text(out, _text(found[0][1], found[0][2], version, model, comment))
+            target = f"{out} --network {network or 'MODEL'}"
+            say(console, f"required: {found[0][2].says}, for every input {found[0][1].says}", f"wrote {out}",
+                f"next: bnn-vnnlib verify {target}")  # fmt: skip
+
+
+@dataclass
+class _Inputs:
+    """The arrays of the file or of the options, N inputs."""
+
+    arrays: dict[str, Any]
+    rows: list[int]
+    path: Path | None
+    radius: Any
+    clip: tuple[Any, Any] | None
+    mean: Any
+    std: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def read(
+        cls, center: Path | None, row: int | None, lower: str | None, upper: str | None, radius: str | None,
+        clip: tuple[float, float] | None, mean: str | None, std: str | None, model: Model | None,
+    ) -> _Inputs:  # fmt: skip
+        from bnn_vnnlib.files.examples import read_examples, read_vector
+
+        def vector(name: str, text: str | None) -> Any:
+            return arrays.get(name) if text is None else read_vector(text, f"--{name}")
+
+        arrays: dict[str, Any] = {}
+        if center is None:
+            if lower is None or upper is None:
+                raise OptionError("say for which inputs: --center FILE --radius R, or --lower and --upper")
+            if radius is not None or clip is not None or row is not None:
+                raise OptionError("--radius, --row and --clip belong to --center; --lower and --upper say it all")
+            arrays = {"lower": read_vector(lower, "--lower"), "upper": read_vector(upper, "--upper")}
+            return cls(arrays, [0], None, None, None, vector("mean", mean), vector("std", std))
+        if lower is not None or upper is not None:
+            raise OptionError("give either --center and --radius, or --lower and --upper")
+        inputs = () if model is None else model.network.signature.inputs
+        arrays = dict(read_examples(center, inputs[0].shape if len(inputs) == 1 else None))
+        count = len(arrays["x"])
+        if row is not None and row >= count:
+            raise InputError(f"holds {count} inputs, rows 0 to {count - 1}; there is no row {row}", path=center)
+        for name in ("label", "y"):
+            if name in arrays and len(arrays[name]) != count:
+                raise InputError(f"array {name!r} must have {count} rows, as the inputs do", path=center)
+        size = vector("radius", radius)
+        if size is None:
+            raise OptionError("say how far the inputs may differ: --radius", path=center)
+        ends = arrays.get("valid_lower"), arrays.get("valid_upper")
+        if clip is None and (ends[0] is None) != (ends[1] is None):
+            raise InputError("holds one end of the valid range only", path=center)
+        range_: tuple[Any, Any] | None = clip if clip is not None else None if ends[0] is None else ends
+        rows = list(range(count)) if row is None else [row]
+        return cls(arrays, rows, center, size, range_, vector("mean", mean), vector("std", std))
+
+    def region(self, index: int) -> Region:
+        from bnn_vnnlib.requirements import around, between
+
+        units = {"mean": 0 if self.mean is None else self.mean, "std": 1 if self.std is None else self.std}
+        if self.path is None:
+            return between(self.arrays["lower"], self.arrays["upper"], **units)
+        name = self.path.name if len(self.arrays["x"]) == 1 else f"row {self.rows[index]} of {self.path.name}"
+        return around(self.arrays["x"][self.rows[index]], self.radius, self.clip, **units, called=name)
+
+    def own(self, name: str, index: int) -> Any:
+        """Of the file: the label or y of an input, or None."""
+        return self.arrays[name][self.rows[index]] if name in self.arrays else None
+
+    def predicted(self, model: Model) -> NDArray:
+        """(N, m): what the mean network says of the centres, or of the middle of the box."""
+        import numpy as np
+
+        from bnn_vnnlib.sweeps.inputs import mean_output
+
+        if self.path is None:
+            ends = [np.asarray(self.arrays[name], float) for name in ("lower", "upper")]
+            x = np.atleast_2d(ends[0] / 2 + ends[1] / 2)
+        else:
+            x = np.asarray(self.arrays["x"][self.rows], float)
+        if self.mean is not None or self.std is not None:
+            mean, std = (np.asarray(v if v is not None else d, float) for v, d in ((self.mean, 0), (self.std, 1)))
+            x = (x - mean) / std
+        if x.shape[1] != model.network.signature.input_size:
+            want = model.network.signature.input_size
+            raise InputError(f"the network takes {want} numbers, found {x.shape[1]}", path=self.path)
+        return mean_output(model, x)
+
+
+def _model(path: Path) -> Model:
+    from bnn_vnnlib.model import read_model
+
+    return read_model(path)
+
+
+def _outputs(outputs: int | None, model: Model | None) -> int:
+    if model is None:
+        if outputs is None:
+            raise OptionError("say how many outputs the network has: --outputs M, or --network MODEL")
+        return outputs
+    size = model.network.signature.output_size
+    if outputs not in (None, size):
+        raise OptionError(f"the network has {size} outputs, --outputs says {outputs}", path=model.path)
+    return size
+
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "robust": ("label",), "most_likely": ("label",), "confident": ("label", "tau"), "uncertain": ("tau",),
+    "least_cost": ("label", "costs"), "within": ("least", "most", "delta"),
+}  # fmt: skip
+
+
+def _requirement(
+    kind: str, given: dict[str, Any], inputs: _Inputs, index: int, size: int, predicted: NDArray | None
+) -> Requirement:
+    """What is asked of one input; options that say nothing to this kind are refused.
+
+    Parameters
+    ----------
+    predicted : (N, m) the mean network's outputs, where there is one
+    """
+    from bnn_vnnlib import requirements
+    from bnn_vnnlib.files.examples import read_vector
+
+    idle = [name for name, value in given.items() if value is not None and name not in _NEEDS[kind]]
+    if idle:
+        raise OptionError(f"--{idle[0]} says nothing to {kind}, which takes --{', --'.join(_NEEDS[kind])}")
+    if kind == "within":
+        return requirements.within(*_interval(given, inputs, index, size, predicted))
+    named: dict[str, Any] = {}
+    for name in _NEEDS[kind]:
+        value = given[name]
+        if name == "label" and value is None:
+            value = inputs.own("label", index)
+            value = int(predicted[index].argmax()) if value is None and predicted is not None else value
+        if value is None:
+            also = ", or --network for the network's own" if name == "label" else ""
+            raise OptionError(f"{kind} needs --{name}{also}")
+        named[name] = read_vector(value, "--costs") if name == "costs" else value
+    if kind == "least_cost":
+        if len(named["costs"]) != size:
+            raise OptionError(f"--costs must be {size} numbers, one for each output, found {len(named['costs'])}")
+        return requirements.least_cost(list(named["costs"]), int(named["label"]))
+    return requirements.MAKERS[kind](size, **{name: int(v) if name == "label" else v for name, v in named.items()})
+
+
+def _interval(
+    given: dict[str, Any], inputs: _Inputs, index: int, size: int, predicted: NDArray | None
+) -> tuple[list[Any], list[Any]]:
+    """The ends of `within`."""
+    from bnn_vnnlib.files.examples import read_vector
+    from bnn_vnnlib.requirements import numbers
+
+    def ends(name: str) -> list[Any]:
+        text = given[name]
+        found = ["inf"] if text is None else list(read_vector(text, f"--{name}"))
+        if len(found) not in (1, size):
+            raise OptionError(f"--{name} must be one number, or {size}, found {len(found)}")
+        return found * (size if len(found) == 1 else 1)
+
+    if given["delta"] is None:
+        if given["least"] is None and given["most"] is None:
+            raise OptionError("within needs --least and --most (one of them is enough), or --delta")
+        return ends("least"), ends("most")
+    if given["least"] is not None or given["most"] is not None:
+        raise OptionError("give either --delta, or --least and --most")
+    middle = inputs.own("y", index)
+    if middle is None:
+        if predicted is None:
+            raise OptionError("--delta is around y, which the file has not: add --network for the network's own")
+        middle = predicted[index]
+    y = numbers(middle, None, "y")
+    if len(y) != size:
+        raise OptionError(f"y must be {size} numbers for each input, found {len(y)}", path=inputs.path)
+    delta = numbers(read_vector(given["delta"], "--delta"), size, "--delta")
+    if min(delta) <= 0:
+        raise OptionError(f"--delta must be positive, found {min(delta)}")
+    return [a - d for a, d in zip(y, delta, strict=True)], [a + d for a, d in zip(y, delta, strict=True)]
+
+
+def _text(region: Region, what: Requirement, version: Version, model: Model | None, comment: dict[str, str]) -> str:
+    from bnn_vnnlib.requirements import property_text
+
+    return property_text(region, what, version, None if model is None else model.network.signature, comment)
+
+
+def _write_benchmark(folder: Path, network: Path, texts: dict[str, str], limit: float) -> None:
+    """onnx/, vnnlib/ and instances.csv, the table last: whoever finds it finds the rest."""
+    from bnn_vnnlib.files.vnncomp import make_writable_folder, write_text
+    from bnn_vnnlib.model.files import read_proto, write_model
+    from bnn_vnnlib.readers.text import table_text
+
+    if (folder / "instances.csv").exists():
+        raise OptionError("there is a benchmark in this folder: name a new one", path=folder)
+    for part in (folder, folder / "onnx", folder / "vnnlib"):
+        make_writable_folder(part)
+    proto, found = read_proto(network)
+    write_model(proto, folder / "onnx" / found.name)
+    for name, text in texts.items():
+        write_text(folder / "vnnlib" / name, text)
+    rows = [(f"onnx/{found.name}", f"vnnlib/{name}", f"{limit:g}") for name in texts]
+    write_text(folder / "instances.csv", table_text(rows))
