@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.api import verify as verify
     from bnn_vnnlib.batch import BatchResult as BatchResult
     from bnn_vnnlib.batch import verify_batch as verify_batch
+    from bnn_vnnlib.certification import certify as certify
     from bnn_vnnlib.errors import BnnVnnlibError as BnnVnnlibError
     from bnn_vnnlib.errors import InputError as InputError
     from bnn_vnnlib.errors import ModelError as ModelError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model import Model as Model
     from bnn_vnnlib.model import attach as attach
     from bnn_vnnlib.model import read_model as read_model
+    from bnn_vnnlib.posteriors.torch_module import to_torch as to_torch
     from bnn_vnnlib.question.options import Options as Options
     from bnn_vnnlib.question.property import Property as Property
     from bnn_vnnlib.result import Bounds as Bounds
@@ -54,6 +56,8 @@ _HOMES = {
     "bnn_vnnlib.result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
     "bnn_vnnlib.batch": ("BatchResult", "verify_batch"),
     "bnn_vnnlib.api": ("verify",),
+    "bnn_vnnlib.certification": ("certify",),
+    "bnn_vnnlib.posteriors.torch_module": ("to_torch",),
     "bnn_vnnlib.vnnlib": ("read_property",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

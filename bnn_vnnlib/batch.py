@@ -45,6 +45,8 @@ class BatchResult:
     lower_by, upper_by : (N,) of each box: the methods behind its lower and its upper bounds, "none" where there is
         none, None where the box was skipped
     seconds : of the whole call
+    query, tau_safe, tau_unsafe : what was asked
+    labels : (N,) as they were given
     """
 
     lower: Floats
@@ -57,6 +59,40 @@ class BatchResult:
     row_upper: Floats | None = None
     lower_by: NDArray[np.object_] | None = None
     upper_by: NDArray[np.object_] | None = None
+    query: Query | None = None
+    tau_safe: float | None = None
+    tau_unsafe: float | None = None
+    labels: NDArray[np.int64] | None = None
+
+    def to_dataframe(self) -> Any:
+        """One row an input, as a pandas DataFrame: label, verdict, bounds, methods."""
+        from bnn_vnnlib.batch_views import dataframe
+
+        return dataframe(self)
+
+    def summary(self) -> str:
+        """How many inputs are proved, refuted and open, and what that says, in a few lines."""
+        from bnn_vnnlib.batch_views import text
+
+        return text(self)
+
+    def to_latex(self) -> str:
+        """The summary as a LaTeX table (booktabs)."""
+        from bnn_vnnlib.batch_views import latex
+
+        return latex(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """The bounds of all inputs in one picture; see `bnn_vnnlib.batch_views.plot`."""
+        from bnn_vnnlib.batch_views import plot
+
+        return plot(self, ax)
+
+    def _repr_html_(self) -> str:
+        """Of notebooks."""
+        from bnn_vnnlib.batch_views import html
+
+        return html(self)
 
 
 @plain_state()
@@ -105,7 +141,12 @@ def verify_batch(
         fields = {name: values for name, values in fields.items() if not name.startswith("row_")}
         verdicts[:] = Verdict.UNKNOWN
     full: dict[str, Any] = {name: _spread(values, kept, len(low)) for name, values in fields.items()}
-    return BatchResult(**full, verdicts=verdicts, method=used, seconds=time.monotonic() - begun)
+    asked = setting.question
+    return BatchResult(
+        **full, verdicts=verdicts, method=used, seconds=time.monotonic() - begun, query=setting.query,
+        tau_safe=asked.tau_safe, tau_unsafe=asked.tau_unsafe,
+        labels=None if labels is None else _array(labels).astype(np.int64),
+    )  # fmt: skip
 
 
 def _array(values: ArrayLike) -> NDArray:

@@ -107,9 +107,10 @@ def show_model(console: Console, model: Description, origin: Origin, missing: It
     for role, variables in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         for variable in variables:
             facts.add_row(role, _variable(variable))
-    facts.add_row("nodes", ", ".join(f"{count} {kind}" for kind, count in model.operators))
-    facts.add_row("ends in Softmax", "yes" if model.softmax else "no")
-    facts.add_row("posterior", f"{model.family}, {model.samples} samples" if model.samples else model.family)
+    facts.add_row("network", model.layers)
+    facts.add_row("ends in", "probabilities (Softmax)" if model.softmax else "plain outputs, without a Softmax")
+    family = "none: a deterministic network" if model.family == "deterministic" else model.family
+    facts.add_row("posterior", f"{family}, {model.samples} samples" if model.samples else family)
     facts.add_row("likelihood", model.likelihood or "not stated")
     facts.add_row("weights", f"{model.weights:,}, of which {model.uncertain_weights:,} are uncertain")
     for note in model.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.network.families import family_of, marginal_variances
-from bnn_vnnlib.network.network import Model, WeightSamples
+from bnn_vnnlib.network.network import Model, Network, WeightSamples
+from bnn_vnnlib.network.nodes import Activation, Conv, Linear, Max, Product, Sum
 from bnn_vnnlib.signature import Likelihood, Signature
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -41,6 +43,7 @@ class Description:
     ----------
     family : "deterministic", or one of `families.FAMILIES`; `samples` is the number of samples, else 0
     operators : node kinds of the network with their numbers, most frequent first
+    layers : the network in words: "2 dense layers, 32 ReLU"
     weights, uncertain_weights : numbers of entries in all tensors, and in those with a posterior
     """
 
@@ -50,6 +53,7 @@ class Description:
     likelihood: Likelihood | None
     tensors: tuple[_TensorSummary, ...]
     operators: tuple[tuple[str, int], ...]
+    layers: str
     weights: int
     uncertain_weights: int
     softmax: bool
@@ -72,11 +76,31 @@ def describe(model: Model) -> Description:
         likelihood=model.likelihood,
         tensors=tensors,
         operators=tuple(Counter(type(node).__name__ for node in network.nodes).most_common()),
+        layers=layers_in_words(network),
         weights=sum(tensor.entries for tensor in tensors),
         uncertain_weights=sum(tensor.entries for tensor in tensors if tensor.uncertain),
         softmax=network.softmax_axis is not None,
         notes=model.notes,
     )
+
+
+_SPELT = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU", "elu": "ELU", "silu": "SiLU", "leaky_relu": "leaky ReLU",
+          "prelu": "PReLU", "hard_swish": "hard swish"}  # fmt: skip
+
+
+def layers_in_words(network: Network) -> str:
+    """Layers with weights, numbers of activations by their kind, and what joins branches: `2 dense layers, 32 ReLU`."""
+    kinds, units = Counter(type(node) for node in network.nodes), Counter[str]()
+    for node in network.nodes:
+        if isinstance(node, Activation):
+            units[_SPELT.get(node.kind, node.kind)] += math.prod(node.shape)
+    layers = ((Conv, "convolution"), (Linear, "dense layer"))
+    joins = ((Sum, "sum of branches", "sums of branches"), (Product, "product of branches", "products of branches"),
+             (Max, "maximum", "maxima"))  # fmt: skip
+    said = [f"{kinds[kind]} {word}{'s' * (kinds[kind] > 1)}" for kind, word in layers if kinds[kind]]
+    said += [f"{count:,} {word}" for word, count in units.items()]
+    said += [f"{kinds[kind]} {one if kinds[kind] == 1 else many}" for kind, one, many in joins if kinds[kind]]
+    return ", ".join([*said, *(["Softmax"] if network.softmax_axis is not None else [])]) or "no layers"
 
 
 def _deviations(model: Model) -> dict[str, Floats]:
