@@ -1,8 +1,9 @@
-"""Verify some instances of the shipped benchmark and print a table."""
+"""Verify some instances of the shipped benchmark and print a table for each query."""
 
 from __future__ import annotations
 
 import csv
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bnn_vnnlib import Result, Verdict, read_model, read_property, verify
+from bnn_vnnlib import Query, Result, Verdict, read_model, read_property, verify
 from bnn_vnnlib.display import digits
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
@@ -20,23 +21,35 @@ BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"
 ENDS = ("robust", "interval")
 # ... and the first of these.
 FIRSTS = ("decision", "deterministic")
-LEGEND = (
-    "unsat: proved to hold; sat: proved not to hold, with a witness; unknown: the bounds are valid but decide neither"
-)
+TITLES = {
+    Query.PROBABILISTIC: "How likely is it that a drawn network meets the requirement? (P_safe; unsat: at least 0.95)",
+    Query.DECISION: "Does the averaged prediction meet it?",
+    Query.DETERMINISTIC: "Does the one network of the mean weights meet it?",
+}
+LEGEND = "unsat: proved to hold; sat: proved to fail, with a witness; unknown, timeout: valid bounds that do not decide"
+NEXT = """Next: one instance with all that is known of it, a requirement of your own, a page of all instances.
+  bnn-vnnlib verify benchmarks/digits/vnnlib/1.0/digits_vi_mlp_robust_313_0.02.vnnlib \\
+      --network benchmarks/digits/onnx/digits_vi_mlp.onnx
+  bnn-vnnlib property --help
+  bnn-vnnlib run benchmarks/digits --out results && bnn-vnnlib report results
+The program is in {where}; docs/tutorial.md goes from training to a certificate."""
 COLOURS = {Verdict.UNSAT: "green", Verdict.SAT: "red"}
 
 
 def main() -> None:
-    """Verify the instances and print one table."""
+    """Verify the instances and print one table for each query."""
     console = Console()
-    headings = ("model\nproperty", "verdict", "bounds", "method", "s")
-    table = Table(*headings, title="benchmarks/digits", caption=LEGEND, caption_justify="left")
+    results: dict[Query, list[tuple[str, Result]]] = defaultdict(list)
     for model, prop, timeout in track(list(instances()), "Verifying", console=console, transient=True):
         result = run(model, prop, timeout)
-        name = f"{model.stem}\n{short_name(model, prop)}"
-        verdict = f"[{COLOURS.get(result.verdict, 'yellow')}]{result.verdict}"
-        table.add_row(name, verdict, bounds(result), result.method, f"{result.time_s:.1f}")
-    console.print(table)
+        results[result.query].append((f"{model.stem}\n  {short_name(model, prop)}", result))
+    for query, title in TITLES.items():
+        table = Table("model\nproperty", "verdict", "bounds", "method", "s", title=title, title_justify="left")
+        for name, result in results[query]:
+            verdict = f"[{COLOURS.get(result.verdict, 'yellow')}]{result.verdict}"
+            table.add_row(name, verdict, bounds(result), result.method, f"{result.time_s:.1f}")
+        console.print(table)
+    console.print(LEGEND, NEXT.format(where=Path(sys.executable).parent), sep="\n\n", highlight=False, soft_wrap=True)
 
 
 def instances() -> Iterator[tuple[Path, Path, float]]:

@@ -74,7 +74,8 @@ def files() -> str:
 
 
 def _text(function: Callable[..., Any]) -> list[str]:
-    return (inspect.getdoc(function) or "").splitlines()
+    lines = (inspect.getdoc(function) or "").splitlines()
+    return [f"    {line}" if line.startswith("bnn-vnnlib ") else line for line in lines]
 
 
 def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, Any, ArgumentInfo | OptionInfo, Any]]:

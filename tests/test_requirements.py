@@ -205,6 +205,7 @@ def test_rows_become_a_benchmark(inputs, tmp_path):
         (["robust", "--center", "flat.npy", "--radius", "0.1"], "--outputs M, or --network"),
         (["robust", "--center", "flat.npy", "--label", "1", "--outputs", "10"], "--radius"),
         (["robust", "--outputs", "10"], "say for which inputs"),
+        (["robst", "--outputs", "10"], "did you mean 'robust'"),
         (["robust", "--center", "x.npz", "--row", "9", "--radius", "1", "--outputs", "10"], "rows 0 to 3"),
         (["uncertain", "--center", "flat.npy", "--radius", "0", "--label", "1", "--tau", "1", "--outputs", "2"],
          "--label says nothing to uncertain"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from copy import copy
+from functools import wraps
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperGroup
+from typer.models import OptionInfo
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
@@ -15,8 +20,8 @@ from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
 from bnn_vnnlib.cli.explain import explain
-from bnn_vnnlib.cli.guard import NAME, in_plain_words
-from bnn_vnnlib.cli.inspect import inspect
+from bnn_vnnlib.cli.guard import NAME, in_plain_words, silent
+from bnn_vnnlib.cli.inspect import inspect as inspect_
 from bnn_vnnlib.cli.mean import mean
 from bnn_vnnlib.cli.merge import merge
 from bnn_vnnlib.cli.property import property
@@ -51,7 +56,6 @@ app = typer.Typer(
     name=NAME,
     help="Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -84,7 +88,96 @@ def root(
     """Sound verification of Bayesian neural networks: ONNX and VNN-LIB in, guaranteed bounds out."""
 
 
-COMMANDS = (
+_ASKED, _BOUNDED, _PLACES, _FILES = "What is asked", "How it is bounded", "Time, memory, machines", "Files"
+GROUPS = {
+    **dict.fromkeys(
+        ("query", "tau_safe", "tau_unsafe", "likelihood", "rule", "outputs", "strict", "mixed", "shrink", "threshold",
+         "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius"), _ASKED,
+    ),
+    **dict.fromkeys(("method", "boxes", "num_boxes", "margin", "restarts", "search", "quick"), _BOUNDED),
+    **dict.fromkeys(
+        ("timeout", "memory", "device", "seed", "workers", "threads", "scheduler", "chunk", "fresh"), _PLACES
+    ),
+    **dict.fromkeys(("results_file", "json_file", "serialise_assignments", "out", "posterior"), _FILES),
+}  # fmt: skip
+"""Option -> the group in which the help shows it, unless its command says another; the rest stand by themselves."""
+
+EXAMPLES = {
+    "property": (
+        "property robust --center x.npy --radius 0.02 --clip 0 1 --network net.onnx -o p.vnnlib",
+        "property within --lower 10,0.2 --upper 12,0.3 --least 0 --outputs 1 -o p.vnnlib",
+        "property robust --center test.csv --radius 0.1 --network net.onnx --benchmark bench",
+    ),
+    "explain": ("explain p.vnnlib --network net.onnx",),
+    "verify": (
+        "verify p.vnnlib --network net.onnx --timeout 60",
+        "verify p.vnnlib --network net.onnx --query decision --results-file out.txt",
+    ),
+    "run": (
+        "run benchmark --out results --workers 4",
+        "run benchmark --out results --query decision --only '*robust*'",
+    ),
+    "sweep": ("sweep net.onnx boxes.npz --out results",),
+    "radius": ("radius net.onnx inputs.npz --out results --threshold 0.9 --clip 0 1",),
+    "uncertainty": ("uncertainty net.onnx inputs.npz --out results -r 0.01 -r 0.05",),
+    "compare": ("compare benchmark --out results --tool abcrown=/opt/abcrown/vnncomp_scripts",),
+    "report": ("report results", "report results --against older-results --out page.html"),
+    "check_witness": ("check-witness net.onnx p.vnnlib out.txt",),
+    "inspect": ("inspect net.onnx", "inspect net.onnx --cross-check"),
+    "attach": ("attach mean.onnx posterior.npz net.onnx --likelihood categorical",),
+    "recover": ("recover export.onnx net.onnx --likelihood categorical",),
+    "convert": (
+        "convert net.onnx bnn.onnx --likelihood categorical --relative-sd 0.01",
+        "convert net.onnx bnn.onnx --likelihood gaussian --fit laplace --data train.npz",
+    ),
+    "simplify": ("simplify net.onnx small.onnx --tool onnxruntime",),
+    "merge": ("merge ensemble.onnx plain.onnx",),
+    "mean": ("mean net.onnx plain.onnx",),
+    "sample": ("sample net.onnx folder --n 20",),
+    "supports": ("supports --vnnlib-versions",),
+}
+"""What the help of each command shows, without the program's name."""
+
+_QUIET = inspect.Parameter(
+    "quiet", inspect.Parameter.KEYWORD_ONLY, default=False,
+    annotation=Annotated[bool, typer.Option("--quiet", help="Say nothing on standard error but errors.")],
+)  # fmt: skip
+
+
+def presented(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--quiet`, its options in groups, words of a choice in the help, and examples."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @wraps(command)
+    def called(*args: Any, quiet: bool = False, **given: Any) -> None:
+        with silent(quiet):
+            command(*args, **given)
+
+    shown = [_shown(one) for one in signature.parameters.values()]
+    called.__signature__ = signature.replace(parameters=[*shown, _QUIET])  # type: ignore[attr-defined]
+    examples = [f"{NAME} {line}" for line in EXAMPLES[command.__name__]]
+    called.__doc__ = "\n\n".join([inspect.getdoc(command) or "", "Examples:", *examples])
+    return called
+
+
+def _shown(one: inspect.Parameter) -> inspect.Parameter:
+    """A parameter in its group; of a choice, the words stand in the text, where they are not cut at a column's end."""
+    if get_origin(one.annotation) is not Annotated:
+        return one
+    kind, info = get_args(one.annotation)[:2]
+    changed = copy(info)
+    choice = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    if choice is not None:
+        changed.metavar = info.metavar or ("WORD" if isinstance(info, OptionInfo) else one.name.upper())
+        words = list(map(str, get_args(choice)))
+        if not set(words) <= set(re.findall(r"[\w.]*\w", info.help or "")):
+            changed.help = f"{info.help} One of {', '.join(words)}."
+    if isinstance(info, OptionInfo):
+        changed.rich_help_panel = info.rich_help_panel or GROUPS.get(one.name)
+    return one.replace(annotation=Annotated[kind, changed])
+
+
+_PLAIN: tuple[Callable[..., None], ...] = (
     property,
     explain,
     verify,
@@ -95,7 +188,7 @@ COMMANDS = (
     compare,
     report,
     check_witness,
-    inspect,
+    inspect_,
     attach,
     recover,
     convert,
@@ -105,6 +198,7 @@ COMMANDS = (
     sample,
     supports,
 )
+COMMANDS = tuple(map(presented, _PLAIN))
 """In the order in which the help lists them."""
 
 for command in COMMANDS:

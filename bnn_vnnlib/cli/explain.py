@@ -29,10 +29,7 @@ def explain(
     debug: Debug = False,
     **options: Any,
 ) -> None:
-    """Say in words what a property requires and forbids, for which inputs, and what the answers would mean.
-
-    Example: bnn-vnnlib explain p.vnnlib --network net.onnx
-    """
+    """Say in words what a property requires and forbids, for which inputs, and what the answers would mean."""
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_facts

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import typer
@@ -62,6 +63,7 @@ def guard(console: Console, debug: bool, outlet: Outlet | None = None) -> Iterat
         refused = isinstance(error, InputError)
         reason = str(error) if refused else f"{type(error).__name__}: {error}"
         if debug:
+            console.quiet = False
             console.print_exception()
         _complain(console, reason, refused)
         if outlet is not None:
@@ -75,6 +77,7 @@ def _record_failure(console: Console, outlet: Outlet, reason: str) -> None:
 
 
 def _complain(console: Console, reason: str, refused: bool) -> None:
+    console.quiet = False
     if refused:
         console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
         return
@@ -108,7 +111,22 @@ def check_positive(option: str, value: float | None) -> None:
         raise OptionError(f"{option} must be a positive number, found {value}")
 
 
+_SILENT = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent(asked: bool) -> Iterator[None]:
+    """Consoles on standard error that say nothing but errors, if that is asked for."""
+    token = _SILENT.set(asked)
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)
+
+
 def stderr_console() -> Console:
     from bnn_vnnlib.system.terminal import Terminal
 
-    return Terminal(sys.stderr)
+    console = Terminal(sys.stderr)
+    console.quiet = _SILENT.get()
+    return console

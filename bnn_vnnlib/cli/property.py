@@ -10,7 +10,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, with_options
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.printable import say
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.requirements import Region, Requirement, Version
 
-Kind = Literal["robust", "within", "most_likely", "least_cost", "confident", "uncertain"]
 _CLASSES, _INPUTS, _FILES = "What is required", "For which inputs", "Files"
 
 
@@ -31,11 +30,12 @@ def _numbers(help: str, panel: str = _INPUTS) -> Any:  # noqa: A002
 @with_options("query", "tau_safe", "tau_unsafe", "rule")
 def property(
     kind: Annotated[
-        Kind,
+        str,
         typer.Argument(
+            autocompletion=lambda: list(_NEEDS),
             help="robust: the label's output stays the largest. within: every output stays in an interval. Of expected "
             "probabilities: most_likely: the label's is the largest; confident: it is at least TAU; uncertain: none is "
-            "above TAU; least_cost: deciding the label costs least."
+            "above TAU; least_cost: deciding the label costs least.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write.", rich_help_panel=_FILES)] = None,
@@ -105,20 +105,13 @@ def property(
     debug: Debug = False,
     **options: Any,
 ) -> None:
-    """Write what the outputs must do as VNN-LIB, negation done, with its meaning in words.
-
-    Examples:
-
-    bnn-vnnlib property robust --center x.npy --row 3 --radius 0.02 --clip 0 1 --network net.onnx -o p.vnnlib
-
-    bnn-vnnlib property within --lower 10,0.2 --upper 12,0.3 --least 0 --most 5 --outputs 1 -o p.vnnlib
-
-    bnn-vnnlib property robust --center test.csv --radius 0.1 --network net.onnx --benchmark folder
-    """
+    """Write what the outputs must do as VNN-LIB, negation done, with its meaning in words."""
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.question.options import Options
 
+        if kind not in _NEEDS:
+            raise OptionError(f"unknown kind {kind!r}; known are {', '.join(_NEEDS)}{did_you_mean(kind, _NEEDS)}")
         if (out is None) == (benchmark is None):
             raise OptionError("say where to write: --out FILE for one property, or --benchmark FOLDER for many")
         if benchmark is not None and network is None:
