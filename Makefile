@@ -15,6 +15,11 @@ MINUTES ?= 30
 SEED ?= 0
 DRAWS ?= 300
 ONLY ?=
+# The demo asks for the CPU build of torch where the platform has it beside the default one (Linux): a quarter of the size.
+# TORCH_INDEX= (empty) takes the default build.
+TORCH_INDEX ?= $(if $(filter Linux,$(shell uname -s)),https://download.pytorch.org/whl/cpu)
+# In an environment that is there already the demo needs none of its own.
+DEMO := $(if $(wildcard $(STAMP)),$(VENV),$(VENV)-demo)
 # Where the studies write; DATA=folder says where they read.
 OUT ?= study-results
 PANEL ?= panel-results
@@ -42,8 +47,8 @@ help:
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
 
-demo: $(STAMP)
-	$(BIN)/python scripts/demo.py
+demo: $(DEMO)/.installed
+	$(DEMO)/bin/python scripts/demo.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
@@ -94,7 +99,15 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest dist build fuzz-runs
+	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest $(VENV)-demo dist build fuzz-runs
+
+# The package and what it needs, nothing else.
+$(VENV)-demo/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-demo
+	$(if $(TORCH_INDEX),$(VENV)-demo/bin/python -m pip install --quiet --index-url $(TORCH_INDEX) torch \
+		|| echo "no CPU build of torch from $(TORCH_INDEX): the default build follows, which is larger")
+	$(VENV)-demo/bin/python -m pip install --quiet --editable .
+	@touch $@
 
 # Not an environment: a folder that comes before the packages of $(VENV).
 $(VENV)-lowest/.installed: $(STAMP) scripts/lowest.py

@@ -28,11 +28,18 @@ def report(
         typer.Option(metavar="HxW", help="Inputs are images: 8x8, 3x32x32.", show_default="as the model says"),
     ] = None,
     pictures: Annotated[int, typer.Option(min=0, help="Instances that get pictures at most.")] = 200,
+    single_file: Annotated[
+        bool,
+        typer.Option(
+            "--single-file", help="Put the plots' library (4.8 MB) into the page, and not into a file beside it."
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Make one HTML page of a run or a comparison, and its tables as CSV, Markdown and LaTeX.
 
-    The page needs no network. The tables go beside it, into FILE_tables.
+    The page needs no network. The tables go beside it, into FILE_tables, and so does
+    the library that draws its plots (FILE_plotly.js), unless --single-file is given.
     """
     console = stderr_console()
     with guard(console, debug):
@@ -41,7 +48,7 @@ def report(
 
         shape = None if image is None else parse_shape(image)
         with console.status("reading and writing"):
-            written = write_report(folder, out, against=against, image=shape, most=pictures)
+            written = write_report(folder, out, against=against, image=shape, most=pictures, single_file=single_file)
         say(console, *_told(written))
 
 
@@ -51,4 +58,5 @@ def _told(written: Report) -> list[str]:
     if written.conflicts:
         lines.append(f"results that exclude each other: {written.conflicts} pairs, at the top of the page")
     size = written.page.stat().st_size / 2**20
-    return [*lines, f"wrote {written.page} ({size:.1f} MiB) and {len(written.tables)} tables beside it"]
+    beside = "" if written.beside is None else f", {written.beside.name} (its plots)"
+    return [*lines, f"wrote {written.page} ({size:.2g} MiB){beside} and {len(written.tables)} tables beside it"]

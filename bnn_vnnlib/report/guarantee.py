@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bnn_vnnlib.report.row import Row
 from bnn_vnnlib.result import Query, Rule, Verdict
 
-CERTAIN = (
+_CERTAIN = (
     "Bounds of bnn-vnnlib hold with certainty, not with some confidence: nothing in them is estimated, and rounding "
-    "errors are included. V is the set of violations that the property describes, T the set of its inputs. The "
-    "posterior is taken as the model file has it; whether it fits any data is not examined. A verdict is about exactly "
-    "the files whose SHA-256 the record holds. This page repeats the records and proves nothing again; bnn-vnnlib "
-    "check-witness checks a sat anew, and bnn-vnnlib verify decides any instance anew."
+    "errors are included. V is the set of violations that the property describes, T the set of its inputs. ",
+    "The posterior is taken as the model file has it; whether it fits any data is not examined. ",
+    "A verdict is about exactly the files whose SHA-256 the record holds. This page repeats the records and proves "
+    "nothing again; bnn-vnnlib "
+    "check-witness checks a sat anew, and bnn-vnnlib verify decides any instance anew.",
 )
 
 
@@ -64,7 +66,6 @@ _OF_VARIANT = {
         "is about the decision of the BNN. Of a Gaussian posterior it averages the drawn networks alone, and nothing "
         "follows for the BNN. Nothing follows for P_safe.",
     ),
-    "plain": ("the network, which has no posterior,", "There is no BNN here that more could be said of."),
 }
 _BOXES = (
     "all networks in a box are shown to be safe, or all to violate at one input, and the probability of what is "
@@ -103,6 +104,19 @@ _HOW = {
         "is found, which is then replayed in onnxruntime.",
     },
 }
+
+
+def certain(rows: Iterable[Row]) -> str:
+    """What all bounds have in common; a sentence about posteriors where some network may have one."""
+    start, of_posteriors, rest = _CERTAIN
+    return start + (of_posteriors if any(not _plain(row) for row in rows) else "") + rest
+
+
+def _plain(row: Row) -> bool:
+    """The network is known to have no posterior: of a run of ours, the question in words says so."""
+    if row.variant is not None:
+        return row.variant == "plain"
+    return row.query is Query.DETERMINISTIC and row.unsat_means is not None and "posterior" not in row.unsat_means
 
 
 def guarantee(row: Row) -> Guarantee:
@@ -193,7 +207,10 @@ def _decision(row: Row, how: str) -> Guarantee:
 
 
 def _deterministic(row: Row, how: str) -> Guarantee:
-    subject, left = _ONE_NETWORK if row.variant is None else _OF_VARIANT[row.variant.partition("_")[0]]
+    if _plain(row):
+        subject, left = "the network", "Inputs outside of T were not examined." if row.verdict is Verdict.UNSAT else ""
+    else:
+        subject, left = _ONE_NETWORK if row.variant is None else _OF_VARIANT[row.variant.partition("_")[0]]
     if row.verdict is Verdict.UNSAT:
         return Guarantee(f"Proved: {subject} violates the property at no input of T.", left, how)
     return Guarantee(

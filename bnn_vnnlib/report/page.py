@@ -2,9 +2,10 @@
 
 1. Tables as CSV, Markdown and LaTeX. Cells are text of strangers in all three.
 2. Rows as columns of JSON values, for the page's scripts. Bounds are rounded outward here too.
-3. Everything of a report -> one HTML page that needs no network. The page carries a content security policy: scripts
-   run only if they have the hash of those that are put in here, and nothing at all may be loaded. Should text of
-   strangers ever get past the escaping, the browser still runs none of it.
+3. Everything of a report -> an HTML page that needs no network. The page carries a content security policy: scripts run
+   only if they have the hash of those that are put in here, or, for the plots' library in a file beside the page, a
+   number that is drawn for this page alone. Nothing else may be loaded. Should text of strangers ever get past the
+   escaping, the browser still runs none of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.resources import files
 from math import isinf
+from secrets import token_urlsafe
 from typing import Any
 
 from bnn_vnnlib.display import digits
@@ -99,6 +101,8 @@ def _more(row: Row) -> dict[str, Any]:
         more["x"] = as_json(row.x)
     if row.y is not None and len(row.y) <= _MOST_INPUTS:
         more["y"] = as_json(row.y)
+    if row.y is not None and len(row.y) > 1:
+        more["largest"] = max(range(len(row.y)), key=row.y.__getitem__)
     if row.notes and row.method is not None:
         more["notes"] = list(row.notes)
     if row.diagnosis:
@@ -213,13 +217,14 @@ def check_libraries() -> None:
         _library(name)
 
 
-def render(context: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def render(context: Mapping[str, Any], data: Mapping[str, Any], plotly: str | None = None) -> str:
     """The page.
 
     Parameters
     ----------
     context : what the template shows
     data : JSON values for the scripts, see `page_data`
+    plotly : the file of the plots' library, relative to the page; None: in the page (`library`)
     """
     jinja2 = _library("jinja2")
     loader = jinja2.DictLoader({name: _asset(name) for name in ("page.html", "parts.html")})
@@ -227,17 +232,27 @@ def render(context: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=_visible,
     )  # fmt: skip
-    scripts = [_script(_library("plotly.offline").get_plotlyjs()), _script(_own_scripts())]
-    policy = _POLICY.format(scripts=" ".join(_hash(script) for script in scripts))
+    scripts = [*([_script(library())] if plotly is None else []), _script(_own_scripts())]
+    nonce = token_urlsafe(18)
+    allowed = [*map(_hash, scripts), *([f"'nonce-{nonce}'"] if plotly else [])]
+    policy = _POLICY.format(scripts=" ".join(allowed))
     markup = _library("markupsafe").Markup
     page: str = environment.get_template("page.html").render(
         context,
         policy=policy,
+        nonce=nonce,
+        plotly=plotly,
         style=markup("\n".join(map(_asset, _STYLES))),
         scripts=[markup(script) for script in scripts],
         data=markup(_json(data)),
     )
     return page
+
+
+def library() -> str:
+    """The script of the plots' library."""
+    text: str = _library("plotly.offline").get_plotlyjs()
+    return text
 
 
 def _library(name: str) -> Any:

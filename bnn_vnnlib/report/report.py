@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
-from bnn_vnnlib.report.guarantee import CERTAIN
-from bnn_vnnlib.report.page import Table, check_libraries, page_data, render
+from bnn_vnnlib.report.guarantee import certain
+from bnn_vnnlib.report.page import Table, check_libraries, library, page_data, render
 from bnn_vnnlib.report.pictures import ImageShape, pictures
 from bnn_vnnlib.report.source import ReportedFolder, conflicts, instance_keys, read_folder
 from bnn_vnnlib.result import Verdict
@@ -28,12 +29,14 @@ class Report:
     Attributes
     ----------
     page : the HTML file
+    beside : the plots' library, where it is not in the page
     tables : the other files
     verdicts : how often each, over all runs
     conflicts : results that exclude each other
     """
 
     page: Path
+    beside: Path | None
     tables: tuple[Path, ...]
     verdicts: Counter[Verdict]
     conflicts: int
@@ -46,6 +49,7 @@ def write_report(
     against: Path | None = None,
     image: ImageShape | None = None,
     most: int = 200,
+    single_file: bool = False,
 ) -> Report:
     """Write the page and the tables.
 
@@ -56,6 +60,7 @@ def write_report(
     against : another such folder, whose instances are put beside those of the same names
     image : shape of the inputs where they are images and the model does not say so
     most : how many instances get pictures
+    single_file : put the plots' library, 4.8 MB, into the page, and not into a file beside it
 
     Raises
     ------
@@ -67,19 +72,22 @@ def write_report(
     sources = _sources(folder, against)
     if not out.resolve().parent.is_dir():
         raise OptionError("there is no such folder to write into", path=out)
-    text, found, conflicting = make_page(sources, image, most)
+    beside = None if single_file else out.with_name(f"{out.stem}_plotly.js")
+    text, found, conflicting = make_page(sources, image, most, None if beside is None else quote(beside.name))
     tables = _write_tables(out.with_name(f"{out.stem}_tables"), found)
+    if beside is not None:
+        write_text(beside, library())
     write_text(out, text)
     verdicts = Counter(row.verdict for source in sources for row in source.rows)
-    return Report(out, tables, verdicts, conflicting)
+    return Report(out, beside, tables, verdicts, conflicting)
 
 
 def make_page(
-    sources: Sequence[ReportedFolder], image: ImageShape | None = None, most: int = 200
+    sources: Sequence[ReportedFolder], image: ImageShape | None = None, most: int = 200, plotly: str | None = None
 ) -> tuple[str, tuple[Table, ...], int]:
     """The page of one or two folders, its tables, and how many pairs of results exclude each other.
 
-    Parameters and errors are those of `write_report`.
+    Parameters and errors are those of `write_report`; `plotly` as in `render`.
     """
     runs = [run for source in sources for run in source.runs]
     rows = [row for run in runs for row in run.rows]
@@ -95,7 +103,7 @@ def make_page(
         "several": len(runs) > 1, "pictured": len(images), "total": len(rows),
         "verdicts": Counter(row.verdict.value for row in rows),
     }  # fmt: skip
-    return render(context, page_data(rows, keys, images)), tables, len(disagreements.rows)
+    return render(context, page_data(rows, keys, images), plotly), tables, len(disagreements.rows)
 
 
 def _sources(folder: Path, against: Path | None) -> list[ReportedFolder]:
@@ -130,7 +138,7 @@ def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[s
         "compared": [table for table in tables if table.name in summary.OF_COMPARISON],
         "comparison": any(source.comparison for source in sources),
         "says": SAYS.replace("\n", " ").replace("`", ""),
-        "certain": CERTAIN,
+        "certain": certain(row for source in sources for row in source.rows),
     }
 
 

@@ -231,3 +231,43 @@ def test_ten_thousand_rows(browser, tmp_path):
     tab.evaluate("drawEverything()")
     assert tab.locator("#plot-safe .state").inner_text() == "6667 shown."
     assert tab.heard == []
+
+
+def test_two_instances_on_a_phone(browser, tmp_path):
+    """Whole numbers count instances, the axes of times and gaps have ticks as people write them, the legend is free."""
+    results = [safe("unsat", 1 - 1e-8, 1.0), safe("sat", 0.0, 1e-8)]
+    folder = write_run(tmp_path / "few", *zip(NAMES, results, strict=False), seconds=1.2)
+    tab = opened(browser, write_report(folder).page, width=400)
+    tab.evaluate("drawEverything()")
+
+    def ticks(plot, axis):
+        return tab.eval_on_selector_all(f"#{plot} .{axis}tick text", "all => all.map((one) => one.textContent)")
+
+    assert ticks("plot-cactus", "x") == ["1", "2"]
+    assert len(ticks("plot-cactus", "y")) >= 2
+    gaps = ticks("plot-gap", "y")
+    assert len(gaps) >= 2
+    assert not any("n" in tick or "μ" in tick for tick in gaps)
+    assert tab.locator(".modebar-btn").count() == 0
+    assert tab.heard == []
+    tab.close()
+
+
+def test_a_page_without_its_plots_says_what_is_missing(browser, tmp_path):
+    report = write_report(write_run(tmp_path / "few", *zip(NAMES[:1], [safe("unsat", 0.97, 1.0)], strict=True)))
+    report.beside.unlink()
+    tab = opened(browser, report.page)
+    assert "need the file report_plotly.js" in tab.locator("#plots-missing").inner_text()
+    assert tab.locator("#list tbody tr").count() == 1
+    tab.close()
+
+
+def test_a_difference_has_a_colour_key_and_the_class_that_won(wide):
+    wide.click("#filter button[type=reset]")
+    wide.evaluate("document.querySelector('#pictures').scrollIntoView()")
+    keys = wide.locator("#gallery .key .ends")
+    for index in range(keys.count()):
+        low, middle, high = keys.nth(index).locator("span").all_inner_texts()
+        assert (low[0], middle, high[0]) == ("-", "0", "+")
+        assert low[1:] == high[1:]
+    assert "is the largest" in wide.locator("#gallery").inner_text()

@@ -35,10 +35,9 @@ def folder(tmp_path):
 
 
 def own_text(path: Path) -> str:
-    """The page without Plotly."""
+    """The page without Plotly, which lies beside it or in it."""
     text = path.read_text(encoding="utf-8")
-    plotly = max(re.findall(r"<script>.*?</script>", text, re.DOTALL), key=len)
-    return text.replace(plotly, "")
+    return text.replace(f"<script>{pages._script(pages.library())}</script>", "")
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -73,12 +72,29 @@ def test_a_row_without_a_verdict_says_why(tmp_path):
     assert '"Why no verdict", (more.diagnosis' in text
 
 
-def test_the_page_names_nothing_that_could_be_loaded(folder):
+def test_the_page_loads_nothing_but_the_plots_beside_it(folder):
     text = own_text(write_report(folder).page)
+    (nonce,) = re.findall(r"'nonce-([\w-]{20,})'", unescape(text))
+    text = text.replace(f'<script nonce="{nonce}" src="report_plotly.js"></script>', "")
     text = text.replace("&lt;img src=x", "").replace("<img src=x".replace("<", r"\u003c"), "")
     for loading in (r"https?:", r"\bsrc\s*=", "<link", "@import", r"url\(", r"\bfetch\(", "XMLHttp", r"\bimport\("):
         assert not re.search(loading, text), loading
     assert "default-src 'none'" in unescape(text)
+
+
+def test_a_page_is_small_or_one_file(folder, tmp_path):
+    """Of few instances: the page alone is small; the nonce, which no stranger may know before, is never the same."""
+    one, two = (write_report(folder, tmp_path / f"{name} page.html") for name in "ab")
+    assert one.beside == tmp_path / "a page_plotly.js"
+    assert one.beside.read_text(encoding="utf-8") == pages.library()
+    assert one.page.stat().st_size < 150_000
+    assert 'src="a%20page_plotly.js"' in one.page.read_text(encoding="utf-8")
+    nonces = [re.search(r"nonce-([\w-]+)", page.page.read_text(encoding="utf-8"))[1] for page in (one, two)]
+    assert nonces[0] != nonces[1]
+    whole = write_report(folder, tmp_path / "whole.html", single_file=True)
+    assert whole.beside is None
+    assert "nonce=" not in own_text(whole.page)
+    assert whole.page.stat().st_size > len(pages.library())
 
 
 def test_no_script_of_ours_reads_text_as_html():

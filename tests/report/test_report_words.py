@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from bnn_vnnlib.report.guarantee import guarantee
+from bnn_vnnlib.report.guarantee import certain, guarantee
 from bnn_vnnlib.result import Asked, Query, Rule, Verdict
 from support.records import decision, plain, row, safe
 
@@ -65,7 +66,6 @@ def test_the_decision_says_which():
         ("mean", "the posterior's means", "Nothing follows for the BNN"),
         ("draw_0003", "this one network drawn", "an estimate of P_safe, not a bound"),
         ("merged", "averages networks of the posterior", "about the decision of the BNN"),
-        ("plain", "which has no posterior", "no BNN here"),
     ],
 )
 @pytest.mark.parametrize("verdict", ["sat", "unsat"])
@@ -73,6 +73,21 @@ def test_a_deterministic_verdict_says_nothing_of_the_bnn(variant, subject, left,
     words = guarantee(replace(row(plain(verdict)), variant=variant))
     assert subject in words.says
     assert left in words.open
+
+
+@pytest.mark.parametrize("verdict", ["sat", "unsat"])
+def test_where_there_is_no_bnn_nothing_is_said_of_one(verdict):
+    """A deterministic network in a comparison, or in a run whose record says in words that it has no posterior."""
+    compared = replace(row(plain(verdict)), variant="plain")
+    run = replace(row(plain(verdict)), variant=None, unsat_means="the network has no such input")
+    for one in (compared, run):
+        words = guarantee(one)
+        said = " ".join([words.says, words.open, words.how, certain([one])])
+        assert "the network violates" in said
+        assert not re.search("BNN|posterior|P_safe|mean network|decision", said), said
+    bayesian = replace(run, unsat_means="the network of the posterior means has no such input")
+    assert "nothing follows for the BNN" in guarantee(bayesian).open
+    assert "The posterior is taken" in certain([run, bayesian])
 
 
 def test_the_word_of_another_tool_is_not_called_proved():

@@ -34,16 +34,32 @@ function pictures(row) {
   const parts = [
     ["input", "input"],
     ["witness", "witness X"],
-    ["difference", `difference, up to ${Number((found.largest ?? 0).toPrecision(3))}`],
+    ["difference", "witness minus input"],
   ];
   const shown = parts
     .filter(([name]) => found[name])
     .map(([name, label]) => {
       const canvas = paint(found[name], found.shape, name === "difference");
       canvas.setAttribute("aria-label", `${label} of ${text("property", row)}`);
-      return make("figure", {}, canvas, make("figcaption", {}, label));
+      const key = name === "difference" ? [colourKey(found.largest)] : [];
+      return make("figure", {}, canvas, make("figcaption", {}, label, ...key));
     });
   return make("div", { class: "pictures" }, ...shown);
+}
+
+/** What the colours of a difference stand for: from blue, the largest decrease, to orange, the largest increase. */
+function colourKey(largest) {
+  const end = Number((largest ?? 0).toPrecision(3));
+  const words = [`-${end}`, "0", `+${end}`].map((word) => make("span", {}, word));
+  return make("span", { class: "key" }, make("span", { class: "colours" }), make("span", { class: "ends" }, ...words));
+}
+
+/** What was asked, and which class wins at the witness. */
+function asked(row) {
+  const said = text("violation", row) ? [`Asked: can this happen? ${text("violation", row)}`] : [];
+  const largest = (data.more[row] ?? {}).largest;
+  if (largest !== undefined) said.push(`At the witness, output ${largest} of Y is the largest.`);
+  return said.map((line) => make("p", { class: "asked" }, line));
 }
 
 function showGallery() {
@@ -63,6 +79,7 @@ function showGallery() {
           make("span", { class: `verdict ${text("verdict", row)}` }, text("verdict", row)),
           ` ${interval(safe(row))}`,
         ),
+        ...asked(row),
         pictures(row),
       ),
     );
@@ -79,7 +96,6 @@ function facts(row) {
     ["Benchmark", text("category", row)],
     ["Network", text("network", row)],
     ["Query", text("query", row)],
-    ["Violation", text("violation", row)],
     ["So unsat means", text("unsat_means", row)],
     ["Vacuous", text("vacuous", row)],
     ["Rule", text("rule", row)],
@@ -124,6 +140,7 @@ function openDetail(row) {
     .replaceChildren(
       make("h2", { id: "detail-title" }, text("property", row)),
       make("p", {}, make("strong", { class: `verdict ${text("verdict", row)}` }, text("verdict", row)), ` ${says}`),
+      ...asked(row),
       ...(open ? [make("p", {}, make("strong", {}, "Left open: "), open)] : []),
       ...(how ? [make("p", {}, how)] : []),
       ...(images ? [images] : []),

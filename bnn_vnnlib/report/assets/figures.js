@@ -56,8 +56,7 @@ function intervals(rows, pair, axis) {
       xaxis: {
         title: { text: "instances, ordered" },
         range: [0, drawn.length + 1],
-        tickformat: ",d",
-        ...(drawn.length < 8 ? { dtick: 1 } : {}),
+        ...whole(drawn.length),
       },
       yaxis: { title: { text: axis } },
     },
@@ -84,7 +83,15 @@ function points(rows, x, y, layout, missing) {
   return { traces, count: rows.length, missing, layout };
 }
 
-const seconds = { title: { text: "seconds" }, type: "log", dtick: "D2", tickformat: ".3~g" };
+/** An axis of counts: a tick at each whole number, as long as there are few. */
+const whole = (count) => ({ tickformat: ",d", ...(count <= 12 ? { dtick: 1 } : {}) });
+
+/** An axis of times: logarithmic where they differ by more than a factor of 10, else from 0, so that it has ticks. */
+function seconds(values) {
+  const title = { title: { text: "seconds" }, tickformat: ".3~g" };
+  const [low, high] = values.reduce(([a, b], one) => [Math.min(a, one), Math.max(b, one)], [Infinity, 0]);
+  return high > 10 * low ? { ...title, type: "log", dtick: "D2" } : { ...title, rangemode: "tozero" };
+}
 
 function drawSafe() {
   const rows = visible.filter(safe);
@@ -124,7 +131,10 @@ function drawCactus() {
     count,
     missing: visible.length - count,
     why: "have no sat or unsat",
-    layout: { xaxis: { title: { text: "instances solved" }, tickformat: "," }, yaxis: seconds },
+    layout: {
+      xaxis: { title: { text: "instances solved" }, ...whole(count) },
+      yaxis: seconds(traces.flatMap((trace) => trace.y)),
+    },
   };
 }
 
@@ -133,8 +143,8 @@ function drawGap() {
   const rows = visible.filter(bounded);
   const drawn = rows.filter((row) => number("gap", row) !== null);
   const layout = {
-    xaxis: seconds,
-    yaxis: { title: { text: `width of the bounds on ${picked("gap-of")}` }, rangemode: "tozero" },
+    xaxis: seconds(drawn.map((row) => least(number("seconds", row)))),
+    yaxis: { title: { text: `width of the bounds on ${picked("gap-of")}` }, rangemode: "tozero", tickformat: ".3~g" },
   };
   return points(
     drawn,
@@ -146,10 +156,10 @@ function drawGap() {
 }
 
 const VALUES = {
-  seconds: [(row) => least(number("seconds", row)), seconds],
+  seconds: [(row) => least(number("seconds", row)), null],
   "P_safe, lower bound": [(row) => safe(row)?.[0] ?? null, { range: [-0.03, 1.03] }],
   "P_safe, upper bound": [(row) => safe(row)?.[1] ?? null, { range: [-0.03, 1.03] }],
-  gap: [(row) => number("gap", row), {}],
+  gap: [(row) => number("gap", row), { tickformat: ".3~g" }],
 };
 const OUTCOMES = {
   "same verdict": ["unsat", "circle"],
@@ -170,7 +180,7 @@ function drawAgainst() {
   const [first, second, what] = ["against-x", "against-y", "against-what"].map(picked);
   const rows = passing("run");
   const inFirst = new Map(rows.filter((row) => text("run", row) === first).map((row) => [number("key", row), row]));
-  const [value, axis] = VALUES[what];
+  const value = VALUES[what][0];
   const pairs = rows
     .filter((row) => text("run", row) === second && inFirst.has(number("key", row)))
     .map((row) => [inFirst.get(number("key", row)), row]);
@@ -195,6 +205,7 @@ function drawAgainst() {
     })
     .filter((trace) => trace.x.length);
   const values = drawn.flatMap(([across, up]) => [value(across), value(up)]);
+  const axis = VALUES[what][1] ?? { ...seconds(values), rangemode: "normal" };
   const ends = values.length
     ? values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity])
     : [0, 1];

@@ -56,7 +56,12 @@ function draw(plot) {
   canvas.hidden = count === 0;
   plot.stale = false;
   if (!count) return;
-  const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const options = {
+    displaylogo: false,
+    displayModeBar: innerWidth < 720 ? false : "hover", // on a narrow page it would lie on the legend
+    responsive: true,
+    modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  };
   Plotly.react(canvas, full, style(layout), options);
   plot.stops = stops(full);
   plot.at = -1;
@@ -116,6 +121,10 @@ function drawEverything() {
 }
 
 function startPlots() {
+  if (typeof Plotly === "undefined") {
+    document.getElementById("plots-missing").hidden = false;
+    return;
+  }
   const outputs = all.reduce((most, row) => Math.max(most, decision(row) ? decision(row)[0].length : 0), 0);
   fill(
     "decision-output",
