@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import special
 from torch import Tensor
 
 NODES = 12
@@ -26,6 +25,8 @@ STEP = math.sqrt(math.pi / NODES)
 def faddeeva(x: Tensor, y: Tensor) -> Tensor:
     """w(x + i y) for y >= 0, complex, with an absolute error of 1e-13."""
     if x.device.type == "cpu":
+        from scipy import special  # loaded here: it is rarely needed, and slow to load
+
         return torch.as_tensor(special.wofz(torch.complex(*torch.broadcast_tensors(x, y)).numpy()))
     return by_trapezoids(x, y)
 

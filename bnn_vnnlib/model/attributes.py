@@ -27,7 +27,6 @@ from onnx import (
     helper,
     numpy_helper,
 )
-from onnx.reference import ReferenceEvaluator
 
 from bnn_vnnlib.errors import ModelError, UnsupportedError
 
@@ -158,6 +157,8 @@ def holders(proto: ModelProto) -> dict[str, TensorProto]:
 
 def evaluate_node(node: NodeProto, opset: int, arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
     """First output of one node, by ONNX's reference evaluator."""
+    from onnx.reference import ReferenceEvaluator  # loaded here: few graphs need it, and it is slow to load
+
     alone = NodeProto()
     alone.CopyFrom(node)
     del alone.input[:], alone.output[:]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy import sparse
-from scipy.optimize import linprog
 from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
@@ -256,6 +254,9 @@ def _multipliers(system: _System, part: slice) -> np.ndarray:
     max sum_r lam_r (-bound_r) + lower.p - upper.q  subject to  sum_r lam_r slope_r = p - q, sum lam = 1, all >= 0.
     Rows are scaled to a largest coefficient of 1, which the multipliers undo.
     """
+    from scipy import sparse  # loaded here: few questions need a linear program, and it takes a quarter of a second
+    from scipy.optimize import linprog
+
     slope, bound = system.slope[part].cpu().numpy(), system.bound[part].cpu().numpy()
     lower, upper = system.lower[part].cpu().numpy(), system.upper[part].cpu().numpy()
     scale = np.maximum(np.abs(slope).max(-1), np.abs(bound))

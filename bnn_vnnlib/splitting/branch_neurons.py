@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
@@ -188,6 +187,8 @@ class _Trees:
 
     def _solved(self, part: _Parts) -> tuple[_Parts, Tensor]:
         """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
+        from scipy.optimize import linprog  # loaded here: see `refute`
+
         problem, root, bound = self._roots.problem, part.owner, self._targets.bound[part.target]
         settings, index = grids(self._roots.setting[root])[0]
         lower, upper = (side[root] for side in (problem.lower, problem.upper))

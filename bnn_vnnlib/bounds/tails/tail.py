@@ -69,7 +69,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from scipy import special
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.normal import cdf_above
@@ -241,6 +240,8 @@ def _normal(gap: Tensor, spread: Tensor) -> Tensor:
 
 def _stopped(gap: Tensor, split: Split) -> Tensor:
     """P(a Brownian motion stopped in [a, b] is at most -gap), rounded up; at a fixed time where the variance is."""
+    from scipy import special  # loaded here: it is rarely needed, and slow to load
+
     least, most = split.least, split.most
     ratio = torch.sqrt(((most - least).clamp(min=0) / least).nan_to_num(torch.inf)) * (1 + 8 * UNIT)
     k = _up(-gap / torch.sqrt(most))  # the bound grows with k
