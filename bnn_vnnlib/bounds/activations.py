@@ -25,6 +25,9 @@ _CRITICAL = 1e-14
 """Error of f(z) - slope * z at a computed critical point: |f''| d^2 / 2 with d <= UNIT / slope, and f itself."""
 
 
+_SLOPE = 1e-13
+"""Error of a computed slope of tanh and sigmoid, with room."""
+
 KINKED = ("relu", "leaky_relu")
 """Linear but for a kink at 0: where the input keeps its sign, a tighter range of it changes no line."""
 
@@ -34,6 +37,10 @@ class Shape(Protocol):
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds of f over [lower, upper]."""
+        ...
+
+    def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of (f(x) - f(y)) / (x - y) over all x, y in [lower, upper]; infinite where nothing is known."""
         ...
 
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
@@ -64,6 +71,12 @@ class Kink:
         if alpha == 0:
             return lower.clamp(min=0), upper.clamp(min=0)
         return torch.where(lower < 0, down(alpha * lower), lower), torch.where(upper < 0, up(alpha * upper), upper)
+
+    def slopes(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact: alpha, 1, or between the two where the sign is open."""
+        left, right = lower.new_tensor(alpha), lower.new_ones(())
+        at = torch.where(lower >= 0, right, left), torch.where(upper <= 0, left, right)
+        return torch.minimum(*at), torch.maximum(*at)
 
     def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Exact lines where the sign is fixed; the choice runs from alpha to 1, on the side away from the chord."""
@@ -107,6 +120,11 @@ class Sigmoidal:
             (at_lower - ELEMENTARY * at_lower.abs() - TINY).clamp(min=self.infimum),
             (at_upper + ELEMENTARY * at_upper.abs() + TINY).clamp(max=1.0),
         )
+
+    def slopes(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """f' falls from 0 to both sides."""
+        nearest, farthest = torch.maximum(lower, -upper).clamp(min=0), torch.maximum(lower.abs(), upper.abs())
+        return (self.derivative(farthest) - _SLOPE).clamp(min=0), self.derivative(nearest) + _SLOPE
 
     def lines(self, alpha: float, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Chords and tangents; the choice multiplies their slopes by a number between 0 and 2."""

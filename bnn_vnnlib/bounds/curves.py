@@ -125,6 +125,25 @@ class Piece:
             ends = ends - _EDGE * finite * (2 * inclined + 4 * _EDGE * finite * (b - a)) - 2 * UNIT * ends.abs()
         return torch.where(reached, ends, torch.inf)
 
+    def slopes(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of f' over the part of [lower, upper] in this piece, (inf, -inf) where there is none.
+
+        f' is monotone on the piece, so it is extreme at the ends. Where an end is an inflection point that is known up
+        to e = EDGE |end| only, f' is monotone from the true one on, and between the two |f''| < 4 e, so that f'
+        differs by less than 4 e^2.
+        """
+        start, end = (torch.as_tensor(side, dtype=lower.dtype, device=lower.device) for side in (self.start, self.end))
+        a, b = (torch.minimum(torch.maximum(z, start), end) for z in (lower, upper))
+        ends = torch.stack([self.derivative(a), self.derivative(b)])
+        paid = (self.relative + 4 * UNIT) * ends.abs() + self.derivative_error
+        if self.steepest:
+            finite = torch.maximum(*(side.abs().nan_to_num(0.0, 0.0) for side in (start, end)))
+            paid = paid + 4 * (_EDGE * finite) ** 2 + UNIT * ends.abs()
+        paid = torch.where(torch.isfinite(ends), paid, 0.0)
+        least, most = (ends - paid).amin(0), (ends + paid).amax(0)
+        reached = (lower <= end) & (upper >= start)
+        return torch.where(reached, least, torch.inf), torch.where(reached, most, -torch.inf)
+
     def _below(self, slope: Tensor | None, z: Tensor) -> Tensor:
         """g(z), lowered by its own error."""
         f = self.value(z)
@@ -165,6 +184,7 @@ class Curve:
     rising : +1 or -1 for a monotone function, else 0
     least, greatest : bounds of f on its whole domain
     defined : whether f is defined on all of [l, u]; where it is not, nothing is claimed
+    steepest : Lipschitz constant
     """
 
     function: Callable[[Any, Tensor], Tensor]
@@ -173,6 +193,7 @@ class Curve:
     least: float = -torch.inf
     greatest: float = torch.inf
     defined: Callable[[Tensor, Tensor], Tensor] = torch.le
+    steepest: float = math.inf
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """At the ends for monotone functions, else over the pieces."""
@@ -200,6 +221,17 @@ class Curve:
             below, torch.where(defined, self._extreme(alpha, below, low, high, 1), -torch.inf),
             above, torch.where(defined, self._extreme(alpha, above, low, high, -1), torch.inf),
         )  # fmt: skip
+
+    def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of the slopes of all chords over [l, u]: those of f', by pieces."""
+        found = [piece.slopes(lower, upper) for piece in self.pieces(alpha, lower, upper)]
+        least, most = torch.stack([low for low, _ in found]).amin(0), torch.stack([high for _, high in found]).amax(0)
+        # an overflow shows that f' is at least, or at most, the largest number
+        least, most = least.nan_to_num(-torch.inf, None, -torch.inf), most.nan_to_num(torch.inf, torch.inf, None)
+        least = least.clamp(min=0.0 if self.rising > 0 else -self.steepest)
+        most = most.clamp(max=0.0 if self.rising < 0 else self.steepest)
+        defined = self.defined(lower, upper)
+        return torch.where(defined, least, -torch.inf), torch.where(defined, most, torch.inf)
 
     def _extreme(self, alpha: Any, slope: Tensor | None, lower: Tensor, upper: Tensor, sign: int) -> Tensor:
         """Lower (sign 1) or upper (-1) bound on f(z) - slope z; undefined where the interval is."""
@@ -247,6 +279,8 @@ _SILU = 2.3993572805154677
 """z tanh(z / 2) = 2; the left side grows with |z|, so that silu'' = sigmoid' (2 - z tanh(z / 2)) has no more roots."""
 _SILU_LEAST = -0.27846454276107384
 _GELU_TANH_LEAST = -0.17004075057125412
+_GATED = 1.13
+"""No slope of silu, gelu and gelu_tanh is as large: their largest are 1.0998, 1.1290 and 1.1290."""
 _GELU_TANH = 1.4185040087908284
 """The only positive root of gelu_tanh'': with T = tanh u, u = k (z + c z^3) it solves
 (1 + 6 c z^2) / (1 + 3 c z^2)^2 = k z T(u), the left side of which falls and the right side of which grows."""
@@ -400,6 +434,12 @@ class _Wave(Curve):
             torch.where(near, greatest, torch.where(known, 1.0, torch.nan)),
         )
 
+    def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Over the pieces."""
+        near, low, high = _near(lower, upper)
+        least, most = super().slopes(alpha, low, high)
+        return torch.where(near, least, -1.0), torch.where(near, most, 1.0)
+
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Over the pieces."""
         near, low, high = _near(lower, upper)
@@ -424,6 +464,11 @@ class Sign:
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Monotone and exact."""
         return _sign(lower), _sign(upper)
+
+    def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """0 where the sign is fixed, else anything from 0 on."""
+        fixed = _sign(lower) == _sign(upper)
+        return torch.zeros_like(lower), torch.where(fixed, 0.0, torch.inf)
 
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Slope between 0 and 2 / u below, 2 / -l above (1 / u and 1 / -l where the interval ends at 0)."""
@@ -500,12 +545,12 @@ CURVES: dict[str, Curve | Sign] = {
     "silu": Curve(
         FUNCTIONS["silu"],
         _fixed(*_gate(lambda z: z * torch.sigmoid(z), _silu_slope, _SILU)),
-        least=_SILU_LEAST - 1e-15,
+        least=_SILU_LEAST - 1e-15, steepest=_GATED,
     ),
-    "gelu": Curve(FUNCTIONS["gelu"], _gelu_pieces),
+    "gelu": Curve(FUNCTIONS["gelu"], _gelu_pieces, steepest=_GATED),
     "gelu_tanh": Curve(
         FUNCTIONS["gelu_tanh"], _fixed(*_gate(gelu_tanh, _gelu_tanh_slope, _GELU_TANH)),
-        least=_GELU_TANH_LEAST - 1e-15,
+        least=_GELU_TANH_LEAST - 1e-15, steepest=_GATED,
     ),
     "erf": Curve(
         FUNCTIONS["erf"],

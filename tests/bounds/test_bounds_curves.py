@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
-from bnn_vnnlib.bounds.curves import CURVES, Piece
+from bnn_vnnlib.bounds.curves import CURVES, Curve, Piece
 from bnn_vnnlib.network.evaluate import FUNCTIONS
 from support import exact
 
@@ -149,6 +149,54 @@ widths = st.one_of(
 )
 def test_any_interval(drawn: list[tuple[float, float]], kind: tuple[str, Any], choice: float | None) -> None:
     check_all(*kind, [(start, max(start, start + width)) for start, width in drawn], choice)
+
+
+SLOPED = [*KINDS, ("relu", 0.0), ("leaky_relu", 0.2), ("leaky_relu", 2.0), ("tanh", 0.0), ("sigmoid", 0.0)]
+
+
+@pytest.mark.parametrize(("kind", "alpha"), SLOPED, ids=[f"{kind}_{alpha}" for kind, alpha in SLOPED])
+def test_chords_lie_between_the_slopes(kind: str, alpha: Any) -> None:
+    """All chords of thousands of intervals, and the slopes are no wider than the chords of neighbours suggest."""
+    rng = np.random.default_rng(0)
+    ends = torch.as_tensor(np.sort(rng.normal(size=(2000, 2)) * 10.0 ** rng.uniform(-1, 1, size=(2000, 1)), 1))
+    lower, upper = ends[torch.tensor([defined(kind, *pair) for pair in ends.tolist()])].unbind(1)
+    least, most = ACTIVATIONS[kind].slopes(alpha, lower, upper)
+    share = torch.linspace(0, 1, 201, dtype=torch.float64)[:, None]
+    z = torch.minimum(lower + share * (upper - lower), upper)
+    f = FUNCTIONS[kind](alpha, z)
+    for step in (1, 7, 200):
+        chord = (f[step:] - f[:-step]) / (z[step:] - z[:-step])
+        room = 4e-16 * (f.abs().amax(0) + z.abs().amax(0) * chord.abs().amax(0)) / (upper - lower) * 201 + 1e-12
+        assert (chord >= least - room).all()
+        assert (chord <= most + room).all()
+    chord = (f[1:] - f[:-1]) / (z[1:] - z[:-1])
+    near = (upper - lower < 0.3) & (lower.abs() > 0.5) & (kind != "sign") & (alpha != (1.0, -1.0))
+    wide = most - least
+    seen = chord.amax(0) - chord.amin(0)
+    assert (wide[near] <= 1.1 * seen[near] + 1e-6).all()
+
+
+@pytest.mark.parametrize(("kind", "alpha"), SLOPED, ids=[f"{kind}_{alpha}" for kind, alpha in SLOPED])
+def test_slopes_where_numbers_are_large_or_undefined(kind: str, alpha: Any) -> None:
+    """Infinite ends, ends that coincide, inflection points and their neighbours; where f is not defined, nothing."""
+    table = [*SIZES, *INFLECTIONS, 1e4, 1.7e308, math.inf]
+    table = sorted([0.0, *table, *(-z for z in table)])
+    pairs = torch.tensor(list(itertools.combinations_with_replacement(table, 2)), dtype=torch.float64)
+    least, most = ACTIVATIONS[kind].slopes(alpha, *pairs.unbind(1))
+    assert (least <= most).all()  # hence no NaN
+    known = torch.tensor([defined(kind, *pair) for pair in pairs.tolist()])
+    assert torch.isinf(torch.stack([least, most])[:, ~known]).all()
+    for (low, high), small, large in zip(pairs.tolist(), least.tolist(), most.tolist(), strict=True):
+        inside = [z for z in points(kind, low, high) if abs(z) <= 60] if defined(kind, low, high) else []
+        for x, y in itertools.pairwise(sorted(inside)):
+            if y - x > 1e-3:
+                change = (value(kind, alpha, y) - value(kind, alpha, x)) / (Fraction(y) - Fraction(x))
+                assert math.isinf(small) or at_most(Fraction(small), change), (kind, alpha, low, high, x, y)
+                assert math.isinf(large) or at_most(change, Fraction(large)), (kind, alpha, low, high, x, y)
+    undefined = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+    bad = ACTIVATIONS[kind].slopes(alpha, undefined, undefined.flip(0))
+    if isinstance(ACTIVATIONS[kind], Curve):
+        assert torch.isinf(torch.stack(bad)).all() or kind in ("sin", "cos")
 
 
 @pytest.mark.parametrize(("kind", "alpha"), KINDS, ids=IDS)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import backward
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal
-from bnn_vnnlib.bounds.tails.variation import Variation, slopes
+from bnn_vnnlib.bounds.tails.variation import Variation
 from bnn_vnnlib.bounds.walk import Ranges, Walk
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
@@ -93,7 +94,8 @@ class Differences:
         if not isinstance(node, Activation):
             raise TypeError("only activations have lines")
         (source,) = node.inputs
-        least, most = slopes(node, self.ranges.values[source])
+        z = self.ranges.values[source]
+        least, most = ACTIVATIONS[node.kind].slopes(node.alpha, z.lower, z.upper)
         slope = (least + most) / 2
         reach = (torch.maximum(most - slope, slope - least) * (1 + 2 * UNIT)) * self.variation.known[source]
         offset = torch.where(torch.isfinite(slope), reach * (1 + 2 * UNIT), self.variation.known[position])

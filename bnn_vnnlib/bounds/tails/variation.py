@@ -12,14 +12,13 @@ What weights share (`shared`) is part of Delta, but not of that law, which is th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
-from bnn_vnnlib.bounds.activations import ACTIVATIONS, Kink, Sigmoidal
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.tail import FOLD
@@ -41,12 +40,6 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
-
-STEEPEST = {
-    "abs": 1.0, "clip": 1.0, "softplus": 1.0, "atan": 1.0, "softsign": 1.0, "sin": 1.0, "cos": 1.0, "silu": 1.13,
-    "gelu": 1.13, "gelu_tanh": 1.13, "erf": 1.13, "hard_swish": 1.5,
-}  # fmt: skip
-"""Lipschitz constants."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +95,8 @@ class Variation:
             case Constant():
                 self.known[position] = torch.zeros_like(values[position].lower)
             case Activation():
-                least, most = slopes(node, values[node.inputs[0]])
+                z = values[node.inputs[0]]
+                least, most = ACTIVATIONS[node.kind].slopes(node.alpha, z.lower, z.upper)
                 near = torch.maximum(-least, most) * self.known[node.inputs[0]]
                 self.known[position] = self._capped(near, values[position])
             case Product():
@@ -220,20 +214,3 @@ class Variation:
         if isinstance(node, Shift):
             return near[0]
         return interval.RULES[type(node)](node, self.means, *(Interval(-x, x) for x in near))[0].upper
-
-
-def slopes(node: Activation, z: Interval) -> tuple[Tensor, Tensor]:
-    """Least and largest slope of an activation over a range; infinite where nothing is known here."""
-    shape, kind = ACTIVATIONS[node.kind], node.kind
-    if isinstance(shape, Kink):
-        low, high = sorted((float(node.alpha), 1.0))  # type: ignore[arg-type]
-        flat, steep = (low, high) if float(node.alpha) <= 1 else (high, low)  # type: ignore[arg-type]
-        left, right = z.lower.new_tensor(flat), z.lower.new_tensor(steep)
-        at = (torch.where(z.lower >= 0, right, left), torch.where(z.upper <= 0, left, right))
-        return torch.minimum(*at), torch.maximum(*at)
-    if isinstance(shape, Sigmoidal):  # the slope falls from 0 to both sides
-        nearest = torch.maximum(z.lower, -z.upper).clamp(min=0)
-        error = 1e-13
-        return (shape.derivative(z.magnitude) - error).clamp(min=0), shape.derivative(nearest) + error
-    most = torch.full_like(z.lower, STEEPEST.get(kind, math.inf))
-    return -most, most
