@@ -94,6 +94,24 @@ class HalfSpaces:
         return len(self.bound)
 
 
+@dataclass(frozen=True)
+class Second:
+    """The second network of a property about two: its variables follow those of the first, kind by kind.
+
+    Attributes
+    ----------
+    name : as declared
+    relation : to the first: "equal-to" (the same file), "isomorphic-to" (the same graph), or None
+    inputs, hidden, outputs : how many variables of each kind are its own
+    """
+
+    name: str
+    relation: str | None
+    inputs: int
+    hidden: int
+    outputs: int
+
+
 @dataclass(frozen=True, eq=False)
 class Property:
     """A property: V = union over cases c of {(x, y): x in box[case_box[c]], constraints of that box, rows of c}.
@@ -101,9 +119,9 @@ class Property:
     Attributes
     ----------
     version : VNN-LIB version of the file, (1, 0) or (2, minor)
-    network : name declared for the network (2.x), else None
-    signature : the declared variables; in a 1.0 file one input "X" of shape (n,) and one output "Y" of shape (m,),
-        both "real"
+    network : name declared for the (first) network (2.x), else None
+    signature : the declared variables, of two networks the inputs of the first, then those of the second, and the
+        outputs alike; in a 1.0 file one input "X" of shape (n,) and one output "Y" of shape (m,), both "real"
     boxes : (B,) distinct input sets; two cases with the same box and the same constraints share one
     constraints : further linear constraints on x; `owner` is a box, `outputs` has shape (Q, 0)
     case_box : (C,) the box of each case
@@ -112,6 +130,7 @@ class Property:
     notes : remarks for the user, e.g. cases dropped because their input set is empty
     hidden : hidden nodes that a 2.x file declares; no constraint is about them, but a witness lists their values
     width : of the boxes, as a share of those of the file (`shrunk`)
+    second : the second network, if the property is about two
     """
 
     version: tuple[int, int]
@@ -125,10 +144,22 @@ class Property:
     notes: tuple[str, ...] = ()
     hidden: tuple[Hidden, ...] = ()
     width: float = 1.0
+    second: Second | None = None
 
     def __post_init__(self) -> None:
         _frozen(self.case_box)
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    @property
+    def declared(self) -> tuple[tuple[str, int], ...]:
+        """The variables in the order of the file: (kind, index) with kind "input", "hidden" or "output"."""
+        every = {"input": len(self.signature.inputs), "hidden": len(self.hidden), "output": len(self.signature.outputs)}
+        starts = dict(every)
+        if self.second is not None:
+            own = {"input": self.second.inputs, "hidden": self.second.hidden, "output": self.second.outputs}
+            starts = {kind: count - own[kind] for kind, count in every.items()}
+        first = [(kind, i) for kind in every for i in range(starts[kind])]
+        return (*first, *((kind, i) for kind, count in every.items() for i in range(starts[kind], count)))
 
     @property
     def num_cases(self) -> int:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from fractions import Fraction
@@ -64,6 +65,52 @@ class _InputSets:
             if number == len(first):
                 first.append(k)
         return np.array(first, np.int64), kind
+
+    def complete(self) -> None:
+        """Give inputs without bounds those that follow from the others by the further constraints, exactly.
+
+        X_g == X_f says as much of X_g as a box would, and X_f >= X_g gives it an upper end. Each constraint
+        sum a_j x_j <= b bounds x_j by the least that its other terms can be; what follows is rounded outward.
+        Ends of the file stay as they are.
+        """
+        for k in np.flatnonzero(~self.empty & ~np.isfinite((self.lower, self.upper)).all(axis=(0, 2))).tolist():
+            rows = self.rows(np.array([k])).items.tolist()
+            if self._table.columns.places(np.array(rows, np.int64)).items.size > _MAX_TERMS:
+                continue
+            terms = [self._exact_row(row) for row in rows]
+            while sum(self._implied(k, *row) for row in terms):
+                pass
+            self.empty[k] = bool((self.lower[k] > self.upper[k]).any())
+
+    def _exact_row(self, row: int) -> tuple[list[tuple[int, Fraction]], Fraction]:
+        """Terms (input, coefficient) and right side of a constraint."""
+        table = self._table
+        part = slice(table.columns.starts[row], table.columns.starts[row + 1])
+        pairs = zip(table.columns.items[part].tolist(), table.values[part].tolist(), strict=True)
+        side = table.exact.get(row, Fraction(float(table.up[row]))) if not table.errors.get(row) else None
+        return [(j, Fraction(a)) for j, a in pairs if side is not None], side or Fraction(0)
+
+    def _implied(self, k: int, terms: list[tuple[int, Fraction]], side: Fraction) -> bool:
+        """Bound the inputs of one constraint in set k that have no bound yet; whether there were any."""
+        ends = [float(self.lower[k, j] if a > 0 else self.upper[k, j]) for j, a in terms]
+        free = [i for i, end in enumerate(ends) if not math.isfinite(end)]
+        targets = range(len(terms)) if not free else free if len(free) == 1 else []
+        changed = False
+        for i in targets:
+            j, a = terms[i]
+            sides = (self.upper, self.inner_upper) if a > 0 else (self.lower, self.inner_lower)
+            if math.isfinite(sides[0][k, j]):
+                continue
+            rest = sum((b * Fraction(end) for n, ((_, b), end) in enumerate(zip(terms, ends, strict=True)) if n != i),
+                       Fraction(0))  # fmt: skip
+            try:
+                value = bracket((side - rest) / a)[1 if a > 0 else 0]
+            except OverflowError:
+                continue
+            for array in sides:
+                array[k, j] = value
+            changed = True
+        return changed
 
     def rows(self, used: Ints) -> Groups:
         """The constraints of these sets (common ones too) that are no bounds."""
@@ -144,6 +191,7 @@ class _InputSets:
 
 
 MAX_CELLS = 10_000_000
+_MAX_TERMS = 100_000  # of constraints from which missing bounds are worked out
 _SHOWN = 5
 
 
@@ -164,6 +212,7 @@ def _assemble(disjunction: Disjunction, scope: Scope) -> tuple[dict[str, Any], t
     keys = own.take(first_and_number(case_key)[0])
     _check_cells(scope, len(keys), n, "input boxes", "inputs")
     inputs = _InputSets(table, is_input, disjunction.common[is_input[disjunction.common]], keys, n)
+    inputs.complete()
     alive = np.flatnonzero(~inputs.empty[case_key])
     _check_bounded(inputs, np.flatnonzero(~inputs.empty), scope)
     used, box_of = inputs.share()
@@ -275,7 +324,7 @@ def normalise(query: SyntaxTree, source: SourceText, signature: Signature | None
     notes = (*scope.notes, *shapes, *numbers, *comparisons.notes, *on_empty)
     return Property(
         version=scope.version, network=scope.network, signature=scope.signature, options=options, notes=notes,
-        hidden=scope.hidden, **arrays,
+        hidden=scope.hidden, second=scope.second, **arrays,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
+from bnn_vnnlib.question.property import Second
 from bnn_vnnlib.signature import Hidden, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.tree import DeclaredNetwork, DeclaredTensor, Error, SourceText, SyntaxTree, read_literal
@@ -109,11 +110,11 @@ _OTHER_TYPE = re.compile(r"b?float\d+(e\d+m\d+(fn)?(uz)?)?|u?int\d+|bool|string|
 
 @dataclass(frozen=True, eq=False)
 class Scope(ABC):
-    """The declared variables. A column numbers every scalar: the inputs 0..n-1, then the outputs n..n+m-1.
+    """The declared variables. A column numbers every scalar: all inputs 0..n-1, then all outputs n..n+m-1.
 
     Attributes
     ----------
-    version, network, signature : as in `Property`
+    version, network, signature, second : as in `Property`
     notes : remarks for the user
     columns : column of each variable met so far, by its spelling
     hidden : hidden nodes
@@ -126,6 +127,7 @@ class Scope(ABC):
     notes: tuple[str, ...] = ()
     columns: dict[str, int] = field(default_factory=dict)
     hidden: tuple[Hidden, ...] = ()
+    second: Second | None = None
 
     def column(self, atom: str, at: int) -> int:
         """Column of a variable, met in a comparison at the offset `at`; PropertyError or UnsupportedError."""
@@ -180,13 +182,13 @@ def check(query: SyntaxTree, source: SourceText) -> Scope:
     Raises
     ------
     PropertyError : names, indices, shapes or element types are wrong or missing, or nothing is declared or asserted
-    UnsupportedError : several networks, element types other than real, float32 and float64
+    UnsupportedError : more than two networks, element types other than real, float32 and float64
     """
     if not query.assertions and not query.symbols and not query.networks:
         raise source.error(PropertyError, "no declarations and no assertions: the file is empty")
     if not query.assertions:
         raise source.error(PropertyError, "no assertions: the file says nothing about the network")
-    return _check_symbols(query, source) if query.version[0] == 1 else _check_network(query, source)
+    return _check_symbols(query, source) if query.version[0] == 1 else _check_networks(query, source)
 
 
 # VNN-LIB 1.0: X_0 ... X_{n-1} and Y_0 ... Y_{m-1}
@@ -239,7 +241,7 @@ def _check_contiguous(letter: str, what: str, places: dict[int, int], source: So
     raise source.error(PropertyError, message, places[last])
 
 
-# VNN-LIB 2.x: one network of named tensors
+# VNN-LIB 2.x: one or two networks of named tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,63 +281,83 @@ class _Tensors(Scope):
         return f"{variable.name}[{','.join(reversed(indices))}]" if indices else variable.name
 
 
-def _check_network(query: SyntaxTree, source: SourceText) -> Scope:
-    _refuse_several(query.networks, source)
-    network = query.networks[0]
+def _check_networks(query: SyntaxTree, source: SourceText) -> Scope:
+    _check_relations(query.networks, source)
+    names = {network.name for network in query.networks}
     tensors: dict[str, tuple[DeclaredTensor, int]] = {}
     variables: dict[str, list[Variable]] = {"input": [], "output": [], "hidden": []}
-    offset = 0
-    for tensor in network.tensors:
-        if tensor.name in tensors or tensor.name == network.name:
-            raise source.error(PropertyError, f"the name {tensor.name} is declared twice", tensor.at)
-        variable = _check_tensor(tensor, source)
-        tensors[tensor.name] = (tensor, offset)
-        variables[tensor.kind].append(variable)
-        if tensor.kind != "hidden":
-            offset += variable.size
+    for network in query.networks:
+        for tensor in network.tensors:
+            if tensor.name in tensors or tensor.name in names:
+                raise source.error(PropertyError, f"the name {tensor.name} is declared twice", tensor.at)
+            variables[tensor.kind].append(_check_tensor(tensor, source))
+            tensors[tensor.name] = (tensor, 0)
+    offset = 0  # columns number the inputs of all networks before any output
+    for variable, tensor in ((one, tensors[one.name][0]) for kind in ("input", "output") for one in variables[kind]):
+        tensors[variable.name] = (tensor, offset)
+        offset += variable.size
         if offset > _MAX_ELEMENTS:
             message = f"inputs and outputs have more than {_MAX_ELEMENTS} elements"
             raise source.error(UnsupportedError, message, tensor.at)
     signature = Signature(tuple(variables["input"]), tuple(variables["output"]))
-    _check_mixture(network, signature, source)
+    _check_mixture(query.networks[0], signature, source)
     hidden = tuple(
         Hidden(one.name, one.element_type, one.shape, tensors[one.name][0].node) for one in variables["hidden"]
     )
+    second = _second(query.networks[0], query.networks[1], source) if len(query.networks) > 1 else None
     version = query.version
     notes = () if version[1] in (0, 1) else (f"VNN-LIB version 2.{version[1]} is read as 2.1",)
-    return _Tensors(source, version, network.name, signature, notes, _spelled(tensors), hidden, tensors=tensors)
+    name = query.networks[0].name
+    return _Tensors(source, version, name, signature, notes, _spelled(tensors), hidden, second, tensors=tensors)
 
 
-_WHY_NOT = {
-    "equal-to": "two copies of a Bayesian network may share one draw of the weights or have one each, and VNN-LIB does "
-    "not say which",
-    "isomorphic-to": "VNN-LIB does not say whether the weights of two Bayesian networks are drawn together or "
-    "independently",
-}
-
-
-def _refuse_several(networks: tuple[DeclaredNetwork, ...], source: SourceText) -> None:
-    """Refuse several networks, each kind with its reason; a relation to a network that is not there is an error."""
-    one_only = "one network only (theory SNET)"
+def _check_relations(networks: tuple[DeclaredNetwork, ...], source: SourceText) -> None:
+    """A relation must lead to an earlier network without one; more than two networks are refused."""
     earlier: dict[str, DeclaredNetwork] = {}
     for network in networks:
         if network.name in earlier:
             raise source.error(PropertyError, f"the name {network.name} is declared twice", network.at)
         relation = network.relation
-        if relation is not None and (len(networks) > 1 or relation.name == network.name):
+        if relation is not None:
             other = earlier.get(relation.name)
             if other is None or other.relation is not None:
                 what = "is not declared before it" if other is None else "has a relation of its own"
                 message = f"{network.name} is {relation.word} {relation.name}, which {what}"
                 raise source.error(PropertyError, message, relation.at)
-        if relation is not None:
-            message = f"several networks ({relation.word}) are not supported: {one_only}; {_WHY_NOT[relation.word]}"
-            raise source.error(UnsupportedError, message, relation.at)
         earlier[network.name] = network
-    if len(networks) > 1:
+    if len(networks) > 2:
         names = ", ".join(network.name for network in networks)
-        message = f"several networks ({len(networks)}: {names}) are not supported: {one_only}; write one file for each"
-        raise source.error(UnsupportedError, message, networks[1].at)
+        message = f"{len(networks)} networks ({names}) are not supported: two at most; write one file for each pair"
+        raise source.error(UnsupportedError, message, networks[2].at)
+
+
+def _second(first: DeclaredNetwork, network: DeclaredNetwork, source: SourceText) -> Second:
+    """What is declared of the second network; PropertyError where it cannot be what its relation says."""
+
+    def of_kind(network: DeclaredNetwork, kind: str) -> list[DeclaredTensor]:
+        return [tensor for tensor in network.tensors if tensor.kind == kind]
+
+    word = None if network.relation is None else network.relation.word
+    if network.relation is not None:
+        for kind in ("input", "output"):
+            sides = [[_declared(tensor, word) for tensor in of_kind(one, kind)] for one in (first, network)]
+            if sides[0] != sides[1]:
+                shown = " and ".join(", ".join(side) or "none" for side in sides)
+                message = f"{network.name} is {word} {first.name}, but their {kind}s differ: {shown}"
+                raise source.error(PropertyError, message, network.relation.at)
+    if word == "equal-to":
+        nodes = {tensor.node: _declared(tensor, word) for tensor in of_kind(first, "hidden")}
+        for tensor in of_kind(network, "hidden"):
+            if nodes.get(tensor.node, _declared(tensor, word)) != _declared(tensor, word):
+                message = f"{tensor.name} is {_declared(tensor, word)}, but {first.name} declares {tensor.node!r} "
+                raise source.error(PropertyError, f"{message}as {nodes[tensor.node]}", tensor.at)
+    return Second(network.name, word, *(len(of_kind(network, kind)) for kind in ("input", "hidden", "output")))
+
+
+def _declared(tensor: DeclaredTensor, word: str | None) -> str:
+    """What two related networks must have in common: shapes, and if they are equal the element types."""
+    shape = str(list(tensor.shape))
+    return f"{tensor.element_type} {shape}" if word == "equal-to" else shape
 
 
 def _spelled(tensors: dict[str, tuple[DeclaredTensor, int]]) -> dict[str, int]:
