@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,7 +19,7 @@ from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
 from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
-from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, settle_run
+from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, of_property, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import memory_of
@@ -26,8 +27,8 @@ from bnn_vnnlib.system.memory import memory_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods.outcome import DecisionOutcome
-    from bnn_vnnlib.model.replay import HiddenNodes
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
@@ -42,7 +43,7 @@ EXCLUDED = "the ranges of the network's last activations exclude every violation
 @plain_state()
 @takes_options(without=("restarts",))
 def verify(
-    model: Model,
+    model: Model | tuple[Model, ...],
     property: Property,
     *,
     query: Query | str | None = None,
@@ -53,7 +54,8 @@ def verify(
 
     Parameters
     ----------
-    model, property : from `read_model` and `read_property`
+    model, property : from `read_model` and `read_property`; of a property about two networks both models, or the
+        first alone where the second is equal to it
     query : what is asked: probabilistic, decision or deterministic. None: the property's comment, else probabilistic if
         the model carries a posterior, else deterministic
     started : when the time limit began to count (time.monotonic); None: now
@@ -70,6 +72,7 @@ def verify(
     """
     begun = time.monotonic()
     how = Options(query, **options)
+    model = of_property(model, property, how.coupling)
     limit = None if how.timeout is None else how.timeout - for_diagnosis(how.timeout)
     setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
     if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
@@ -82,7 +85,7 @@ def verify(
         if result.verdict in (Verdict.UNKNOWN, Verdict.TIMEOUT):
             from bnn_vnnlib.diagnosis import diagnose
 
-            solve = partial(_solve, restarts=1, most=1)  # its time is for proofs
+            solve = partial(_solve_pair, restarts=1, most=1)  # its time is for proofs
             try:
                 why = diagnose(setting, property, result, time.monotonic() - begun, how.timeout, solve)
                 result = replace(result, diagnosis=why)
@@ -105,19 +108,19 @@ def _said(setting: Setting, property: Property) -> Asked:
 def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
     """The result, with the values of hidden nodes in its witness if the property declares any."""
     hidden = _hidden_nodes(setting.model, property)
-    result = _by_the_property(setting) if vacuous else _solve(setting, property)
+    result = _by_the_property(setting) if vacuous else _solve_pair(setting, property)
     if result.witness is None or hidden is None:
         return result
     return replace(result, witness=replace(result.witness, hidden=hidden(result.witness.x)))
 
 
-def _hidden_nodes(model: Model, property: Property) -> HiddenNodes | None:
+def _hidden_nodes(model: Model, property: Property) -> Callable[[NDArray[np.float64]], tuple[NDArray, ...]] | None:
     """What evaluates the property's hidden nodes for a witness; those that do not fit the model are refused at once."""
     if not property.hidden:
         return None
-    from bnn_vnnlib.model.replay import HiddenNodes
+    from bnn_vnnlib.model.replay import hidden_nodes
 
-    nodes = HiddenNodes(model, property.hidden)
+    nodes = hidden_nodes(model, property)
     nodes(property.boxes.lower[0] if len(property.boxes) else np.zeros(property.signature.input_size))
     return nodes
 
@@ -154,24 +157,101 @@ def _by_the_property(setting: Setting) -> Result:
     return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 
 
-def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
+def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
+    """`_solve`; of two networks in differences, in all ways that there are until one of them gives a verdict."""
+    if setting.model.pair is None or setting.transform != "identity":
+        return _solve(setting, property, restarts, most)
+    from bnn_vnnlib.problem.pairs import differences
+
+    ways = differences(setting.model, property)
+    if not ways:
+        return _solve(setting, property, restarts, most)
+    if setting.query is Query.DETERMINISTIC and len(ways) > 1:  # proofs of safety wait for the attack alone
+        found = _attacked(setting.in_differences(ways[0]), ways[0].inner, restarts, most)[-1]
+        if found is not None:
+            return found
+    best: Result | None = None
+    if setting.query is Query.DECISION:
+        ways = [way for way in ways if not way.only_safe]
+    for i, asked in enumerate(sorted(ways, key=lambda way: not way.only_safe)):
+        inner = setting.in_differences(asked, setting.deadline.share(len(ways) - i))
+        result = _solve(inner, asked.inner, restarts, most)
+        best = _met(setting, best, result if not asked.only_safe else _only_safe(setting, result))
+        if best.verdict in (Verdict.SAT, Verdict.UNSAT):
+            return best
+    return best or _solve(setting, property, restarts, most)
+
+
+def _only_safe(setting: Setting, result: Result) -> Result:
+    """What a result says of safety, and nothing else."""
+    p_safe = None if result.p_safe is None else Bounds(result.p_safe.lower, 1.0)
+    verdict = Verdict.UNSAT if result.verdict is Verdict.UNSAT else setting.undecided
+    return replace(result, p_safe=p_safe, verdict=verdict, witness=None)
+
+
+def _met(setting: Setting, one: Result | None, other: Result) -> Result:
+    """The better of two results on each side; the verdict is that of the second, unless both together give one."""
+    if one is None:
+        return other
+    notes = tuple(dict.fromkeys((*one.notes, *other.notes)))
+    if one.decision is not None and other.decision is not None:
+        sides = [vars(result.decision) for result in (one, other)]
+        best = {
+            name: (np.maximum if "lower" in name else np.minimum)(*(side[name] for side in sides)) for name in sides[0]
+        }
+        return replace(other, decision=DecisionBounds(**best), notes=notes)
+    if one.p_safe is None or other.p_safe is None:
+        return replace(other, notes=notes)
+    low = one if one.p_safe.lower > other.p_safe.lower else other
+    high = one if one.p_safe.upper < other.p_safe.upper else other
+    found = Bounds(low.p_safe.lower, high.p_safe.upper)  # type: ignore[union-attr]
+    verdict = other.verdict
+    if found.lower >= setting.question.tau_safe:
+        verdict = Verdict.UNSAT
+    elif verdict is not Verdict.SAT and setting.question.between(found.lower, found.upper):
+        verdict = Verdict.UNKNOWN
+    details = {**other.details, "lower_by": low.details["lower_by"], "upper_by": high.details["upper_by"]}
+    return replace(other, verdict=verdict, p_safe=found, details=details, method=low.method, notes=notes)
+
+
+def _attacked(
+    setting: Setting, property: Property, restarts: int, most: int
+) -> tuple[Problem, Attack, Tensor | None, Result | None]:
+    """The problem and the attack on it; for fixed weights what it finds, and the verdict if a point is replayed."""
     from bnn_vnnlib.problem.problem import from_property
-    from bnn_vnnlib.witness import REPLAYED, replayed, witness
+    from bnn_vnnlib.witness import REPLAYED, replayed
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
     pool = min(most, max(1, POOL_EFFORT // (restarts * widest * len(problem))))
-    attack, points = setting.attack(restarts=restarts, pool=pool), None
-    if setting.query is Query.DETERMINISTIC:  # what the attack finds is replayed before anything is proved
-        points, values = setting.attacked(problem, attack)
-        nearest = values[0].argsort()[:REPLAYED]
-        shown = replayed(setting, property, points[0, nearest], nearest.cpu().numpy())
-        if shown is not None:
-            method = methods.of_network(setting, True)
-            return _result(setting, Verdict.SAT, method, witness=shown, notes=_warnings(setting))
+    attack = setting.attack(restarts=restarts, pool=pool)
+    if setting.query is not Query.DETERMINISTIC:
+        return problem, attack, None, None
+    points, values = setting.attacked(problem, attack)
+    if setting.differences is not None and setting.differences.only_safe:
+        return problem, attack, points, None
+    nearest = values[0].argsort()[:REPLAYED]
+    shown = replayed(setting, property, points[0, nearest], nearest.cpu().numpy())
+    if shown is None:
+        return problem, attack, points, None
+    method = methods.of_network(setting, True)
+    found = _result(setting, Verdict.SAT, method, witness=shown, notes=_warnings(setting))
+    return problem, attack, points, found
+
+
+def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
+    from bnn_vnnlib.witness import witness
+
+    # what the attack finds is replayed before anything is proved
+    problem, attack, points, found = _attacked(setting, property, restarts, most)
+    if found is not None:
+        return found
     answer = setting.answer(problem, attack, points)
-    proved, verdict = _proved(answer, len(property.rows)), answer.verdicts[0]
-    shown = witness(setting, property, answer) if verdict is Verdict.SAT else None
+    asked = property if setting.differences is None else setting.differences.property
+    proved = _proved(answer, len(property.rows), asked.signature.output_size)
+    verdict = answer.verdicts[0]
+    only_safe = setting.differences is not None and setting.differences.only_safe
+    shown = witness(setting, property, answer) if verdict is Verdict.SAT and not only_safe else None
     if verdict is Verdict.SAT and shown is None:
         verdict = setting.undecided
     result = _result(setting, verdict, answer.method, witness=shown, notes=_warnings(setting), **proved)
@@ -192,12 +272,12 @@ def _warnings(setting: Setting) -> tuple[str, ...]:
     return ()
 
 
-def _proved(answer: Answer, rows: int) -> dict[str, Any]:
+def _proved(answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
     """The bounds, which methods gave them, and what else the record tells.
 
     Parameters
     ----------
-    rows : of the property
+    rows, outputs : of the question
     """
     from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
@@ -205,7 +285,7 @@ def _proved(answer: Answer, rows: int) -> dict[str, Any]:
     found = answer.found
     if isinstance(found, DecisionOutcome):
         lower_by, upper_by = (", ".join(names) or NONE for names in found.together)
-        bounds = _decision_bounds(found, answer.problem, rows)
+        bounds = _decision_bounds(found, answer.problem, rows, outputs)
         return {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
     if not isinstance(found, SafetyBounds):
         return {}
@@ -220,7 +300,8 @@ def _proved(answer: Answer, rows: int) -> dict[str, Any]:
     return {"p_safe": Bounds(float(found.lower[0]), float(found.upper[0])), "details": details}
 
 
-def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> DecisionBounds:
+def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int, outputs: int) -> DecisionBounds:
+    """rows, outputs : of the question; two networks in differences have more outputs, behind those"""
     origin = problem.rows.origin.expand(outcome.row_lower.shape).cpu().numpy()
     real = origin >= 0
 
@@ -230,6 +311,6 @@ def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int) -> D
         return out
 
     return DecisionBounds(
-        outcome.lower.amin(0).cpu().numpy(), outcome.upper.amax(0).cpu().numpy(),
+        outcome.lower.amin(0).cpu().numpy()[:outputs], outcome.upper.amax(0).cpu().numpy()[:outputs],
         by_row(outcome.row_lower, -np.inf), by_row(outcome.row_upper, np.inf),
     )  # fmt: skip

@@ -96,7 +96,7 @@ class BatchResult:
 
 
 @plain_state()
-@takes_options(without=("outputs", "strict"))
+@takes_options(without=("coupling", "outputs", "strict"))
 def verify_batch(
     model: Model,
     lower: ArrayLike,

@@ -60,17 +60,21 @@ class Check:
 
 @plain_state()
 def check_witness(
-    model: Model, property: Property, result: ResultsFile, question: Question, options: Options | None = None
+    model: Model | tuple[Model, ...],
+    property: Property,
+    result: ResultsFile,
+    question: Question,
+    options: Options | None = None,
 ) -> Check:
     """Check the witness of a results file.
 
     Parameters
     ----------
-    model, property : that the verdict is about
+    model, property : that the verdict is about; of two networks both models, or the first alone, see `verify`
     result : from `read_result`
     question : query and thresholds of the run, see `question_of`
-    options : likelihood and outputs, if the run was given them; the seed of the attack that has to be repeated, where
-        the bound rests on more than one point; timeout: seconds for bounding again
+    options : likelihood, outputs and coupling, if the run was given them; the seed of the attack that has to be
+        repeated, where the bound rests on more than one point; timeout: seconds for bounding again
 
     Method: `deterministic`: by the competition's rules (see `_deterministic`). `probabilistic` and `decision`: X in T
     exactly, and the query asked once more of the property whose input set is {X} alone, from scratch.
@@ -79,6 +83,9 @@ def check_witness(
     ------
     InputError : the witness does not fit the property, or the question cannot be asked of the model
     """
+    from bnn_vnnlib.setting import of_property
+
+    model = of_property(model, property, None if options is None else options.coupling)
     model = model.with_outputs_of(property.signature)
     query = question.query_of(model.posterior is not None)
     if result.verdict is not Verdict.SAT:
@@ -203,10 +210,10 @@ def _of_hidden(model: Model, property: Property, x: Floats, result: ResultsFile)
     """How far the file's values of hidden nodes are from those of onnxruntime; they decide nothing, as its Y."""
     if not property.hidden:
         return []
-    from bnn_vnnlib.model.replay import HiddenNodes
+    from bnn_vnnlib.model.replay import hidden_nodes
 
     reasons = []
-    for one, value in zip(property.hidden, HiddenNodes(model, property.hidden)(x), strict=True):
+    for one, value in zip(property.hidden, hidden_nodes(model, property)(x), strict=True):
         theirs = result.values.get(one.name)
         if theirs is not None and theirs.size == one.size:
             off = np.abs(theirs.reshape(-1) - value.reshape(-1).astype(np.float64)).max(initial=0)
@@ -217,7 +224,8 @@ def _of_hidden(model: Model, property: Property, x: Floats, result: ResultsFile)
 def _irregular(property: Property, result: ResultsFile) -> list[str]:
     """A remark if a 2.x file is none to the competition's reader, which wants all variables in order and shape."""
     signature = property.signature
-    declared = [(one.name, one.shape) for one in (*signature.inputs, *property.hidden, *signature.outputs)]
+    every = {"input": signature.inputs, "hidden": property.hidden, "output": signature.outputs}
+    declared = [(every[kind][i].name, every[kind][i].shape) for kind, i in property.declared]
     found = [(name, values.shape) for name, values in result.values.items()]
     if property.version[0] == 1 or found == declared:
         return []

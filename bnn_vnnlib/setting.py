@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.methods import method as methods
-from bnn_vnnlib.question.options import Options, Question, refuse_idle, refuse_unserved
+from bnn_vnnlib.question.options import Coupling, Options, Question, refuse_idle, refuse_unserved
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.result import Query, Rule, Verdict
+from bnn_vnnlib.signature import joined
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import find_device
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, SafetyTask
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
+    from bnn_vnnlib.problem.pairs import Differences
     from bnn_vnnlib.problem.problem import Problem
-    from bnn_vnnlib.signature import Likelihood
+    from bnn_vnnlib.signature import Likelihood, Signature
     from bnn_vnnlib.splitting.branch import Decided
 
 NUM_BOXES = 5
@@ -65,6 +67,7 @@ class Setting:
     transform : what Y is, as a function of the graph's outputs (its final Softmax left out)
     bounds : the engine behind that transform
     deadline, options, device : how
+    differences : what was asked of two networks, where the model is in differences; else None
     """
 
     model: Model
@@ -76,6 +79,16 @@ class Setting:
     deadline: Deadline
     options: Options
     device: torch.device
+    differences: Differences | None = None
+
+    def in_differences(self, asked: Differences, deadline: Deadline | None = None) -> Setting:
+        """The same run for two networks in differences, until its deadline or an earlier one."""
+        until = self.deadline if deadline is None else deadline
+        engine = replace(self.bounds.engine, network=asked.model.network, deadline=until)
+        bounds = replace(self.bounds, engine=engine)
+        averaged = self.query is Query.DECISION and self.question.rule is Rule.MEAN
+        model = _averaged(asked.model) if averaged else asked.model
+        return replace(self, model=model, bounds=bounds, deadline=until, differences=asked)
 
     @property
     def posterior(self) -> Posterior:
@@ -181,6 +194,57 @@ class Setting:
         return decision.portfolio(self.decision_task)
 
 
+def signature_of(models: Sequence[Model], property: Property) -> Signature:
+    """What goes into and comes out of the model, or of both models of a property about two (the first may be both)."""
+    if property.second is None:
+        return models[0].network.signature
+    declared = property.signature.split(property.second.inputs, property.second.outputs)
+    pair = zip((models[0], models[-1]), declared, strict=True)
+    return joined(*(model.with_outputs_of(part).network.signature for model, part in pair))
+
+
+def of_property(model: Model | tuple[Model, ...], property: Property, coupling: Coupling | None = None) -> Model:
+    """The model that a property is about: of two networks their product.
+
+    Raises
+    ------
+    OptionError : too few or too many models, or a coupling where there is nothing to couple
+    """
+    from bnn_vnnlib.network.network import Model
+    from bnn_vnnlib.network.pairs import product, why_not_equal
+
+    models = model if isinstance(model, tuple) else (model,)
+    if getattr(models[0], "pair", None) is not None:
+        return models[0]
+    second = property.second if isinstance(property, Property) else None
+    if len(models) > 1 and not all(isinstance(one, Model) for one in models):
+        raise OptionError("Models are wanted, as read_model(PATH) or attach gives them")
+    if second is None:
+        if len(models) != 1:
+            raise OptionError(f"the property is about one network, and {len(models)} models were given")
+        if coupling is not None:
+            raise OptionError("coupling does not apply: the property is about one network; leave it out")
+        return models[0]
+    equal = second.relation == "equal-to"
+    if len(models) != 2 and not (equal and len(models) == 1):
+        raise OptionError(f"the property is about two networks, and {len(models)} model was given: give both")
+    if coupling is not None and equal:
+        raise OptionError(
+            f"coupling does not apply: {second.name} is equal-to {property.network}, which is one draw for both; "
+            "isomorphic-to and the same file twice ask about two draws"
+        )
+    if equal and (other := why_not_equal(models[0], models[-1])):
+        raise OptionError(
+            f"{second.name} is equal-to {property.network}, and their models are not the same: {other}",
+            path=models[-1].path,
+        )
+    declared = property.signature.split(second.inputs, second.outputs)
+    first, last = (one.with_outputs_of(part) for one, part in zip((models[0], models[-1]), declared, strict=True))
+    if coupling is not None and first.posterior is None and last.posterior is None:
+        raise OptionError("coupling does not apply: neither model carries a posterior; leave it out")
+    return product(first, last, coupling or "independent", same=equal, label=second.name)
+
+
 def settle_run(
     model: Model, options: Options, property: Property | None = None, started: float | None = None
 ) -> Setting:
@@ -230,6 +294,11 @@ def settle_run(
     if question.rule is Rule.MEDIAN:
         _check_median(model, query, likelihood)
     transform = _transform(model.network, query, likelihood)
+    if model.pair is not None and query is Query.DECISION and transform == "softmax":
+        raise UnsupportedError(
+            "query decision over the expected class probabilities of two networks is not supported; probabilistic and "
+            "deterministic are, and decision of regressions and of bernoulli outputs"
+        )
     if query is Query.DECISION and question.rule is Rule.MEAN and transform == "identity":
         model = _averaged(model)
     refuse_unserved(model, query, question.rule, options, transform)

@@ -51,6 +51,11 @@ class Signature:
     outputs: tuple[Variable, ...]
     every_output: tuple[Variable, ...] = ()
 
+    def split(self, inputs: int, outputs: int) -> tuple[Signature, Signature]:
+        """That of two networks: without and with the last so many inputs and outputs."""
+        i, o = len(self.inputs) - inputs, len(self.outputs) - outputs
+        return Signature(self.inputs[:i], self.outputs[:o]), Signature(self.inputs[i:], self.outputs[o:])
+
     @property
     def input_size(self) -> int:
         """n: number of scalar inputs."""
@@ -60,3 +65,8 @@ class Signature:
     def output_size(self) -> int:
         """m: number of scalar outputs."""
         return sum(variable.size for variable in self.outputs)
+
+
+def joined(first: Signature, second: Signature) -> Signature:
+    """That of two networks side by side."""
+    return Signature((*first.inputs, *second.inputs), (*first.outputs, *second.outputs))

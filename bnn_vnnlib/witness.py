@@ -22,6 +22,7 @@ from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.pairs import Differences, in_inner, pairs_near
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.problem.weight_sets import SampledWeights, over
@@ -60,19 +61,37 @@ def witness(setting: Setting, property: Property, answer: Answer) -> Witness | N
     return replayed(setting, property, found.point[0, falsified], falsified.cpu().numpy())
 
 
-def _probabilistic(setting: Setting, property: Property, problem: Problem, found: SafetyBounds) -> Witness:
+def _in_pairs(asked: Differences, point: Tensor) -> tuple[Floats, Tensor] | None:
+    """The pair (x_f, x_g) in T nearest to a point (1, 2 n) in differences, and it as such a point, exactly."""
+    for pair in pairs_near(asked, point.cpu().numpy()):
+        inner = in_inner(pair)
+        if inner is not None:
+            return pair, torch.as_tensor(inner[None], dtype=point.dtype, device=point.device)
+    return None
+
+
+def _probabilistic(setting: Setting, property: Property, problem: Problem, found: SafetyBounds) -> Witness | None:
     """X in T, and P_w((X, f(X)) in V) bounded again.
 
     With weight samples or a mixture the upper bound may rest on a different X for each sample or component; the witness
     then is the X at which most of the mass violates, and `shows` says so.
     """
-    x = found.point[0].cpu().numpy()
+    if setting.differences is None:
+        x = found.point[0].cpu().numpy()
+    else:
+        property, near = setting.differences.property, _in_pairs(setting.differences, found.point)
+        if near is None:
+            return None
+        x, point = near
+        found = replace(found, point=point)
     if not _in_inputs(property, x):
         raise SoundnessError("the attacked point is not in the property's input set")
     again = _mass_at(setting, problem, found)
     enough = 1 - again < setting.question.tau_unsafe
     kind = {WeightSamples: "violating sample", Mixture: "component"}.get(type(setting.posterior))
     if not enough and kind is None:
+        if setting.differences is not None:  # the point was moved to numbers of the model's type
+            return None
         raise SoundnessError("the bound at the attacked point could not be repeated")
     shows = f"P_w((X, f(X)) violates the property) >= {again:.6g}"
     if not enough:
@@ -131,15 +150,22 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
     return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": ESTIMATE}
 
 
-def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness:
+def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness | None:
     """X in T, and D(X) bounded again."""
     from bnn_vnnlib.methods.decision import portfolio, violates
 
     item = outcome.violated.nonzero()[:1, 0]
     point = outcome.point[item]
     x = point[0].cpu().numpy()
+    if setting.differences is not None:
+        property, near = setting.differences.property, _in_pairs(setting.differences, point)
+        if near is None:
+            return None
+        x, point = near
     part = problem.items(item)
     expect = portfolio(replace(setting.decision_task, bounds=_unhurried(setting.bounds)))
+    if setting.differences is not None and not bool(violates(expect, part, point).all()):
+        return None  # the point was moved to numbers of the model's type
     if not _in_inputs(property, x) or not bool(violates(expect, part, point).all()):
         raise SoundnessError("the decision at the attacked point could not be bounded again")
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]
@@ -152,7 +178,13 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
 
 def replayed(setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]) -> Witness | None:
     """Replay points (P, n) of these items: X in T, Y what onnxruntime computes, (X, Y) in V by exact comparison."""
-    x = _storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
+    if setting.differences is None:
+        x = _storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
+    else:
+        property, pairs = setting.differences.property, pairs_near(setting.differences, points.cpu().numpy())
+        if not pairs:
+            return None
+        x = np.array(pairs)
     y = Replayer(setting.model)(x)
     for one, output in zip(x, y, strict=True):
         case = violated_case(property, one, output)

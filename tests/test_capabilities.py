@@ -26,7 +26,7 @@ NEW = """(vnnlib-version <2.0>)
         ("hidden-node-theories", "NH\n"),
         ("multiple-input-output-theories", "SIO\nMIO\n"),
         ("multiple-inputs-output-theories", "SIO\nMIO\n"),  # the standard spells it both ways
-        ("multiple-network-theories", "SNET\n"),
+        ("multiple-network-theories", "SNET\nMENET\nMINET\n"),
         ("multiple-node-comparison-theories", "SNC\nMNC\n"),
         ("arithmetic-complexity-theories", "BND\nOUTC\nLIN\n"),
         ("optimised-disjunctive-reasoning", "true\n"),

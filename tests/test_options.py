@@ -75,7 +75,7 @@ def test_type_checkers_know_the_same_fields():
     ("function", "others", "missing"),
     [
         (verify, {"model", "property", "started"}, {"restarts"}),
-        (verify_batch, {"model", "lower", "upper", "labels", "properties"}, {"outputs", "strict"}),
+        (verify_batch, {"model", "lower", "upper", "labels", "properties"}, {"coupling", "outputs", "strict"}),
     ],
 )
 def test_help_shows_every_option(function, others, missing):

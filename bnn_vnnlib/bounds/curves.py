@@ -184,7 +184,7 @@ class Curve:
     rising : +1 or -1 for a monotone function, else 0
     least, greatest : bounds of f on its whole domain
     defined : whether f is defined on all of [l, u]; where it is not, nothing is claimed
-    steepest : Lipschitz constant
+    steepest : Lipschitz constant on the whole domain
     """
 
     function: Callable[[Any, Tensor], Tensor]
@@ -231,7 +231,7 @@ class Curve:
         least = least.clamp(min=0.0 if self.rising > 0 else -self.steepest)
         most = most.clamp(max=0.0 if self.rising < 0 else self.steepest)
         defined = self.defined(lower, upper)
-        return torch.where(defined, least, -torch.inf), torch.where(defined, most, torch.inf)
+        return torch.where(defined, least, -self.steepest), torch.where(defined, most, self.steepest)
 
     def _extreme(self, alpha: Any, slope: Tensor | None, lower: Tensor, upper: Tensor, sign: int) -> Tensor:
         """Lower (sign 1) or upper (-1) bound on f(z) - slope z; undefined where the interval is."""
@@ -418,7 +418,7 @@ def _wave(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], 
             found.append(Piece(value, slope, bend, start, end, ELEMENTARY, ELEMENTARY, ELEMENTARY, 1.0))
         return found
 
-    return _Wave(lambda alpha, z: value(z), pieces, 0, -1.0, 1.0)
+    return _Wave(lambda alpha, z: value(z), pieces, 0, -1.0, 1.0, steepest=1.0)
 
 
 class _Wave(Curve):
@@ -438,7 +438,7 @@ class _Wave(Curve):
         """Over the pieces."""
         near, low, high = _near(lower, upper)
         least, most = super().slopes(alpha, low, high)
-        return torch.where(near, least, -1.0), torch.where(near, most, 1.0)
+        return torch.where(near, least, -self.steepest), torch.where(near, most, self.steepest)
 
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
         """Over the pieces."""
@@ -523,9 +523,9 @@ CURVES: dict[str, Curve | Sign] = {
             Piece(lambda z: -z, lambda z: -_ones(z), 0, -_INF, 0.0, 0.0, 0.0),
             Piece(_same, _ones, 0, 0.0, _INF, 0.0, 0.0),
         ),
-        least=0.0,
+        least=0.0, steepest=1.0,
     ),
-    "clip": Curve(FUNCTIONS["clip"], _clip_pieces, rising=1),
+    "clip": Curve(FUNCTIONS["clip"], _clip_pieces, rising=1, steepest=1.0),
     "prelu": Curve(FUNCTIONS["prelu"], _prelu_pieces),
     "hard_swish": Curve(
         FUNCTIONS["hard_swish"],
@@ -535,12 +535,12 @@ CURVES: dict[str, Curve | Sign] = {
                   derivative_error=1e-15),
             Piece(_same, _ones, 0, 3.0, _INF),
         ),
-        least=-0.375,
+        least=-0.375, steepest=1.5,
     ),
     "elu": Curve(FUNCTIONS["elu"], _elu_pieces),
     "softplus": Curve(
         FUNCTIONS["softplus"],
-        _fixed(Piece(softplus, torch.sigmoid, 1, relative=4 * ELEMENTARY)), rising=1, least=0.0,
+        _fixed(Piece(softplus, torch.sigmoid, 1, relative=4 * ELEMENTARY)), rising=1, least=0.0, steepest=1.0,
     ),
     "silu": Curve(
         FUNCTIONS["silu"],
@@ -556,16 +556,16 @@ CURVES: dict[str, Curve | Sign] = {
         FUNCTIONS["erf"],
         _fixed(*_curved(torch.special.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-(z**2)),
                         derivative_error=1e-15)),
-        rising=1, least=-1.0, greatest=1.0,
+        rising=1, least=-1.0, greatest=1.0, steepest=1.13,
     ),
     "atan": Curve(
         FUNCTIONS["atan"], _fixed(*_curved(torch.atan, lambda z: 1 / (1 + z**2))), rising=1,
-        least=-1.5707963267948968, greatest=1.5707963267948968,
+        least=-1.5707963267948968, greatest=1.5707963267948968, steepest=1.0,
     ),
     "softsign": Curve(
         FUNCTIONS["softsign"],
         _fixed(*_curved(lambda z: z / (1 + z.abs()), lambda z: 1 / (1 + z.abs()) ** 2)),
-        rising=1, least=-1.0, greatest=1.0,
+        rising=1, least=-1.0, greatest=1.0, steepest=1.0,
     ),
     "exp": Curve(FUNCTIONS["exp"], _fixed(Piece(torch.exp, torch.exp, 1)), rising=1, least=0.0),
     "log": Curve(

@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.linear import Rules
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Max, Product, Scale, Sum
+from bnn_vnnlib.network.nodes import Activation, Conv, Gap, Input, Linear, Max, Product, Scale, Sum
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
@@ -102,10 +102,14 @@ class Engine:
             if isinstance(node, Input):
                 ranges.values[position] = interval.inputs(node, box)
                 continue
+            if isinstance(node, Gap):
+                source = node.inputs[2]
+                if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
+                    ranges.values[source] = self._tightened(weights, ranges, box, position, source)
             if isinstance(node, Activation):
                 (source,) = node.inputs
                 if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
-                    ranges.values[source] = self._tightened(weights, ranges, box, position, node)
+                    ranges.values[source] = self._tightened(weights, ranges, box, position, source)
                 z = ranges.values[source]
                 if self.method == "linear":
                     ranges.lines[position] = ACTIVATIONS[node.kind].lines(node.alpha, z.lower, z.upper)
@@ -114,17 +118,15 @@ class Engine:
             ranges.values[position], ranges.magnitudes[position] = result
         return ranges
 
-    def _tightened(
-        self, weights: WeightBoxes, ranges: Ranges, box: Interval, reader: int, activation: Activation
-    ) -> Interval:
-        """Linear bounds of the input of an activation, which is the node at `reader`, met with its interval.
+    def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, reader: int, position: int) -> Interval:
+        """Linear bounds of an input of an activation or gap, which is the node at `reader`, met with its interval.
 
         A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: of Relu and
         LeakyRelu those with both signs, and rivals behind a maximum; and none where a single map leads from the input
         here, because the interval of one map loses no more than the product of both radii: there a dense layer is
         bounded by intervals, too, if its inputs are many, since lines would store outputs x inputs for every item.
         """
-        (position,) = activation.inputs
+        activation = self.network.nodes[reader]
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
         if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
@@ -139,7 +141,7 @@ class Engine:
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
         matters = torch.ones_like(sides[0], dtype=torch.bool)
-        if activation.kind in KINKED:
+        if isinstance(activation, Activation) and activation.kind in KINKED:
             matters = (sides[0] < 0) & (sides[1] > 0)
             behind = interval.activation(activation, weights, known)[0]
             rival = backward.rivals(self.network, weights, reader, behind)

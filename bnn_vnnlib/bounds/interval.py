@@ -26,7 +26,9 @@ from bnn_vnnlib.network.nodes import (
     Concat,
     Constant,
     Conv,
+    Gap,
     Input,
+    Known,
     Linear,
     Max,
     Node,
@@ -143,6 +145,43 @@ def activation(node: Activation, _: WeightBoxes, x: Interval) -> Result:
     return result, result.magnitude
 
 
+def slopes(node: Gap, x: Interval, y: Interval) -> tuple[Tensor, Tensor]:
+    """Least and largest slope of f between any two places in the ranges of x and y, rounded outward.
+
+    By the mean value theorem f(x) - f(y) = s (x - y) for a slope s of f somewhere between x and y, so in the hull of
+    both ranges. (Where f has a kink, s lies between the slopes to both sides.) Both ends are finite.
+    """
+    lower, upper = torch.minimum(x.lower, y.lower), torch.maximum(x.upper, y.upper)
+    return ACTIVATIONS[node.kind].slopes(node.alpha, lower, upper)
+
+
+def gap(node: Gap, _: WeightBoxes, x: Interval, y: Interval, d: Interval, *ends: Interval) -> Result:
+    """A slope times the difference, met with the difference of the ranges; exactly 0 where the difference is."""
+    products = torch.stack([_times(s, end) for s in slopes(node, x, y) for end in (d.lower, d.upper)])
+    result = Interval(_outward(products.amin(0), down), _outward(products.amax(0), up))
+    if not node.quotient:
+        fx, fy = ends
+        result = result.meet(Interval(down(fx.lower - fy.upper), up(fx.upper - fy.lower)))
+    return result, result.magnitude
+
+
+def _times(s: Tensor, end: Tensor) -> Tensor:
+    """The product, 0 where a factor is; underflow to 0 is marked by the least number of its sign."""
+    product = (s * end).nan_to_num(0.0, torch.inf, -torch.inf)
+    lost = (product == 0) & (s != 0) & (end != 0)
+    return torch.where(lost, torch.sign(s) * torch.sign(end) * 2.0**-1074, product)
+
+
+def _outward(z: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.where(z == 0, z, move(z))
+
+
+def known(node: Known, _: WeightBoxes, x: Interval) -> Result:
+    """Met with what the question says; the ends are exact."""
+    result = x.meet(Interval(*(torch.as_tensor(end).to(x.lower)[None, None] for end in (node.lower, node.upper))))
+    return result, x.magnitude
+
+
 def product(node: Product, _: WeightBoxes, x: Interval, y: Interval) -> Result:
     """x y is bilinear: its extremes over a box are at the corners."""
     corners = torch.stack([a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)])
@@ -219,6 +258,8 @@ RULES: dict[type[Node], Callable[..., Result]] = {
     Broadcast: _exactly(broadcast),
     Concat: _exactly(concat),
     Select: _exactly(maps.select),
+    Gap: gap,
+    Known: known,
     Product: product,
     Max: maximum,
 }

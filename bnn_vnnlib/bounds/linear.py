@@ -39,7 +39,9 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds import interval
+from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.block import Block, adjoint, broadcast_back, common, parted, reshaped, select_back, transposed
+from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import Walk, filled
 from bnn_vnnlib.bounds.weights import ParamBox
@@ -50,7 +52,9 @@ from bnn_vnnlib.network.nodes import (
     Concat,
     Constant,
     Conv,
+    Gap,
     Input,
+    Known,
     Linear,
     Max,
     Node,
@@ -122,6 +126,54 @@ def max_lines(x: Interval) -> _MaxLines:
     offset = torch.maximum(others - slope * low, best - slope * best)
     offset = offset + 4 * UNIT * (low.abs() + best.abs() + others.abs()) + TINY
     return _MaxLines(under, over, torch.where(fixed, 1.0, slope), torch.where(fixed, zero, offset))
+
+
+@dataclass(frozen=True, eq=False)
+class _GapLines:
+    """Lines in d around f(x) - f(y), d = x - y, and for which elements they are the better choice (`direct`)."""
+
+    lines: Lines
+    direct: Tensor
+
+
+def gap_lines(node: Gap, walk: Walk) -> _GapLines:
+    """f(x) - f(y) = s d with s between the least and the largest slope a <= b (see `interval.slopes`).
+
+    For d >= 0 that is between a d and b d, for d <= 0 between b d and a d: lines through 0. Where d has both signs, the
+    larger of a d and b d is convex and lies below its chord on [l, u]; the smaller one is concave and lies above its
+    own. (A quotient is s times its third input, too.) The other choice is the lines of f at x and those of f at y:
+    better where both ranges are known well beside the width of d. It is taken where it leaves less open in the middle
+    of the ranges. Any choice is sound.
+    """
+    x, y, d, *ends = node.inputs
+    values = walk.ranges.values
+    z = values[d]
+    a, b = interval.slopes(node, values[x], values[y])
+    width = z.upper - z.lower
+    positive, negative = z.lower >= 0, z.upper <= 0
+    mixed = ~(positive | negative)
+    rising = ((b * z.upper - a * z.lower) / width).nan_to_num(0.0, 0.0, 0.0)
+    falling = ((a * z.upper - b * z.lower) / width).nan_to_num(0.0, 0.0, 0.0)
+    steep = torch.maximum(a.abs(), b.abs()) + torch.maximum(rising.abs(), falling.abs())
+    paid = 8 * UNIT * steep * z.magnitude + TINY
+    above = torch.maximum(b * z.upper - rising * z.upper, a * z.lower - rising * z.lower) + paid
+    below = torch.minimum(a * z.upper - falling * z.upper, b * z.lower - falling * z.lower) - paid
+    zero = torch.zeros_like(above)
+    lines = Lines(
+        torch.where(mixed, falling, torch.where(positive, a, b)), torch.where(mixed, below, zero),
+        torch.where(mixed, rising, torch.where(positive, b, a)), torch.where(mixed, above, zero),
+    )  # fmt: skip
+    if node.quotient:
+        return _GapLines(lines, torch.ones_like(mixed))
+    center = (z.lower + z.upper) / 2
+    own = lines.half.level + lines.half.slope * center
+    other = torch.zeros_like(own)
+    for source, position in zip((x, y), ends, strict=True):
+        at = values[source]
+        known = walk.ranges.lines.get(position)  # signs of split neurons may give others, on the way back
+        half = (known or ACTIVATIONS[node.kind].lines(node.alpha, at.lower, at.upper)).half
+        other = other + half.level + half.slope * at.center_radius[0]
+    return _GapLines(lines, ~(own > other))
 
 
 # 2. The rules
@@ -266,6 +318,38 @@ def _product(walk: Walk, node: Product, position: int, a: Block) -> None:
         walk.give(source, a.holding(positive.values * a.see(low) + negative.values * a.see(high)))
 
 
+def _gap(walk: Walk, node: Gap, position: int, a: Block) -> None:
+    """Lines in the difference, or the difference of the lines of both: elementwise, what is better."""
+    d, *ends = node.inputs[2:]
+    found = gap_lines(node, walk)
+    lines, z = found.lines, walk.ranges.values[d]
+    direct = a.holding(a.values * a.see(found.direct.to(a.values)))
+    apart = a.holding(a.values - direct.values)
+    middle, half = lines.middle, lines.half
+    # as for an activation, except that lines through 0 have no level: what they pay for is proportional to |d|
+    size = torch.addcmul(middle.level.abs() + half.level, middle.slope.abs() + half.slope + SMALL, z.magnitude)
+    absolute = direct.abs()
+    loss = torch.add(half.level, size, alpha=walk.rate(math.prod(node.shape))) + SMALL
+    walk.gain(direct.dot(middle.level) - absolute.dot(loss))
+    walk.underflow(d)
+    walk.give(d, a.holding(direct.values * a.see(middle.slope) - absolute.values * a.see(half.slope)))
+    if not bool(found.direct.all()):
+        walk.give(ends[0], apart)
+        walk.give(ends[1], apart.holding(-apart.values))
+
+
+def _known(walk: Walk, node: Known, position: int, a: Block) -> None:
+    """To the input, but for elements whose range the question makes smaller: these stop here."""
+    (source,) = node.inputs
+    own, below = walk.ranges.values[position], walk.ranges.values[source]
+    stops = (own.lower > below.lower) | (own.upper < below.upper)
+    if bool(stops.any()):
+        stopped = a.holding(a.values * a.see(stops.to(a.values)))
+        _enclosed(walk, node, position, stopped)
+        a = a.holding(a.values - stopped.values)
+    walk.give(source, a)
+
+
 def _max(walk: Walk, node: Max, position: int, a: Block) -> None:
     """One entry of the input where A >= 0, a line over one entry where A < 0."""
     (source,) = node.inputs
@@ -310,8 +394,10 @@ LINEAR: Rules = {
     Select: _select,
     Product: _product,
     Max: _max,
+    Gap: _gap,
+    Known: _known,
 }
 """The linear method."""
 
-INTERVAL: Rules = {**LINEAR, Activation: _enclosed, Product: _enclosed, Max: _enclosed}
+INTERVAL: Rules = {**LINEAR, Activation: _enclosed, Product: _enclosed, Max: _enclosed, Gap: _enclosed}
 """The interval method: rows are folded into the maps behind the last activations, no further."""

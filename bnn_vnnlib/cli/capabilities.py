@@ -14,6 +14,7 @@ from bnn_vnnlib.question.property import Property
 _ONE = "(declare-network f (declare-input X {0} [1]) (declare-output Y {0} [1]))"
 _BOX = "(assert (and (>= X[0] 0.0) (<= X[0] 1.0)))"
 _TWO = "(declare-network g {0} (declare-input U float32 [1]) (declare-output V float32 [1]))"
+_THREE = "(declare-network h (declare-input S float32 [1]) (declare-output T float32 [1]))"
 _HIDDEN = _ONE.format("float32").replace("(declare-output", '(declare-hidden H float32 [1] "h") (declare-output')
 _SEVERAL_TENSORS = (
     "(declare-network f (declare-input X float32 [1]) (declare-input Z float32 [1]) "
@@ -31,7 +32,8 @@ _PROBES = {
     "SNET": f"{_FLOAT}{_BOX}{_ROW}",
     "MENET": f"{_FLOAT}{_TWO.format('(equal-to f)')}{_BOX}(assert (and (>= U[0] 0.0) (<= U[0] 1.0))){_ROW}",
     "MINET": f"{_FLOAT}{_TWO.format('(isomorphic-to f)')}{_BOX}(assert (and (>= U[0] 0.0) (<= U[0] 1.0))){_ROW}",
-    "MNET": f"{_FLOAT}{_TWO.format('')}{_BOX}(assert (and (>= U[0] 0.0) (<= U[0] 1.0))){_ROW}",
+    "MNET": f"{_FLOAT}{_TWO.format('')}{_THREE}{_BOX}"
+    f"(assert (and (>= U[0] 0.0) (<= U[0] 1.0) (>= S[0] 0.0) (<= S[0] 1.0))){_ROW}",
     "SNC": f"{_FLOAT}{_BOX}{_ROW}",
     "MNC": f"{_FLOAT}{_BOX}(assert (>= Y[0] X[0]))",
     "BND": f"{_FLOAT}{_BOX}{_ROW}",

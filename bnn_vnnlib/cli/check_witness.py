@@ -16,11 +16,15 @@ from bnn_vnnlib.question.options import Options
 FAILED = 3
 
 
-@with_options("query", "tau_safe", "tau_unsafe", "likelihood", "seed", "outputs", "timeout")
+@with_options("query", "tau_safe", "tau_unsafe", "likelihood", "coupling", "seed", "outputs", "timeout")
 def check_witness(
     model: Annotated[Path, typer.Argument(help="The ONNX model.")],
     prop: Annotated[Path, typer.Argument(metavar="PROPERTY", help="The VNN-LIB property.")],
     result: Annotated[Path, typer.Argument(help="The results file; its JSON record is used if it lies beside it.")],
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="The second network, of a property about two; MODEL is the first."),
+    ] = None,
     debug: Debug = False,
     **options: Any,
 ) -> None:
@@ -34,19 +38,23 @@ def check_witness(
     with guard(console, debug):
         from bnn_vnnlib import read_model, read_property
         from bnn_vnnlib.check_witness import Judgement, check_witness, other_files, question_of
-        from bnn_vnnlib.files.benchmarks import Files
+        from bnn_vnnlib.files.benchmarks import Files, named
         from bnn_vnnlib.files.vnncomp import read_result
         from bnn_vnnlib.question.options import refuse_idle
+        from bnn_vnnlib.readers import located
+        from bnn_vnnlib.setting import of_property, signature_of
 
         check_positive("--timeout", options["timeout"])
         how = Options(**options)
-        files = Files(prop, model)
         found = read_result(result)
-        property_ = read_property(files.prop)
+        property_ = read_property(located(prop))
+        files = Files(prop, (((property_.network if network else None), model), *map(named, network or [])))
+        paths = files.of_networks(property_)
         question = question_of(result, property_, files.prop, how)
-        loaded = read_model(files.model, likelihood=how.likelihood)
+        models = {path: read_model(path, likelihood=how.likelihood) for path in paths}
+        property_ = read_property(files.prop, signature_of([models[path] for path in paths], property_))
+        loaded = of_property(tuple(models[path] for path in paths), property_, how.coupling)
         refuse_idle(question.query_of(loaded.posterior is not None), how.given, loaded)
-        property_ = read_property(files.prop, loaded.network.signature)
         check = check_witness(loaded, property_, found, question, how)
         sys.stdout.write(f"{check.judgement}\n")
         say(console, f"query {check.query}", *check.reasons, *other_files(result, files.by_role))

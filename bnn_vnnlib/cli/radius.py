@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.sweeps.radius import RadiusSummary
 
 
-@with_options(without=("boxes", "num_boxes", "outputs", "timeout", "strict"))
+@with_options(without=("coupling", "boxes", "num_boxes", "outputs", "timeout", "strict"))
 def radius(
     model: long_jobs.ModelFile,
     inputs: long_jobs.InputsFile,

@@ -25,7 +25,7 @@ MAX_LINES = 20
 """Lines of the summary on the terminal; the file has all."""
 
 
-@with_options(without=("outputs", "timeout"))
+@with_options(without=("coupling", "outputs", "timeout"))
 def sweep(
     pairs: Annotated[
         list[Path],

@@ -30,7 +30,10 @@ def verify(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="The property, or the property and the model in any order.")
     ],
-    network: Annotated[list[str] | None, typer.Option(metavar="[NAME=]MODEL", help="The ONNX model.")] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]MODEL", help="The ONNX model; of a property about two networks once for each."),
+    ] = None,
     results_file: Annotated[Path | None, typer.Option(help="VNN-COMP results file to write.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
@@ -84,20 +87,22 @@ def _result(
     shrink : the boxes, to this share of their widths
     """
     from bnn_vnnlib.files.benchmarks import find_files
+    from bnn_vnnlib.setting import of_property, signature_of
     from bnn_vnnlib.vnnlib import match, read_property
 
     found = find_files(files, network)
     outlet.read(found.by_role)
     prop = read_property(found.prop)
     prop = outlet.prop = prop if shrink is None else prop.shrunk(shrink)
-    found.check_name(prop)
+    paths = found.of_networks(prop)
     question = options.question(prop.options, found.prop)
     outlet.query = question.query
 
     import bnn_vnnlib
 
-    model = bnn_vnnlib.read_model(found.model, likelihood=options.likelihood)
-    prop = match(prop, model.network.signature, found.prop)
+    models = {path: bnn_vnnlib.read_model(path, likelihood=options.likelihood) for path in paths}
+    prop = match(prop, signature_of([models[path] for path in paths], prop), found.prop)
+    model = of_property(tuple(models[path] for path in paths), prop, None if mixed else options.coupling)
     idle = _idle(model, question, options) if mixed else {}
     _load(question.query_of(model.posterior is not None))
     outlet.solving = time.monotonic()

@@ -156,44 +156,80 @@ _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Files:
-    """The two inputs; `network` is the NAME of `--network NAME=MODEL`, if one was given."""
+    """The property and one or two models; each with the NAME of `--network NAME=MODEL`, or None."""
 
     prop: Path
-    model: Path
-    network: str | None = None
+    networks: tuple[tuple[str | None, Path], ...]
 
     def __post_init__(self) -> None:
-        for name in ("prop", "model"):
-            object.__setattr__(self, name, located(getattr(self, name)))
+        object.__setattr__(self, "prop", located(self.prop))
+        object.__setattr__(self, "networks", tuple((name, located(path)) for name, path in self.networks))
+
+    @property
+    def model(self) -> Path:
+        """The first model."""
+        return self.networks[0][1]
 
     @property
     def by_role(self) -> dict[str, Path]:
         """As the JSON record names them."""
-        return {"property": self.prop, "model": self.model}
+        numbered = {f"model {i}": path for i, (_, path) in enumerate(self.networks[1:], 2)}
+        return {"property": self.prop, "model": self.model, **numbered}
 
-    def check_name(self, prop: Property) -> None:
-        """Refuse a NAME that the property does not declare (VNN-LIB 1.0 declares none)."""
-        if self.network is not None and prop.network is not None and self.network != prop.network:
-            message = f"the property declares the network {prop.network!r}, but --network names {self.network!r}"
+    def of_networks(self, prop: Property) -> tuple[Path, ...]:
+        """The models in the order in which the property declares its networks.
+
+        A network that is equal-to the other needs no file of its own, and may have the same one.
+
+        Raises
+        ------
+        OptionError : a NAME that the property does not declare (VNN-LIB 1.0 declares none) or that is given twice; too
+            few or too many models
+        """
+        second = prop.second
+        declared = [name for name in (prop.network, None if second is None else second.name) if name is not None]
+        listed = " and ".join(map(repr, declared))
+        given = [name for name, _ in self.networks if name is not None]
+        for name in given if declared else []:
+            if name not in declared:
+                noun = "networks" if len(declared) > 1 else "network"
+                message = f"the property declares the {noun} {listed}, but --network names {name!r}"
+                raise OptionError(message, path=self.prop)
+        if len(set(given)) < len(given):
+            raise OptionError(f"--network names {given[0]!r} twice", path=self.prop)
+        if second is None:
+            if len(self.networks) > 1:
+                message = f"the property is about one network, and {len(self.networks)} were given"
+                raise OptionError(message, path=self.prop)
+            return (self.model,)
+        optional = second.relation == "equal-to"
+        if len(self.networks) == 1 and optional and given in ([], [prop.network]):
+            return (self.model,)
+        if len(self.networks) != 2:
+            message = f"the property is about the networks {listed}: give each with --network NAME=MODEL"
             raise OptionError(message, path=self.prop)
+        if len(given) < 2:
+            raise OptionError(f"say which model is which: --network NAME=MODEL for each of {listed}", path=self.prop)
+        by_name = dict(self.networks)
+        return tuple(by_name[name] for name in declared)
 
 
 def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
-    """`PROPERTY --network [NAME=]MODEL`, or two files in any order, told apart by what is in them.
+    """`PROPERTY --network [NAME=]MODEL`, once a network, or two files in any order, told apart by their contents.
 
     Raises
     ------
     OptionError : too few or too many files, or two that cannot be told apart
-    UnsupportedError : more than one network
+    UnsupportedError : more than two networks
     """
-    if len(networks) > 1:
-        raise UnsupportedError(f"{len(networks)} networks were given; only single-network queries are supported")
+    if len(networks) > 2:
+        raise UnsupportedError(f"{len(networks)} networks were given; a property may be about two at most")
     match len(files), len(networks):
-        case 1, 1:
-            name, model = _with_name(networks[0])
-            return Files(files[0], model, name)
+        case 1, 1 | 2:
+            return Files(files[0], tuple(map(named, networks)))
         case 2, 0:
-            return Files(*_in_order(files[0], files[1]))
+            prop, model = _in_order(files[0], files[1])
+            return Files(prop, ((None, model),))
         case 1, 0:
             kind = kinds.kind_of(kinds.start_of(located(files[0])) or b"")
             if kind is not None and kinds.MODEL in kind.suits:
@@ -203,7 +239,8 @@ def find_files(files: Sequence[Path], networks: Sequence[str]) -> Files:
             raise OptionError("expected PROPERTY --network MODEL, or MODEL PROPERTY")
 
 
-def _with_name(text: str) -> tuple[str | None, Path]:
+def named(text: str) -> tuple[str | None, Path]:
+    """NAME and path of `[NAME=]MODEL`."""
     found = _NAMED.fullmatch(text)
     if found is None or existing(Path(text)) == Path(text):
         return None, Path(text)

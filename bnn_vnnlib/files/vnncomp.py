@@ -156,9 +156,12 @@ def _witness_lines(result: Result, prop: Property) -> list[str]:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise SoundnessError("a witness must be finite")
     if prop.version[0] >= 2:
-        hidden = _hidden_values(result.witness, prop)
-        inner = [_tensor_lines(variable, values) for variable, values in zip(prop.hidden, hidden, strict=True)]
-        return list(chain(_all_lines(prop.signature.inputs, x), *inner, _all_lines(prop.signature.outputs, y)))
+        lines = {
+            "input": _all_lines(prop.signature.inputs, x),
+            "hidden": list(map(_tensor_lines, prop.hidden, _hidden_values(result.witness, prop))),
+            "output": _all_lines(prop.signature.outputs, y),
+        }
+        return list(chain.from_iterable(lines[kind][i] for kind, i in prop.declared))
     pairs = [f"(X_{i} {v!r})" for i, v in enumerate(x.tolist())] + [f"(Y_{i} {v!r})" for i, v in enumerate(y.tolist())]
     pairs[0], pairs[-1] = f"({pairs[0]}", f"{pairs[-1]})"
     return pairs
@@ -171,9 +174,9 @@ def _hidden_values(witness: Witness, prop: Property) -> list[Floats]:
     return values
 
 
-def _all_lines(variables: tuple[Variable, ...], flat: Floats) -> list[str]:
-    pieces = np.split(flat, np.cumsum([variable.size for variable in variables])[:-1])
-    return list(chain.from_iterable(map(_tensor_lines, variables, pieces)))
+def _all_lines(variables: tuple[Variable, ...], flat: Floats) -> list[list[str]]:
+    """The lines of each variable."""
+    return list(map(_tensor_lines, variables, np.split(flat, np.cumsum([one.size for one in variables])[:-1])))
 
 
 def _tensor_lines(variable: Variable, values: Floats) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import ModelError, PropertyError
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.signature import Hidden, Signature, Variable
+from bnn_vnnlib.signature import Hidden, Signature, Variable, joined
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from bnn_vnnlib.question.property import Property
 
 _NAMED = 5  # nodes that a message names
 FULL_PRECISION = ("session.qdq_matmulnbits_accuracy_level", "1")
@@ -30,8 +33,12 @@ class Replayer:
     """
 
     def __init__(self, model: Model) -> None:
-        self._session = session_of(model.onnx_bytes, model.path)
+        self._parts = () if model.pair is None else (Replayer(model.pair.first), Replayer(model.pair.second))
         self._signature = model.network.signature
+        if self._parts:
+            self._signature = joined(*(part._signature for part in self._parts))
+        else:
+            self._session = session_of(model.onnx_bytes, model.path)
 
     def __call__(self, x: ArrayLike) -> NDArray[np.float64]:
         """Run the graph, its final Softmax included.
@@ -51,9 +58,22 @@ class Replayer:
         return np.array(rows).reshape(len(points), self._signature.output_size)
 
     def _one(self, point: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._parts:
+            pieces = np.split(point, [self._parts[0]._signature.input_size])
+            return np.concatenate([part._one(piece) for part, piece in zip(self._parts, pieces, strict=True)])
         names = [variable.name for variable in self._signature.outputs]
         outputs = self._session.run(names, _feeds(self._signature, point))
         return np.concatenate([np.asarray(output, np.float64).reshape(-1) for output in outputs])
+
+
+def hidden_nodes(model: Model, property: Property) -> Callable[[NDArray[np.float64]], tuple[NDArray, ...]]:
+    """What evaluates the hidden nodes that a property declares, of one network or of both; see `HiddenNodes`."""
+    if model.pair is None or property.second is None:
+        return HiddenNodes(model, property.hidden)
+    split, size = len(property.hidden) - property.second.hidden, model.pair.first.network.signature.input_size
+    first = HiddenNodes(model.pair.first, property.hidden[:split])
+    second = HiddenNodes(model.pair.second, property.hidden[split:])
+    return lambda x: first(x[:size]) + second(x[size:])
 
 
 class HiddenNodes:

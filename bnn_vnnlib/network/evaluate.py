@@ -161,6 +161,17 @@ def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: _Parameter) -> Tenso
     return first
 
 
+SMALL_T = 2.0**-20
+
+
+def _gap(node: nodes.Gap, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
+    if not node.quotient:
+        return inputs[3] - inputs[4]
+    x, _, d = inputs
+    function = FUNCTIONS[node.kind]
+    return (function(node.alpha, x) - function(node.alpha, x - SMALL_T * d)) / SMALL_T
+
+
 def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
     (x,) = inputs
     lead, shape = x.shape[:2], x.shape[2:]
@@ -180,6 +191,8 @@ RULES: dict[type[nodes.Node], _Rule] = {
     nodes.Shift: lambda node, inputs, parameter: inputs[0] + _items(parameter(node.bias), len(node.shape)),
     nodes.Constant: lambda node, _, parameter: _items(parameter(node.value), len(node.shape)),
     nodes.Activation: lambda node, inputs, _: FUNCTIONS[node.kind](node.alpha, inputs[0]),
+    nodes.Gap: _gap,
+    nodes.Known: lambda _, inputs, __: inputs[0],
     nodes.Sum: _sum,
     nodes.Reshape: lambda node, inputs, _: inputs[0].reshape(*inputs[0].shape[:2], *node.shape),
     nodes.Transpose: lambda node, inputs, _: inputs[0].permute(0, 1, *(axis + 2 for axis in node.perm)),

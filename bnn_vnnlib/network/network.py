@@ -283,6 +283,18 @@ Posterior = Gaussian | WeightSamples | Mixture
 
 
 @dataclass(frozen=True, eq=False)
+class Pair:
+    """Two models whose inputs and outputs a joint one has side by side.
+
+    coupling : of their draws: same (the second is the first), independent, shared or noise (see `pairs`)
+    """
+
+    first: Model
+    second: Model
+    coupling: str
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """What `read_model` returns.
 
@@ -295,6 +307,7 @@ class Model:
     onnx_bytes : the serialised graph, for replay in onnxruntime (external data inlined)
     notes : remarks for the user (posterior accepted by name, unused initializers, ...)
     complete : the network with all outputs, where `network` leaves out those that depend on no input; else None
+    pair : the two models that this one joins (`pairs`), or None
     """
 
     network: Network
@@ -304,6 +317,7 @@ class Model:
     onnx_bytes: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
     complete: Network | None = None
+    pair: Pair | None = None
 
     def with_outputs_of(self, declared: Signature) -> Model:
         """The model with the outputs that a property declares: all, if it declares as many, constant ones included."""

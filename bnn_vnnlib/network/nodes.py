@@ -133,6 +133,37 @@ class Activation(Node):
     alpha: float | tuple[float, float] | NDArray[np.float64] = 0.0
 
 
+GAPS: tuple[Kind, ...] = (
+    "abs", "atan", "clip", "cos", "erf", "gelu", "gelu_tanh", "hard_swish", "leaky_relu", "relu", "sigmoid", "silu",
+    "sin", "softplus", "softsign", "tanh",
+)  # fmt: skip
+"""Activations of which slopes are known, so that a `Gap` says more than two ranges do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gap(Node):
+    """f(x) - f(y) of one activation f at two places.
+
+    The inputs are x, y, x - y, f(x), f(y), all of the output's shape: five nodes, so that a bound may rest on whichever
+    of them is known best.
+
+    `quotient`: all is divided by a number t in (0, 1]: the third input is (x - y) / t, the output (f(x) - f(y)) / t,
+    and the last two inputs are left out. It is evaluated for a small t; bounds hold for all t.
+    """
+
+    kind: Kind
+    alpha: float | tuple[float, float] | NDArray[np.float64] = 0.0
+    quotient: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Known(Node):
+    """Its input, which the question keeps in [lower, upper] (arrays of the shape; ends may be infinite)."""
+
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+
+
 @dataclass(frozen=True, eq=False)
 class Product(Node):
     """Elementwise product of two inputs of the output's shape."""

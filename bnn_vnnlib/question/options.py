@@ -31,6 +31,7 @@ MethodChoice = Literal["auto", "interval", "linear", "tails"]
 BoxKind = Literal["mean", "sampled"]
 Search = Literal["float64", "float32"]
 Outputs = Literal["auto", "probabilities"]
+Coupling = Literal["independent", "shared", "noise"]
 
 TAU = 0.95
 """Both thresholds on P_safe, where none is given."""
@@ -115,6 +116,17 @@ class Options:
         _of_decision("What an output stands for.", "it says how outputs become a decision", get_args(Likelihood),
                      "as the model says"),
     ] = None  # fmt: skip
+    coupling: Annotated[
+        Coupling | None,
+        _Option(
+            "How the draws of two networks of a property belong together: independent; one draw shared by both; or "
+            "common noise, the same standard normal numbers for Gaussian weights of the same name.",
+            words=get_args(Coupling),
+            unset="independent, and one draw for a network that is equal-to the other",
+            queries=(Query.PROBABILISTIC, Query.DECISION),
+            about="it is about drawn networks",
+        ),
+    ] = None
     rule: Annotated[
         Rule | str | None,
         _of_decision("What Y means under query decision: expected outputs or probabilities, or medians of outputs.",
@@ -243,6 +255,7 @@ class OptionFields(TypedDict, total=False):
     tau_safe: float | None
     tau_unsafe: float | None
     likelihood: Likelihood | None
+    coupling: Coupling | None
     rule: Rule | str | None
     method: MethodChoice
     boxes: BoxKind

@@ -90,9 +90,11 @@ class Task:
 
     def check_command(self, results: Path, query: str) -> list[str]:
         """The command line that checks its witness; query and thresholds are in the record."""
-        needed = ("--seed=", "--likelihood=", "--outputs=") if query == Query.DECISION else ("--seed=",)
+        needed = {Query.DECISION: ("--seed=", "--likelihood=", "--outputs=", "--coupling="),
+                  Query.PROBABILISTIC: ("--seed=", "--coupling=")}.get(Query(query), ("--seed=",))  # fmt: skip
         same = [option for option in self.arguments if option.startswith(needed)]
-        return ["check-witness", self.models[0][1], self.prop, str(results), *same]
+        second = [f"--network={name}={path}" for name, path in self.models[1:]]
+        return ["check-witness", self.models[0][1], self.prop, str(results), *second, *same]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,13 @@ def _node(node: nodes.Node, xs: list[Exact], x: Exact, value: Callable[[Param], 
             return xs[0] + value(node.bias)
         case nodes.Activation():
             return elementwise(node.kind, node.alpha, xs[0])
+        case nodes.Gap():
+            if node.quotient:
+                raise TypeError("a quotient has no value of its own")
+            ends = [np.asarray(elementwise(node.kind, node.alpha, z), dtype=object) for z in xs[:2]]
+            return ends[0] - ends[1]
+        case nodes.Known():
+            return xs[0]
         case nodes.Sum():
             return np.sum([sign * z for sign, z in zip(node.signs, xs, strict=True)], axis=0)
         case nodes.Reshape():

@@ -33,7 +33,9 @@ from bnn_vnnlib.network.nodes import (
     Concat,
     Constant,
     Conv,
+    Gap,
     Input,
+    Known,
     Linear,
     Max,
     Node,
@@ -96,7 +98,18 @@ def claimed(network: Network) -> list[int]:
             case Input() | Constant():
                 known.append(True)
                 continue
-            case Activation() | Linear() | Conv() | Scale() | Broadcast() | Select() | Product() | Max():
+            case (
+                Activation()
+                | Gap()
+                | Linear()
+                | Conv()
+                | Scale()
+                | Broadcast()
+                | Select()
+                | Product()
+                | Max()
+                | Known()
+            ):
                 for source in node.inputs:
                     if not known[source]:
                         found.append(source)
@@ -182,6 +195,7 @@ class Run:
     def __post_init__(self) -> None:
         """`variation` is None where only bound 1 applies; `smooth` holds the lines of bound 4."""
         once = _sources_enter_once(self.network, self.deviations)
+        once = once and not any(isinstance(node, Gap | Known) for node in self.network.nodes)
         self.variation = Variation(self.means, self.deviations, self.correlation) if once else None
         self.smooth: dict[int, Smooth] = {}
         self._middles: dict[int, Interval] = {}

@@ -128,6 +128,8 @@ _RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
     nodes.Max: lambda node, _, z: z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY,
     # a product of two tensors would need fourth moments
     nodes.Product: lambda node, _, a, b: torch.full_like(a + b, torch.inf),
+    nodes.Gap: lambda node, _, *zs: (zs[3] + zs[4]) * (1 + 2 * UNIT),
+    nodes.Known: lambda node, _, z: z,
 }
 
 

@@ -1,0 +1,126 @@
+"""Two networks in differences: the graph says what it claims, and the bounds hold at attacked weights and inputs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import names_of, sample
+from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.nodes import Gap, Known
+from bnn_vnnlib.network.pairs import in_differences
+from support.attack import Falsifier
+from support.networks import dense_network
+from support.pairs import COUPLINGS, boxes_of, pair
+from support.zoo import GRAPHS
+
+METHODS: tuple[Literal["interval", "linear"], ...] = ("interval", "linear")
+EXACT = [name for name in GRAPHS if "slack" not in name]  # a slack stands for one number, whatever reads it
+ATTACKED = [(name, "same") for name in EXACT if "alone" not in name and not name.startswith("difference_itself")]
+ATTACKED += [
+    (name, coupling)
+    for name in ("residual", "tied", "several", "scalar_output", "deep_conv", "linear_shift_inside", "conv_bias_inside",
+                 "scale_full_inside", "constant_sum_inside", "tanh_inside", "product_inside", "max_inside")
+    for coupling in ("independent", "noise")
+]  # fmt: skip
+
+
+def seed_of(name: str) -> int:
+    return sum(map(ord, name))
+
+
+def both(name: str, coupling: str) -> tuple[Model, Model]:
+    """The product, and the same in differences, x_g anywhere."""
+    joined = pair(GRAPHS[name](), coupling, np.random.default_rng(seed_of(name)))
+    n = joined.network.signature.input_size // 2
+    apart = in_differences(joined, (np.full(n, -np.inf), np.full(n, np.inf)))
+    assert apart is not None
+    return joined, apart
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if "alone" not in name])
+def test_both_graphs_say_the_same(name: str, coupling: str) -> None:
+    """Of drawn weights, each copy computes what its network does, and the third output is the difference."""
+    joined, apart = both(name, coupling)
+    rng = np.random.default_rng(seed_of(name) + 1)
+    n, m = (size // 2 for size in (joined.network.signature.input_size, joined.network.signature.output_size))
+    x, d = (torch.as_tensor(rng.normal(size=(3, n)) * size) for size in (1.0, 0.3))
+    drawn = {}
+    if apart.posterior is not None:  # there are weights
+        drawn = sample(apart.network, apart.posterior, 4, torch.Generator().manual_seed(0))
+    found = evaluate(apart.network, torch.cat([x, d], -1), drawn)
+    first, second = evaluate(joined.network, torch.cat([x, x - d], -1), sampled_as(joined, apart, drawn)).split(m, -1)
+    torch.testing.assert_close(found, torch.cat([first, second, first - second], -1), rtol=1e-9, atol=1e-9)
+
+
+def sampled_as(joined: Model, apart: Model, drawn: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the product that a draw in differences stands for, where those are mean and noise."""
+    names = [] if joined.posterior is None else names_of(joined.posterior)
+    return {
+        name: drawn[name] if name in drawn else torch.as_tensor(joined.network.tensors[name]) + drawn[f"{name} noise"]
+        for name in names
+    }
+
+
+@pytest.mark.parametrize(("name", "coupling"), ATTACKED)
+def test_attacked_weights_and_inputs_never_contradict(name: str, coupling: str) -> None:
+    network = (apart := both(name, coupling)[1]).network
+    rng = np.random.default_rng(seed_of(name) + 2)
+    n, m = network.signature.input_size // 2, network.signature.output_size // 3
+    lower = torch.as_tensor(rng.normal(size=(1, 2 * n)))
+    upper = lower + torch.as_tensor(0.5 * rng.random((1, 2 * n)))
+    lower[:, n:], upper[:, n:] = torch.as_tensor([[-0.1], [0.3]]) * torch.as_tensor(rng.random((2, n)))
+    C = torch.as_tensor(rng.normal(size=(1, 2, 3 * m)))
+    C[:, 0, : 2 * m] = 0.0  # a row in differences alone
+    G = torch.as_tensor(rng.normal(size=(1, 2, 2 * n))) * torch.tensor([[[0.0], [1.0]]])
+    weights = boxes_of(apart, (1.5,))
+    falsifier = Falsifier(network, weights, lower, upper, C, G)
+    falsifier.search(rng)
+    for method in METHODS:
+        falsifier.check(Engine(network, method).rows(weights, lower, upper, C, G, forms=True))
+
+
+def test_equal_inputs_of_equal_networks_have_no_difference() -> None:
+    """d = 0 exactly: nothing is rounded on the way, in intervals."""
+    apart = both("deep_conv", "same")[1]
+    n = apart.network.signature.input_size // 2
+    zero, one = torch.zeros(1, 1, n, dtype=torch.float64), torch.ones(1, 1, n, dtype=torch.float64)
+    box = Interval(torch.cat([-one, zero], -1), torch.cat([one, zero], -1))
+    last = Engine(apart.network, "interval").ranges(boxes_of(apart), box).values[apart.network.outputs[-1]]
+    assert float(last.magnitude.max()) < 1e-290
+
+
+@pytest.mark.parametrize("kind", ["relu", "tanh", "sigmoid", "softplus"])
+def test_differences_are_tighter_than_the_product(kind: str) -> None:
+    """Of d in [0, 0.05] the range is several times narrower than that of two copies."""
+    joined = pair(dense_network((3, 16, 16, 2), kind, seed=1), "same", np.random.default_rng(0))
+    apart = in_differences(joined, (np.full(3, -np.inf), np.full(3, np.inf)))
+    x = torch.full((1, 3), -0.5, dtype=torch.float64), torch.full((1, 3), 0.5, dtype=torch.float64)
+    d = torch.zeros(1, 3, dtype=torch.float64), torch.full((1, 3), 0.05, dtype=torch.float64)
+    unit = torch.eye(2, dtype=torch.float64)
+    rows = torch.cat([torch.zeros(2, 4, dtype=torch.float64), unit], -1)[None]
+    mine = Engine(apart.network).rows(boxes_of(apart), torch.cat([x[0], d[0]], 1), torch.cat([x[1], d[1]], 1), rows)
+    box = torch.cat([x[0], x[0] - 0.05], 1), torch.cat([x[1], x[1]], 1)
+    theirs = Engine(joined.network).rows(boxes_of(joined), *box, torch.cat([unit, -unit], -1)[None])
+    assert bool((mine.lower > theirs.lower / 3).all())
+    assert any(isinstance(node, Gap) for node in apart.network.nodes)
+
+
+def test_known_ranges_stop_a_walk() -> None:
+    """x_g is kept where the question keeps it, also where x_f - d would leave it."""
+    joined = pair(GRAPHS["identity"](), "same", np.random.default_rng(0))
+    apart = in_differences(joined, (np.full(3, -0.25), np.full(3, np.inf)))
+    assert any(isinstance(node, Known) for node in apart.network.nodes)
+    box = torch.tensor([[0.0] * 3 + [0.0] * 3], dtype=torch.float64), torch.ones(1, 6, dtype=torch.float64)
+    rows = torch.zeros(1, 3, 9, dtype=torch.float64)
+    rows[0, :, 3:6] = torch.eye(3)
+    for method in METHODS:
+        found = Engine(apart.network, method).rows(boxes_of(apart), *box, rows).lower[0, 0]
+        torch.testing.assert_close(found, torch.full((3,), -0.25, dtype=torch.float64), rtol=0, atol=1e-12)
