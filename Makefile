@@ -30,11 +30,12 @@ $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 endef
 
-.PHONY: help demo test test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
+.PHONY: help demo test test-checker test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print a table"
 	@echo "make test   run all tests"
+	@echo "make test-checker  the tests of bnn-vnnlib-check in an environment without torch"
 	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
 	@echo "make test-lowest   some tests with the lowest versions that pyproject.toml allows; BUT=torch leaves torch as it is (old ones are gigabytes on Linux)"
 	@echo "make fuzz   attack the bounds for MINUTES (30), from SEED (0) on; see docs/testing.md"
@@ -52,6 +53,13 @@ demo: $(DEMO)/.installed
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+	cd checker && ../$(BIN)/python -m pytest -q
+
+# Alone: an environment without torch and bnn_vnnlib.
+test-checker: $(VENV)-checker/.installed
+	cd checker && ../$(VENV)-checker/bin/python -m pytest -q
+	$(VENV)-checker/bin/bnn-vnnlib-check --version
+	! $(VENV)-checker/bin/python -c 'import torch' 2>/dev/null
 
 test-libraries: $(VENV)-libraries/.installed $(VENV)-libraries-tensorflow/.installed
 	$(VENV)-libraries/bin/python -m pytest tests/adapters
@@ -99,7 +107,7 @@ wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest $(VENV)-demo dist build fuzz-runs
+	rm -rf $(VENV) $(VENV)-checker $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest $(VENV)-demo dist build fuzz-runs
 
 # The package and what it needs, nothing else.
 $(VENV)-demo/.installed: pyproject.toml
@@ -112,6 +120,11 @@ $(VENV)-demo/.installed: pyproject.toml
 # Not an environment: a folder that comes before the packages of $(VENV).
 $(VENV)-lowest/.installed: $(STAMP) scripts/lowest.py
 	$(BIN)/python -m pip install --quiet --upgrade --target $(VENV)-lowest $$($(BIN)/python scripts/lowest.py $(BUT))
+	@touch $@
+
+$(VENV)-checker/.installed: checker/pyproject.toml
+	$(call environment,$(VENV)-checker)
+	$(VENV)-checker/bin/python -m pip install --quiet ./checker 'pytest>=8.3'
 	@touch $@
 
 # One environment for each group: TensorFlow does not fit beside the others.

@@ -12,7 +12,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
 from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, Shrink, with_options
-from bnn_vnnlib.errors import InputError, PropertyError
+from bnn_vnnlib.errors import InputError, OptionError, PropertyError
 from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.result import Query
 
@@ -38,6 +38,10 @@ def verify(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="JSON record to write.", show_default="RESULTS_FILE.json")
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="Certificate to write: a proof of the answer that bnn-vnnlib-check accepts or rejects."),
+    ] = None,
     serialise_assignments: Serialise = None,
     shrink: Shrink = None,
     mixed: Mixed = False,
@@ -61,7 +65,8 @@ def verify(
             make_writable_folder(serialise_assignments)
         outlet = Outlet(results_file, json_file, options["seed"], timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        result, prop, signature = _result(files, network or [], Options(**options), mixed, shrink, outlet)
+        how = Options(**options)
+        result, prop, signature = _result(files, network or [], how, mixed, shrink, outlet, certificate)
         disarm()
         failures = outlet.finish(result, prop)
         if serialise_assignments is not None and result.witness is not None:
@@ -77,14 +82,16 @@ def verify(
 
 
 def _result(
-    files: list[Path], network: list[str], options: Options, mixed: bool, shrink: float | None, outlet: Outlet
-) -> tuple[Result, Property, Signature]:
+    files: list[Path], network: list[str], options: Options, mixed: bool, shrink: float | None, outlet: Outlet,
+    certificate: Path | None,
+) -> tuple[Result, Property, Signature]:  # fmt: skip
     """Read and decide; what is known of the run is left in the outlet on the way, for when it fails or is ended.
 
     Parameters
     ----------
     mixed : leave out those that do not apply
     shrink : the boxes, to this share of their widths
+    certificate : where to write one
     """
     from bnn_vnnlib.files.benchmarks import find_files
     from bnn_vnnlib.setting import of_property, signature_of
@@ -104,13 +111,24 @@ def _result(
     prop = match(prop, signature_of([models[path] for path in paths], prop), found.prop)
     model = of_property(tuple(models[path] for path in paths), prop, None if mixed else options.coupling)
     idle = _idle(model, question, options) if mixed else {}
-    _load(question.query_of(model.posterior is not None))
+    query = question.query_of(model.posterior is not None)
+    if certificate is not None:
+        from bnn_vnnlib.certificates.prove import refuse
+
+        if shrink is not None:
+            raise OptionError("a certificate is about the property's file, and --shrink changes it: leave one out")
+        refuse(model.with_outputs_of(prop.signature), query)
+    _load(query)
     outlet.solving = time.monotonic()
     try:
         result = bnn_vnnlib.verify(model, prop, started=outlet.started, **options.without(idle).given)
     except PropertyError as error:
         error.path = error.path or found.prop
         raise
+    if certificate is not None:
+        from bnn_vnnlib.certificates.prove import certified
+
+        result = certified(certificate, found.by_role, model, prop, options.without(idle), result, outlet.started)
     if result.diagnosis is not None:
         result = replace(result, diagnosis=result.diagnosis.with_files(found.prop, found.model))
     if idle:

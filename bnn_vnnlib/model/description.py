@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import ModelProto
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.network.families import family_of, marginal_variances
@@ -119,3 +120,10 @@ def _summary(name: str, mean: Floats, deviation: Floats | None) -> _TensorSummar
     ratio = np.where(deviation > 0, np.divide(deviation, size, where=size > 0, out=np.full(size.shape, np.inf)), 0.0)
     low, median, high = (float(q) for q in np.quantile(ratio, QUANTILES, method="nearest"))
     return _TensorSummary(name, mean.shape, mean.size, True, (low, median, high))
+
+
+def onnx_operators(model: Model) -> set[str]:
+    """The operators of the file's graph, by name."""
+    proto = ModelProto()
+    proto.ParseFromString(model.onnx_bytes)
+    return {node.op_type for node in proto.graph.node}

@@ -295,7 +295,7 @@ def _samples(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
     problem, posterior = task.problem, cast(WeightSamples, task.posterior)
     samples = SampledWeights.of(task.bounds.engine.network, posterior, problem.lower.device)
-    found = _decided(task, samples)
+    found = decided_samples(task, samples)
     points, unsafe = found.point, found.violated  # (S, N, n), (S, N)
     per_instance = problem.any_item(unsafe)
     proved, falsified = (_weight(samples.share, held) for held in (problem.all_items(found.safe), per_instance))
@@ -307,7 +307,7 @@ def _samples(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     ).named(SAMPLES.name)  # fmt: skip
 
 
-def _decided(task: SafetyTask, samples: SampledWeights) -> Decided:
+def decided_samples(task: SafetyTask, samples: SampledWeights) -> Decided:
     """Of all S x N pairs: a first look at every sample, then branch and bound of those that it left open.
 
     Samples are taken part by part. The time that is left is shared between the parts that are left, so that hard

@@ -1,0 +1,328 @@
+"""The proof of an answer, with the rules of format 1.
+
+`refuse` says before any work what has no rule. `certify` looks for a proof of the answer of a run and writes it;
+`certified` tells of it in the result.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.certificates.file import Arrays, write_certificate
+from bnn_vnnlib.certificates.trees import Fixed, Tails, grow, preorder
+from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.methods.safety.by_weights import decided_samples
+from bnn_vnnlib.model.description import onnx_operators
+from bnn_vnnlib.network.families import family_of
+from bnn_vnnlib.network.network import GaussianDiagonal, Model, WeightSamples
+from bnn_vnnlib.network.nodes import Activation, Input, Linear, Reshape, Shift, params_of
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.problem import Problem, from_property, point_box
+from bnn_vnnlib.problem.refute import violated_cases
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.result import Query, Result, Verdict
+from bnn_vnnlib.setting import Setting, settle_run
+from bnn_vnnlib.splitting.frontier import Forest
+from bnn_vnnlib.system.clock import OutOfTime
+
+OPERATORS = (
+    "Add", "Constant", "Flatten", "Gemm", "Identity", "LeakyRelu", "MatMul", "Relu", "Reshape", "Sigmoid", "Sub",
+    "Tanh",
+)  # fmt: skip
+"""Operators that have a rule."""
+
+ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
+
+MOST_BOXES = 2**17
+"""Boxes of one proof: fixed weights; tails take a sixteenth of it."""
+
+SLACK, CURVED = 1e-9, 1e-6
+"""What the checker may compute otherwise: of probability, and relative to it where lines of curves are searched for."""
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What a certificate claims: `verdict` (unsat, sat or bound) and the bound on P_safe, None where it has none.
+
+    size : of its file in bytes; lost : how much weaker the bound is than that of the run, None without a bound
+    """
+
+    verdict: str
+    bound: float | None
+    size: int
+    lost: float | None
+
+    @property
+    def claim(self) -> str:
+        """In words."""
+        sign = "<=" if self.verdict == "sat" else ">="
+        said = "" if self.bound is None else f"P_safe {sign} {self.bound:.9g}"
+        return {"bound": f"{said}, too little for a verdict"}.get(self.verdict, f"{self.verdict} {said}".strip())
+
+
+def refuse(model: Model, query: Query) -> None:
+    """Raise UnsupportedError where no rule of format 1 serves the question."""
+
+    def no_rule(what: str) -> UnsupportedError:
+        return UnsupportedError(f"no rule for {what} in certificates: leave out --certificate", path=model.path)
+
+    if query is Query.DECISION:
+        raise no_rule("query decision")
+    posterior, network = model.posterior, model.network
+    if posterior is not None and not isinstance(posterior, GaussianDiagonal | WeightSamples):
+        raise no_rule(f"posteriors of family {family_of(posterior)}")
+    others = sorted(onnx_operators(model) - set(OPERATORS))
+    if network.softmax_axis is not None or others:
+        raise no_rule(f"operator {others[0] if others else 'Softmax'}")
+    names = [] if posterior is None else _names(posterior)
+    used = [param.source for node in network.nodes for param in params_of(node)]
+    chain = len(network.outputs) == 1 and network.outputs[0] == len(network.nodes) - 1
+    for position, node in enumerate(network.nodes):
+        served = isinstance(node, Input | Linear | Shift | Reshape) or (
+            isinstance(node, Activation) and node.kind in ACTIVATIONS
+        )
+        before = node.inputs == ((position - 1,) if position else ())
+        once = not isinstance(node, Linear) or math.prod(node.shape) == node.shape[node.axis]
+        chain = chain and served and before and once and all(param.copies == 1 for param in params_of(node))
+        twice = isinstance(node, Shift) and position > 0 and isinstance(network.nodes[position - 1], Shift)
+        chain = chain and not twice
+    if not chain or any(used.count(name) != 1 for name in names) or set(names) - set(used):
+        raise no_rule("networks that are no chain of layers with weights of their own")
+
+
+def _names(posterior: GaussianDiagonal | WeightSamples) -> list[str]:
+    return list(posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.stored)
+
+
+def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Property, result: Result) -> Certified | str:
+    """Write the certificate of a result; or why none was found, in words.
+
+    Parameters
+    ----------
+    files : model and property
+    setting : of the run, its deadline included
+    """
+    if result.verdict not in (Verdict.UNSAT, Verdict.SAT):
+        return f"the verdict is {result.verdict.value}"
+    arrays, problem = Arrays(), from_property(prop, setting.device)
+    if result.verdict is Verdict.SAT:
+        found = _sat(setting, problem, result, arrays)
+    elif len(problem) == 0:
+        found = {"rule": "empty/1"}, 0.0
+    else:
+        found = _unsat(setting, problem, arrays)
+    if isinstance(found, str):
+        return found
+    proof, failure = found
+    question, claim = setting.question, {"verdict": result.verdict.value}
+    content: dict[str, Any] = {"query": setting.query.value}
+    bound, lost = None, None
+    if setting.query is Query.PROBABILISTIC:
+        content |= {name: repr(float(getattr(question, name))) for name in ("tau_safe", "tau_unsafe")}
+        if result.verdict is Verdict.SAT:
+            bound = min(1.0, failure + SLACK)
+            if bound >= question.tau_unsafe:
+                return f"the rules prove P_safe <= {bound:.6g}, which is not below tau_unsafe"
+        else:
+            bound = max(0.0, 1.0 - failure - SLACK) if failure else 1.0
+            claim["verdict"] = "unsat" if bound >= question.tau_safe else "bound"
+        claim["bound"] = repr(bound)
+        if result.p_safe is not None:
+            lost = bound - result.p_safe.upper if result.verdict is Verdict.SAT else result.p_safe.lower - bound
+    info = {"method": result.method, "lost": lost}
+    size = write_certificate(path, files, {**content, "claim": claim, "proof": proof, "info": info}, arrays)
+    return Certified(claim["verdict"], bound, size, lost)
+
+
+def certified(
+    path: Path, files: Mapping[str, Path], model: Model, prop: Property, options: Options, result: Result,
+    started: float,
+) -> Result:  # fmt: skip
+    """The result of a run with what became of its certificate (`details.certificate`, and a note).
+
+    Parameters
+    ----------
+    started : when the time limit began to count
+    """
+    begun = time.monotonic()
+    setting = settle_run(model, options, prop, started)
+    try:
+        found = certify(path, files, setting, prop, result)
+    except OutOfTime:
+        found = "time is up"
+    told: dict[str, Any] = {"file": str(path), "seconds": time.monotonic() - begun}
+    if isinstance(found, str):
+        told |= {"file": None, "why": found}
+        note = f"no certificate was written: {found}"
+    else:
+        told |= vars(found)
+        asked = {"query": options.query, "tau-safe": options.tau_safe, "tau-unsafe": options.tau_unsafe}
+        given = [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]
+        command = ["bnn-vnnlib-check", str(files["model"]), str(files["property"]), str(path), *given]
+        note = f"certificate of {found.claim} ({found.size} bytes); check it with: {shlex.join(command)}"
+    return replace(result, details={**result.details, "certificate": told}, notes=(*result.notes, note))
+
+
+# unsat
+
+
+def _unsat(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[str, Any], float] | str:
+    """The proof, and what is left of probability 1 - P_safe."""
+    network, posterior = setting.model.network, setting.model.posterior
+    probabilistic = setting.query is Query.PROBABILISTIC
+    if probabilistic and isinstance(posterior, GaussianDiagonal):
+        return _by_tails(setting, posterior, problem, arrays)
+    if not probabilistic or not isinstance(posterior, WeightSamples):
+        weights = weight_sets.mean_weights(network, setting.device)
+        leaves = Fixed(setting.bounds, weights)
+        forest = grow(leaves, problem, MOST_BOXES, _all_proved(problem), setting.deadline)
+        if bool((forest.roots() > 0).any()):
+            return _not_found(forest, setting)
+        return _items(forest, problem, arrays, lambda tree: {"rule": "linear/1"}), 0.0
+    samples = weight_sets.SampledWeights.of(network, posterior, setting.device)
+    chosen = torch.arange(samples.count)
+    copies = _copies(problem, samples.count)
+    leaves = Fixed(setting.bounds, samples.boxes(chosen))
+    forest = grow(leaves, copies, MOST_BOXES, _all_proved(copies), setting.deadline)
+    proved = copies.all_items(forest.roots() == 0)
+    trees = _items(forest, copies, arrays, lambda tree: {"rule": "linear/1"})["items"]
+    count, parts = len(problem), []
+    for index in torch.nonzero(proved)[:, 0].tolist():
+        items = {"rule": "items/1", "items": trees[index * count : (index + 1) * count]}
+        parts.append({"index": index, "proof": items})
+    shares = [Fraction(float(p)) for p in posterior.probabilities]
+    left = sum((share for share, ok in zip(shares, proved.tolist(), strict=True) if not ok), Fraction(0)) / sum(shares)
+    arrays.stored = {name: arrays.stored[name] for name in _arrays_of(parts)}
+    return {"rule": "samples/1", "samples": parts}, float(left)
+
+
+def _arrays_of(node: Any) -> list[str]:
+    """The arrays that a proof refers to."""
+    if isinstance(node, dict):
+        return [name for value in node.values() for name in _arrays_of(value)]
+    if isinstance(node, list):
+        return [name for value in node for name in _arrays_of(value)]
+    return [node] if isinstance(node, str) and node.endswith(".npy") else []
+
+
+def _copies(problem: Problem, count: int) -> Problem:
+    """The items once for each of so many settings of the weights, which are the instances."""
+    index = torch.arange(len(problem), device=problem.lower.device).repeat(count)
+    owner = torch.arange(count, device=index.device).repeat_interleave(len(problem))
+    return replace(problem.items(index), instance=owner, instances=count)
+
+
+def _all_proved(problem: Problem) -> Any:
+    return lambda failures: problem.all_items(failures == 0)
+
+
+def _by_tails(
+    setting: Setting, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
+) -> tuple[dict[str, Any], float] | str:  # fmt: skip
+    leaves, goal = Tails(setting.bounds, posterior, setting.device), 1 - setting.question.tau_safe
+
+    def enough(failures: Tensor) -> Tensor:
+        return (failures.sum() * (1 + CURVED) + 2 * SLACK <= goal).reshape(1)
+
+    forest = grow(leaves, problem, MOST_BOXES // 16, enough, setting.deadline)
+
+    def leaf(boxes: Tensor) -> dict[str, Any]:
+        part = forest.boxes(boxes)
+        budgets = leaves.best(part, leaves.of_cases)[1]
+        claims = leaves.claims(part.lower, part.upper, budgets)
+        return {"rule": "tails/1", **{key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}}
+
+    return _items(forest, problem, arrays, leaf), float(forest.roots().sum()) * (1 + CURVED)
+
+
+def _items(forest: Forest, problem: Problem, arrays: Arrays, leaf: Any) -> dict[str, Any]:
+    """Rule `items/1`."""
+    items, roots = [], torch.stack([problem.lower, problem.upper], 1).cpu().numpy()
+    for box, tree in zip(roots, preorder(forest), strict=True):
+        node = {
+            "rule": "split_inputs/1", "inputs": arrays.name(tree.inputs), "cuts": arrays.name(tree.cuts),
+            "leaf": leaf(tree.leaves),
+        }  # fmt: skip
+        items.append({"box": arrays.name(box), "tree": node})
+    return {"rule": "items/1", "items": items}
+
+
+def _not_found(forest: Forest, setting: Setting) -> str:
+    why = "time is up" if setting.deadline.passed else f"{len(forest)} boxes did not suffice"
+    return f"no proof was found by splits of the inputs alone: {why}"
+
+
+# sat
+
+
+def _sat(
+    setting: Setting, problem: Problem, result: Result, arrays: Arrays
+) -> tuple[dict[str, Any], float] | str:  # fmt: skip
+    """The proof, and an upper bound on P_safe."""
+    network, posterior = setting.model.network, setting.model.posterior
+    if result.witness is None:
+        return "there is no witness"
+    x = torch.tensor(np.asarray(result.witness.x, np.float64), device=setting.device)
+    points = x.expand(len(problem), -1)
+    if setting.query is Query.DETERMINISTIC:
+        weights = weight_sets.mean_weights(network, setting.device)
+        lower, upper = point_box(problem, points)
+        if not bool(violated_cases(setting.bounds, weights, problem, lower, upper).any()):
+            return "the violation is too small to be proved in real arithmetic"
+        return {"rule": "point/1", "x": arrays.name(x.numpy())}, 0.0
+    if isinstance(posterior, GaussianDiagonal):
+        return _at_point(setting, posterior, problem, points, arrays)
+    if not isinstance(posterior, WeightSamples):
+        return "the posterior has no rule"
+    return _of_samples(setting, posterior, problem, arrays)
+
+
+def _at_point(
+    setting: Setting, posterior: GaussianDiagonal, problem: Problem, points: Tensor, arrays: Arrays
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """All rows of the best case hold, but with a small probability."""
+    leaves, rows = Tails(setting.bounds, posterior, setting.device), problem.rows
+    inside = ((problem.lower <= points) & (points <= problem.upper)).all(-1)
+    against = replace(
+        rows, outputs=-rows.outputs, inputs=None if rows.inputs is None else -rows.inputs, bound=-rows.inner_bound
+    )
+    lower, upper = point_box(problem, points)
+    asked = replace(problem, lower=lower, upper=upper, rows=against)
+
+    def total(part: Problem, failures: Tensor) -> Tensor:
+        return torch.where(part.exists, part.total(failures), torch.inf).amin(-1)
+
+    failures, budgets = leaves.best(asked, total)
+    item = int(torch.where(inside, failures, 2.0).argmin())
+    claims = leaves.claims(lower[item : item + 1], upper[item : item + 1], budgets[item : item + 1])
+    leaf = {"rule": "tails/1", **{key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}}
+    return {"rule": "point/1", "x": arrays.name(points[item].numpy()), "leaf": leaf}, float(failures[item])
+
+
+def _of_samples(
+    setting: Setting, posterior: WeightSamples, problem: Problem, arrays: Arrays
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """Each sample with a violating point of its own."""
+    task = setting.safety_task(problem, setting.attack(restarts=8, pool=8))
+    found = decided_samples(task, weight_sets.SampledWeights.of(task.bounds.engine.network, posterior, setting.device))
+    parts, shares = [], [Fraction(float(p)) for p in posterior.probabilities]
+    left = Fraction(0)
+    for index, violated in enumerate(found.violated):
+        if not bool(violated.any()):
+            left += shares[index]
+            continue
+        x = found.point[index, int(violated.to(torch.int8).argmax())]
+        parts.append({"index": index, "proof": {"rule": "point/1", "x": arrays.name(x.numpy())}})
+    return {"rule": "samples/1", "samples": parts}, float(left / sum(shares))

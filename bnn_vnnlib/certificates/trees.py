@@ -1,0 +1,246 @@
+"""Boxes split until they are proved, and what the proof of a leaf claims.
+
+1. `Fixed`: networks of fixed weights, one or many, by linear bounds.
+2. `Tails`: a network with independent Gaussian weights, by bounds 1 and 2 of `bounds.tails`.
+3. `grow`: splits the inputs of what is not proved, best first. `preorder`: the trees as the format wants them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.tails import Tail, claimed
+from bnn_vnnlib.bounds.tails.run import Deviations, Plan, Run
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.gaussian.normal import quantile
+from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.network.nodes import Linear, Shift
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import Problem
+from bnn_vnnlib.splitting.branch import Pairs
+from bnn_vnnlib.splitting.frontier import Forest
+from bnn_vnnlib.system.clock import Deadline
+
+CHUNK = 2**9
+"""Boxes that are bounded between two looks at the clock."""
+
+BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
+"""Probabilities that the claims of a leaf may fail; the best of them is taken."""
+
+MARGIN = 1e-9
+"""By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
+
+GAIN = 0.995
+"""Boxes with tails are not doubled again if the last time their failures fell by less."""
+
+EVENTS = 3
+"""Claims of an element: below, above, variation."""
+
+
+class Leaves(Protocol):
+    """What bounds boxes."""
+
+    def failures(self, problem: Problem) -> Tensor:
+        """(N,) upper bounds on P_w(some case is violated in the item); those of fixed weights are 0 or 1."""
+        ...
+
+    def steepness(self, problem: Problem) -> Tensor:
+        """(N, n) how much the rows that are open vary along each input."""
+        ...
+
+
+# 1. Fixed weights
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """K settings of the weights; the setting of an item is its instance."""
+
+    bounds: OutputBounds
+    weights: WeightBoxes
+
+    def failures(self, problem: Problem) -> Tensor:
+        """0 where every case has a row that is false everywhere."""
+        return self._open(problem, self._lower(problem)[0]).any(-1).to(problem.lower.dtype)
+
+    def steepness(self, problem: Problem) -> Tensor:
+        """The steepest slope of the rows of open cases."""
+        lower, slope = self._lower(problem, forms=True)
+        if slope is None:
+            return torch.ones_like(problem.lower)
+        case = problem.rows.case.expand(lower.shape)
+        live = torch.nn.functional.pad(self._open(problem, lower), (0, 1)).gather(-1, case)
+        return torch.where(live[..., None], slope.abs(), 0.0).amax(1).nan_to_num(0.0, 0.0, 0.0)
+
+    def _lower(self, problem: Problem, *, forms: bool = False) -> tuple[Tensor, Tensor | None]:
+        pairs, rows = Pairs(self.bounds, self.weights, problem.instance, problem), problem.rows
+        lower, form = pairs.lower(problem.lower, problem.upper, rows.outputs, rows.inputs, forms=forms)
+        return lower, None if form is None else form[0]
+
+    def _open(self, problem: Problem, lower: Tensor) -> Tensor:
+        spare = MARGIN * (1 + problem.rows.bound.abs().nan_to_num(0.0, 0.0))
+        return ~problem.refuted(problem.rows.excluded(lower - spare))
+
+
+# 2. Tails
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """Of some boxes, (N, width) for each claimed layer."""
+
+    lower: list[NDArray[np.float64]]
+    upper: list[NDArray[np.float64]]
+    near: list[NDArray[np.float64]]
+
+
+class Tails:
+    """Bounds 1 and 2 of one network under independent Gaussians.
+
+    Parameters
+    ----------
+    bounds : of the mean network, whose linear functions choose where to split
+    """
+
+    def __init__(self, bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> None:
+        self._network, self._bounds = bounds.engine.network, bounds
+        self._means = weight_sets.mean_weights(self._network, device)
+        self._noise = weight_sets.centred(self._network, posterior, device)
+        self._places = random_claims(self._network, posterior)
+        sizes = sum(math.prod(self._network.nodes[place].shape) for place in self._places)
+        self._events = EVENTS * max(1, sizes)
+
+    def failures(self, problem: Problem) -> Tensor:
+        """Under the best budget of each item."""
+        return self.best(problem, self.of_cases)[0]
+
+    def of_cases(self, problem: Problem, rows: Tensor) -> Tensor:
+        """(K, N) from the failures (K, N, R) of the rows: of every case one row has to fail."""
+        return torch.where(problem.exists, problem.least(rows), 0.0).sum(-1)
+
+    def best(self, problem: Problem, total: Callable[[Problem, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """(N,) the least of `total` plus what is spent, at most 1, and the budget (N,) behind it."""
+        budgets = problem.lower.new_tensor(BUDGETS if self._places else (0.0,))[:, None].expand(-1, len(problem))
+        parts = [budgets[:, :0]]
+        for index in torch.arange(len(problem), device=budgets.device).split(CHUNK) if len(problem) else ():
+            part = problem.items(index)
+            run = self._run(part.lower, part.upper, budgets[:, index])
+            tail = run.tail(part.rows.outputs, part.rows.inputs)
+            found = Tail(tail.bounds).failure(part.rows.bound)  # without bound 3, which has no rule
+            parts.append(total(part, found))
+        spent = torch.cat(parts, 1) + budgets
+        value, which = spent.clamp(max=1.0).min(0)
+        return value, budgets.gather(0, which[None])[0]
+
+    def claims(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Claims:
+        """What boxes (N, n) claim under their budgets (N,)."""
+        found: list[list[list[NDArray[np.float64]]]] = [[[] for _ in self._places] for _ in range(3)]
+        for index in torch.arange(len(lower), device=lower.device).split(CHUNK):
+            run = self._run(lower[index], upper[index], budgets[None, index])
+            for i, place in enumerate(self._places):
+                z, near = run.ranges.values[place], run.variation.known[place] if run.variation else None
+                for part, values in zip(found, (z.lower, z.upper, near), strict=True):
+                    if values is not None:
+                        part[i].append(values[0].reshape(len(index), -1).cpu().numpy())
+        return Claims(*([np.concatenate(one) for one in part if one] for part in found))
+
+    def steepness(self, problem: Problem) -> Tensor:
+        """Of the mean network's rows."""
+        return Fixed(self._bounds, self._means).steepness(replace(problem, instance=torch.zeros_like(problem.instance)))
+
+    def _run(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Run:
+        share = (budgets / self._events * (1 - 1e-12))[:, :, None]
+        levels = {k: quantile(share / k) for k in (1, 2)}
+        plan = Plan(dict.fromkeys(claimed(self._network), Deviations(levels, levels, levels[1])))
+        box = Interval(*(side[None].expand(len(budgets), -1, -1) for side in (lower, upper)))
+        return Run(self._network, self._means, self._noise, box, plan)
+
+
+def random_claims(network: Network, posterior: GaussianDiagonal) -> list[int]:
+    """The claimed nodes with noise behind them, which are those that the checker wants claims of."""
+    random: set[int] = set()
+    for position, node in enumerate(network.nodes):
+        param = node.weight if isinstance(node, Linear) else node.bias if isinstance(node, Shift) else None
+        if (param is not None and param.source in posterior.variances) or random.intersection(node.inputs):
+            random.add(position)
+    return [position for position in claimed(network) if position in random]
+
+
+# 3. Trees
+
+
+def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor], Tensor], deadline: Deadline) -> Forest:
+    """Split the items until `enough` is true of their failures; less far if time, `most` boxes, or the gain ends it.
+
+    Parameters
+    ----------
+    most : boxes of all items together
+    enough : failures (N,) of the items -> (instances,) which ones are proved
+    """
+    forest = Forest(problem, leaves.failures(problem))
+    size = CHUNK if isinstance(leaves, Fixed) else 2**5
+    looked, total = 2**8, forest.roots().sum()
+    while len(forest) < most and not deadline.passed:
+        if len(forest) > looked and isinstance(leaves, Tails):
+            looked, before, total = 2 * looked, total, forest.roots().sum()
+            if total > GAIN * before:
+                break
+        open_ = ~enough(forest.roots())
+        index = forest.worst(open_, torch.full_like(open_, size, dtype=torch.int64))[:CHUNK]
+        if len(index) == 0:
+            break
+        forest.split(index, leaves.steepness(forest.boxes(index)), leaves.failures)
+    return forest
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """One item's tree: inputs (-1 for a leaf) and cuts in preorder; leaves : its leaves among the forest's nodes."""
+
+    inputs: NDArray[np.int32]
+    cuts: NDArray[np.float64]
+    leaves: Tensor
+
+
+def preorder(forest: Forest) -> list[Tree]:
+    """The trees of all items, without splits that do not pay."""
+    nodes, count = forest.nodes, len(forest)
+    first, value, size = nodes.first.clone(), nodes.own.clone(), torch.ones(count, dtype=torch.int64)
+    deepest = int(nodes.depth.max()) if count else 0
+    for depth in range(deepest - 1, -1, -1):
+        split = torch.nonzero((nodes.depth == depth) & (first >= 0))[:, 0]
+        one = first[split]
+        pays = value[one] + value[one + 1] < value[split]
+        first[split[~pays]] = -1
+        split, one = split[pays], one[pays]
+        value[split] = value[one] + value[one + 1]
+        size[split] = 1 + size[one] + size[one + 1]
+    place = torch.full((count,), -1, dtype=torch.int64)
+    place[: len(forest.problem)] = 0
+    for depth in range(deepest):
+        split = torch.nonzero((nodes.depth == depth) & (first >= 0) & (place >= 0))[:, 0]
+        one = first[split]
+        place[one], place[one + 1] = place[split] + 1, place[split] + 1 + size[one]
+    kept = torch.nonzero(place >= 0)[:, 0]
+    child = first[kept].clamp(min=0)
+    changed = nodes.upper[child] != nodes.upper[kept]
+    axis = torch.where(first[kept] >= 0, changed.to(torch.int8).argmax(-1), -1)
+    cut = nodes.upper[child].gather(-1, axis.clamp(min=0)[:, None])[:, 0]
+    trees = []
+    for owner in range(len(forest.problem)):
+        mine = torch.nonzero(nodes.owner[kept] == owner)[:, 0]
+        mine = mine[place[kept[mine]].argsort()]
+        leaf = axis[mine] < 0
+        cuts = torch.where(leaf, 0.0, cut[mine])
+        trees.append(Tree(axis[mine].to(torch.int32).numpy(), cuts.numpy(), kept[mine][leaf]))
+    return trees

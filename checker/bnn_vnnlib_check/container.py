@@ -1,0 +1,209 @@
+"""The certificate's file: a zip archive with a manifest and arrays. Everything in it may be hostile.
+
+Sizes are limited before memory is asked for; an entry that is there twice, a key that is there twice, an array that
+nothing refers to, numbers that are no numbers: the file is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from bnn_vnnlib_check.balls import Floats
+from bnn_vnnlib_check.errors import UnreadableError
+
+MANIFEST = "manifest.json"
+MANIFEST_BYTES, ARRAY_BYTES, ALL_BYTES, ENTRIES = 2**26, 2**28, 2**30, 2**18
+DEPTH, DIGITS = 32, 1000
+"""Nested values of the manifest, and characters of a number, at most."""
+
+DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")
+
+
+class Certificate:
+    """manifest : the manifest; `array` reads what it refers to."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._zip = zipfile.ZipFile(path)
+            infos = self._zip.infolist()
+        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise UnreadableError(f"{path} cannot be read as a certificate: {error}") from error
+        self._infos = {info.filename: info for info in infos}
+        self._left = set(self._infos) - {MANIFEST}
+        if len(infos) > ENTRIES or len(self._infos) < len(infos):
+            raise UnreadableError(f"{path} has too many entries, or one twice")
+        if sum(info.file_size for info in infos) > ALL_BYTES:
+            raise UnreadableError(f"{path} unpacks to more than {ALL_BYTES} bytes")
+        self.manifest = Node(_json(self._bytes(MANIFEST, MANIFEST_BYTES)), "the manifest")
+
+    def array(self, name: Any, kind: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
+        """The array of that name: "f" floats, exactly as float64, "i" whole numbers; None in `shape`: any size."""
+        if not isinstance(name, str):
+            raise UnreadableError(f"the name of an array is wanted, found {_short(name)}")
+        data = self._bytes(name, ARRAY_BYTES)
+        self._left.discard(name)
+        stream = io.BytesIO(data)
+        try:
+            version = npy.read_magic(stream)
+            if version != (1, 0):
+                raise UnreadableError(f"array {name}: version {version} of the npy format")
+            found, fortran, dtype = npy.read_array_header_1_0(stream)
+        except (ValueError, TypeError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
+            raise UnreadableError(f"array {name} has no valid header") from error
+        if dtype.str not in DTYPES or fortran:
+            raise UnreadableError(f"array {name} is of type {dtype.str}, or stored by columns")
+        rest = data[stream.tell() :]
+        if any(not isinstance(n, int) or n < 0 for n in found) or math.prod(found) * dtype.itemsize != len(rest):
+            raise UnreadableError(f"array {name} holds {len(rest)} bytes, which do not fit its shape {_short(found)}")
+        if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+            raise UnreadableError(f"array {name} is of shape {found}, expected {shape}")
+        values = np.frombuffer(rest, dtype).reshape(found)
+        if kind == "i":
+            if dtype.kind not in "iu":
+                raise UnreadableError(f"array {name} is of type {dtype}, expected whole numbers")
+            return values.astype(np.int64)
+        if not np.isfinite(values).all():
+            raise UnreadableError(f"array {name} has numbers that are not finite")
+        return values.astype(np.float64)
+
+    def floats(self, name: Any, shape: tuple[int | None, ...]) -> Floats:
+        """`array` of finite floats."""
+        return self.array(name, "f", shape)
+
+    def close(self) -> None:
+        """Everything was asked for."""
+        if self._left:
+            raise UnreadableError(f"nothing refers to entry {sorted(self._left)[0]!r}")
+
+    def _bytes(self, name: str, limit: int) -> bytes:
+        info = self._infos.get(name)
+        if info is None:
+            raise UnreadableError(f"the certificate has no entry {_short(name)}")
+        if info.file_size > limit or info.flag_bits & 1:
+            raise UnreadableError(f"entry {name!r} is larger than {limit} bytes, or encrypted")
+        try:
+            with self._zip.open(info) as stream:
+                data = stream.read(limit + 1)
+        except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError) as error:
+            raise UnreadableError(f"entry {name!r} is damaged: {error}") from error
+        if len(data) != info.file_size:
+            raise UnreadableError(f"entry {name!r} has another size than the archive says")
+        return data
+
+
+class Node:
+    """An object of the manifest. A key that nobody asks for is unknown, which `done` refuses."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, dict):
+            raise UnreadableError(f"{where}: an object is wanted, found {_short(content)}")
+        self._content, self._where, self._asked = content, where, set[str]()
+
+    @property
+    def where(self) -> str:
+        """Its place, for messages."""
+        return self._where
+
+    def has(self, key: str) -> bool:
+        """Whether it has the key."""
+        return key in self._content
+
+    def get(self, key: str) -> Any:
+        """The value of a key that has to be there."""
+        self._asked.add(key)
+        if key not in self._content:
+            raise UnreadableError(f"{self._where} has no {key!r}")
+        return self._content[key]
+
+    def text(self, key: str) -> str:
+        """A text."""
+        value = self.get(key)
+        if not isinstance(value, str):
+            raise UnreadableError(f"{self._where}: {key!r} is no text: {_short(value)}")
+        return value
+
+    def whole(self, key: str) -> int:
+        """A whole number that is not negative."""
+        value = self.get(key)
+        if type(value) is not int or value < 0:
+            raise UnreadableError(f"{self._where}: {key!r} is no whole number: {_short(value)}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            raise UnreadableError(f"{self._where}: {key!r} is no list: {_short(value)}")
+        return value
+
+    def node(self, key: str) -> Node:
+        """An object."""
+        return Node(self.get(key), f"{self._where}, {key}")
+
+    def nodes(self, key: str) -> list[Node]:
+        """A list of objects."""
+        return [Node(one, f"{self._where}, {key} {i}") for i, one in enumerate(self.items(key))]
+
+    def done(self) -> None:
+        """All keys were asked for."""
+        unknown = sorted(set(self._content) - self._asked)
+        if unknown:
+            raise UnreadableError(f"{self._where}: unknown key {_short(unknown[0])}")
+
+
+def _json(data: bytes) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise UnreadableError("the manifest has a key twice in one object")
+        return dict(pairs)
+
+    def number(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+        def checked(text: str) -> Any:
+            if len(text) > DIGITS:
+                raise UnreadableError(f"the manifest has a number of more than {DIGITS} characters")
+            return convert(text)
+
+        return checked
+
+    def none(text: str) -> Any:
+        raise UnreadableError(f"the manifest has {text} for a number")
+
+    try:
+        text = data.decode("utf-8")
+        _check_depth(text)
+        return json.loads(
+            text, object_pairs_hook=unique, parse_int=number(int), parse_float=number(float), parse_constant=none
+        )
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"the manifest is no JSON: {error}") from error
+
+
+def _check_depth(text: str) -> None:
+    depth, quoted, escaped = 0, False, False
+    for sign in text:
+        if quoted:
+            quoted, escaped = escaped or sign != '"', not escaped and sign == "\\"
+        elif sign == '"':
+            quoted = True
+        elif sign in "[{":
+            depth += 1
+            if depth > DEPTH:
+                raise UnreadableError(f"the manifest nests more than {DEPTH} values")
+        elif sign in "]}":
+            depth -= 1
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

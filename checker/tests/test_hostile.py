@@ -1,0 +1,195 @@
+"""Damaged and hostile files: one message each, no traceback, bounded time and memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bnn_vnnlib_check import container
+from bnn_vnnlib_check.cli import check
+from bnn_vnnlib_check.errors import RejectedError, UnreadableError
+from by_hand import Instance, items, model, one_leaf, prop, tails
+
+MUTATIONS = 400
+
+LAYERS = [([[1.0], [-1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])]
+NOISE = [([[0.04], [0.04]], [0.0, 0.0]), ([[0.04, 0.04]], [0.0])]
+
+
+def instance(folder: Path) -> tuple[Instance, dict[str, Any]]:
+    one = Instance(folder, model(LAYERS, NOISE), prop([(1, 1.5)], 1, "(<= Y_0 -2)"))
+    arrays = one_leaf([1], [1.5]) | {"l": np.array([[0.0, -3.0]]), "u": np.array([[3.0, 0.0]])}
+    return one, one.claim(items(tails(["l"], ["u"])), arrays, bound="0.9")
+
+
+def ending(work: Callable[[], str]) -> str:
+    """How a check ends; any other error is a fault of the checker."""
+    try:
+        said = work()
+    except RejectedError as error:
+        return "rejected" if str(error) else "without a word"
+    except UnreadableError as error:
+        return "unreadable" if str(error) else "without a word"
+    return "accepted" if said else "without a word"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_files(tmp_path: Path, seed: int) -> None:
+    """Bytes of all three files changed, cut and repeated: the certificate stays refused or rejected, or it holds."""
+    draw = random.Random(seed)
+    one, manifest = instance(tmp_path)
+    paths = one.write(manifest)
+    original = [path.read_bytes() for path in paths]
+    ended = dict.fromkeys(("accepted", "rejected", "unreadable"), 0)
+    for _ in range(MUTATIONS // 4):
+        which = draw.choice([0, 1, 2, 2, 2])
+        data = bytearray(original[which])
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(data))
+            kind = draw.random()
+            if kind < 0.7:
+                data[at] = draw.randrange(256)
+            elif kind < 0.85:
+                del data[at : at + draw.randint(1, 20)]
+            else:
+                data[at:at] = data[at : at + draw.randint(1, 20)]
+        paths[which].write_bytes(bytes(data))
+        ended[ending(lambda: check(*paths))] += 1
+        paths[which].write_bytes(original[which])
+    assert ended["unreadable"] > 0
+    assert ended["rejected"] > 0
+    assert ended["accepted"] <= MUTATIONS // 40  # the time of day in the archive, and the like
+
+
+@pytest.mark.parametrize(("part", "seed"), [("model", 0), ("property", 1)])
+def test_mutated_inputs_that_the_certificate_is_about(tmp_path: Path, part: str, seed: int) -> None:
+    """The certificate names the mutated file, so that its reader sees it, and not its hash alone."""
+    draw = random.Random(seed)
+    made, text = model(LAYERS, NOISE), prop([(1, 1.5)], 1, "(<= Y_0 -2)")
+    for _ in range(MUTATIONS // 4):
+        data = bytearray(made if part == "model" else text)
+        for _ in range(draw.randint(1, 4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        one = Instance(tmp_path, *((bytes(data), text) if part == "model" else (made, bytes(data))))
+        arrays = one_leaf([1], [1.5]) | {"l": np.array([[0.0, -3.0]]), "u": np.array([[3.0, 0.0]])}
+        manifest = one.claim(items(tails(["l"], ["u"])), arrays, bound="0.9")
+        ending(lambda one=one, manifest=manifest: one.said(manifest))
+
+
+MANIFESTS: dict[str, str] = {
+    "no JSON": "{",
+    "a key twice": '{"format": 1, "format": 1}',
+    "NaN": '{"format": NaN}',
+    "infinite": '{"format": 1, "info": -Infinity}',
+    "a long number": '{"format": ' + "1" * 2000 + "}",
+    "a long float": '{"format": 1.' + "1" * 2000 + "}",
+    "nested": '{"format": ' + "[" * 5000 + "]" * 5000 + "}",
+    "no object": "[1]",
+    "another format": '{"format": 2}',
+    "a format that is true": '{"format": true}',
+    "nothing": "{}",
+}
+
+
+@pytest.mark.parametrize("what", MANIFESTS)
+def test_manifests(tmp_path: Path, what: str) -> None:
+    one, _ = instance(tmp_path)
+    one.arrays = {}
+    with pytest.raises(UnreadableError):
+        one.said(MANIFESTS[what])
+
+
+def test_keys_rules_and_entries_that_are_unknown(tmp_path: Path) -> None:
+    one, manifest = instance(tmp_path)
+    for change, why in (
+        (lambda m: m.update(more=1), "unknown key 'more'"),
+        (lambda m: m["proof"].update(more=1), "unknown key 'more'"),
+        (lambda m: m["proof"]["items"][0]["tree"]["leaf"].update(more=1), "unknown key 'more'"),
+        (lambda m: m["proof"].update(rule="items/2"), "rule 'items/2' is not known"),
+        (lambda m: m["proof"]["items"][0].update(box="nowhere"), "no entry 'nowhere'"),
+        (lambda m: m["proof"]["items"][0].update(box=["box"]), "name of an array is wanted"),
+        (lambda m: m["claim"].update(verdict="safe"), "verdict 'safe' is not understood"),
+        (lambda m: m["claim"].update(bound="nan"), "'nan' is no number"),
+        (lambda m: m.update(tau_safe="1e999999"), "is no number"),
+    ):
+        changed = json.loads(json.dumps(manifest))
+        change(changed)
+        with pytest.raises(UnreadableError, match=why):
+            one.said(changed)
+    one.arrays["more"] = np.zeros(1)
+    with pytest.raises(UnreadableError, match="nothing refers to entry 'more'"):
+        one.said(manifest)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (np.array([[1, np.nan]]), "not finite"),
+        (np.array([[1, 1.5 + 1j]]), "is of type"),
+        (np.array([["a", "b"]]), "is of type"),
+        (np.array([[1, 2]], ">f8"), "is of type"),
+        (np.array([[1, 2]], np.float16), "is of type"),
+        (np.zeros((3, 2)), "shape"),
+    ],
+)
+def test_arrays(tmp_path: Path, values: Any, why: str) -> None:
+    one, manifest = instance(tmp_path)
+    one.arrays["l"] = values
+    with pytest.raises(UnreadableError, match=why):
+        one.said(manifest)
+
+
+def test_sizes_are_looked_at_before_memory_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "ALL_BYTES", 2**20)
+    one, manifest = instance(tmp_path)
+    paths = one.write(manifest)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**60,)})
+    with zipfile.ZipFile(paths[2]) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for name, data in (("l", header.getvalue()), ("l", b""), ("l", b"\x93NUMPY\x01\x00\xff\xff"), ("bomb", None)):
+        with zipfile.ZipFile(paths[2], "w", zipfile.ZIP_DEFLATED) as archive:
+            for entry, content in entries.items():
+                archive.writestr(entry, (data if data is not None else content) if entry == name else content)
+            if data is None:
+                archive.writestr(name, b"\0" * (2**20 + 1))
+        with pytest.raises(UnreadableError):
+            check(*paths)
+
+
+def test_an_entry_twice(tmp_path: Path) -> None:
+    one, manifest = instance(tmp_path)
+    paths = one.write(manifest)
+    with zipfile.ZipFile(paths[2], "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("l", b"")
+    with pytest.raises(UnreadableError, match="or one twice"):
+        check(*paths)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("(assert (<= Y_0 0))", "does not declare"),
+        ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 0))", "no lower or no upper bound"),
+        ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* Y_0 X_0) 0))", "products of variables"),
+        ("(declare-const X_0 Real)(declare-const X_0 Real)", "declared twice"),
+        ("(declare-const X_1 Real)(declare-const Y_0 Real)", "not numbered from 0"),
+        ("(" * 3000, "nests too deeply"),
+        ("(assert", "ends inside a parenthesis"),
+        (")", "never opened"),
+        ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (=> (<= Y_0 0) (<= Y_0 1)))", "not known"),
+        ("(declare-const X_0 Real)(assert (<= X_0 1e99999))", "not"),
+    ],
+)
+def test_properties(tmp_path: Path, text: str, why: str) -> None:
+    one = Instance(tmp_path, model(LAYERS), text.encode())
+    with pytest.raises(UnreadableError, match=why):
+        one.said(one.claim(items(), one_leaf([1], [2])))

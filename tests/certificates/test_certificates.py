@@ -1,0 +1,274 @@
+"""The prover's certificates, read by the checker: accepted where honest, never for more than the truth.
+
+One instance has an exact P_safe: y = w2 relu(w1 x), violated where y <= t < 0 for some x in [l, u], 0 < l. The least y
+is that at x = u, if it is negative at all, so that P_safe is an integral over w1.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+import bnn_vnnlib
+import bnn_vnnlib_check.cli as checker
+import by_hand
+from bnn_vnnlib.bounds import activations
+from bnn_vnnlib.bounds.tails import noise, tail
+from bnn_vnnlib.certificates import prove, trees
+from bnn_vnnlib.certificates.prove import Certified, certify, refuse
+from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.result import Bounds, Query, Result, Verdict
+from bnn_vnnlib.setting import settle_run
+from bnn_vnnlib.vnnlib import match, read_property
+from bnn_vnnlib_check.errors import RejectedError, UnreadableError
+from support.command import call
+
+BOX = ("0.5", "0.7")
+FIRST, SECOND, THRESHOLD = (2.0, 0.2), (1.0, 0.4), -0.7
+"""Mean and deviation of w1 and w2, and what y must not fall to."""
+
+TAMPERINGS = 150
+
+
+def exact() -> float:
+    """P_safe of `product`: of w2 relu(w1 u) > c, u the upper end of the box (w2 > 0 is always safe)."""
+
+    def safe(w1: float) -> float:
+        top = max(w1, 0.0) * float(BOX[1])
+        ok = 1.0 if top == 0 else stats.norm.sf(THRESHOLD / top, *SECOND)
+        return float(ok * stats.norm.pdf(w1, *FIRST))
+
+    value, error = integrate.quad(safe, FIRST[0] - 12 * FIRST[1], FIRST[0] + 12 * FIRST[1], epsabs=1e-12)
+    assert error < 1e-9
+    return value
+
+
+def product(folder: Path) -> by_hand.Instance:
+    layers = [([[FIRST[0]]], [0.0]), ([[SECOND[0]]], [0.0])]
+    variances = [([[FIRST[1] ** 2]], [0.0]), ([[SECOND[1] ** 2]], [0.0])]
+    return by_hand.Instance(folder, by_hand.model(layers, variances), by_hand.prop([BOX], 1, f"(<= Y_0 {THRESHOLD})"))
+
+
+def network(folder: Path, kind: str, seed: int = 0) -> by_hand.Instance:
+    """Three inputs, two hidden layers of 6, two outputs; the violation is y1 >= y0 + margin."""
+    rng = np.random.default_rng(seed)
+    sizes = [(6, 3), (6, 6), (2, 6)]
+    layers = [(rng.normal(size=s) / s[1] ** 0.5, rng.normal(size=s[0]) / 2) for s in sizes]
+    more: dict[str, Any] = {}
+    if kind == "gaussian":
+        more["variances"] = [((0.01 * w) ** 2 + 1e-6, (0.01 * b) ** 2) for w, b in layers]
+    if kind == "samples":
+        more["samples"] = [tuple(part + 0.05 * rng.normal(size=(5, *part.shape)) for part in layer) for layer in layers]
+        more["probabilities"] = (weights := rng.uniform(0.5, 1.5, 5)) / weights.sum()
+    activation = "Tanh" if seed % 2 else "Relu"
+    box = [(f"{c - 0.05:.4f}", f"{c + 0.05:.4f}") for c in rng.normal(size=3)]
+    text = by_hand.prop(box, 2, "(or (>= Y_1 (+ Y_0 2.5)) (>= Y_0 (+ Y_1 2.5)))")
+    return by_hand.Instance(folder, by_hand.model(layers, activation=activation, **more), text)
+
+
+def written(one: by_hand.Instance, **options: Any) -> tuple[tuple[Path, Path, Path], Certified | str, Result]:
+    """The run's certificate."""
+    one.arrays = {}
+    paths = one.write("")
+    model = bnn_vnnlib.read_model(paths[0])
+    prop = match(read_property(paths[1]), model.network.signature, paths[1])
+    result = bnn_vnnlib.verify(model, prop, **options)
+    setting = settle_run(model, Options(**options), prop)
+    return paths, certify(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result), result
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["fixed", "gaussian", "samples"])
+def test_accepted(tmp_path: Path, kind: str, seed: int) -> None:
+    paths, found, result = written(network(tmp_path, kind, seed))
+    assert isinstance(found, Certified), found
+    assert found.verdict == result.verdict
+    said = checker.check(*paths)
+    assert said.startswith(f"accepted: {result.query}, {result.verdict}: ")
+
+
+@pytest.mark.parametrize("tau", [0.9, 0.97])
+def test_no_more_than_the_truth(tmp_path: Path, tau: float) -> None:
+    paths, found = claimed(product(tmp_path), Query.PROBABILISTIC, tau_safe=tau, tau_unsafe=0.1)
+    assert isinstance(found, Certified)
+    said = checker.check(*paths, {"tau_safe": str(tau), "tau_unsafe": "0.1"})
+    assert said.startswith("accepted: probabilistic, unsat")
+    assert tau <= by_number(said) <= exact()
+
+
+def claimed(one: by_hand.Instance, query: Query, **options: Any) -> tuple[tuple[Path, Path, Path], Certified | str]:
+    """The certificate of `unsat`, whatever a run would find."""
+    one.arrays = {}
+    paths = one.write("")
+    model = bnn_vnnlib.read_model(paths[0])
+    prop = match(read_property(paths[1]), model.network.signature, paths[1])
+    setting = settle_run(model, Options(**options), prop)
+    certain = Bounds(0.0, 1.0) if query is Query.PROBABILISTIC else None
+    result = Result(Verdict.UNSAT, query, 0.9, 0.1, "", 0.0, p_safe=certain)
+    return paths, certify(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result)
+
+
+def by_number(said: str) -> float:
+    return float(said.split("P_safe")[1].split()[1].rstrip(","))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_changed_hints(tmp_path: Path, seed: int) -> None:
+    """Claims, cuts and boxes of a valid certificate changed at random: rejected, or the number is still true."""
+    draw = random.Random(seed)
+    paths, found = claimed(product(tmp_path), Query.PROBABILISTIC, tau_safe=0.9, tau_unsafe=0.1)
+    assert isinstance(found, Certified)
+    manifest, arrays = opened(paths[2])
+    manifest["claim"] = {"verdict": "bound", "bound": "0"}
+    truth, accepted = exact(), 0
+    for _ in range(TAMPERINGS // 2):
+        changed = {name: values.copy() for name, values in arrays.items()}
+        for _ in range(draw.randint(1, 3)):
+            values = changed[draw.choice(sorted(changed))]
+            place = draw.randrange(values.size)
+            scale = 10.0 ** draw.uniform(-9, 1)
+            values.flat[place] = values.flat[place] * (1 + draw.choice([-1, 1]) * scale) + draw.choice([0, scale])
+        save(paths[2], manifest, changed)
+        try:
+            said = checker.check(*paths, {"tau_safe": "0.9", "tau_unsafe": "0.1"})
+        except (RejectedError, UnreadableError):
+            continue
+        accepted += 1
+        assert by_number(said) <= truth
+    assert accepted  # most claims may be changed a little
+
+
+def opened(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with zipfile.ZipFile(path) as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+        names = [name for name in archive.namelist() if name != "manifest.json"]
+        return manifest, {name: np.load(io.BytesIO(archive.read(name))) for name in names}
+
+
+def save(path: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps(manifest))
+        for name, values in arrays.items():
+            stream = io.BytesIO()
+            np.save(stream, values)
+            archive.writestr(name, stream.getvalue())
+
+
+def no_folding(patch: pytest.MonkeyPatch) -> None:
+    """E|N| is not paid."""
+    patch.setattr(noise, "FOLD", 0.0)
+
+
+def small_spread(patch: pytest.MonkeyPatch) -> None:
+    """A spread times 0.95."""
+    honest = tail.Normal.failure
+    patch.setattr(tail.Normal, "failure", lambda self, t: honest(tail.Normal(self.mean, 0.95 * self.spread), t))
+    other = tail.Martingale.failure
+    patch.setattr(tail.Martingale, "failure", lambda self, t: (other(self, t) * 0.9).clamp(max=1.0))
+
+
+def forgotten_events(patch: pytest.MonkeyPatch) -> None:
+    """Claims are tighter than what is paid for."""
+    honest = trees.quantile
+    patch.setattr(trees, "quantile", lambda p: honest(p) * 0.5)
+
+
+def gap(patch: pytest.MonkeyPatch) -> None:
+    """The boxes of items are too narrow."""
+    honest = prove.from_property
+
+    def narrow(*given: Any) -> Any:
+        problem = honest(*given)
+        middle = (problem.lower + problem.upper) / 2
+        return prove.replace(problem, upper=middle + 0.9 * (problem.upper - middle))
+
+    patch.setattr(prove, "from_property", narrow)
+
+
+def wrong_slope(patch: pytest.MonkeyPatch) -> None:
+    """The line above relu has no offset."""
+    honest = activations.Kink.lines
+
+    def low(self: Any, *given: Any, **more: Any) -> Any:
+        found = honest(self, *given, **more)
+        below, zero, chord, _ = found.parts
+        return type(found)(below, zero, chord, torch.zeros_like(chord))
+
+    patch.setattr(activations.Kink, "lines", low)
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    one.__name__: one for one in (no_folding, small_spread, forgotten_events, gap)
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_of_the_prover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    """A formula of the prover is wrong, so that it claims too much: the checker rejects, whatever the threshold."""
+    MUTANTS[mutant](monkeypatch)
+    paths, found = claimed(product(tmp_path), Query.PROBABILISTIC, tau_safe=0.9, tau_unsafe=0.1)
+    assert isinstance(found, Certified)
+    with pytest.raises(RejectedError, match=r"proved is P_safe >= |no item's box"):
+        checker.check(*paths, {"tau_safe": "0.9", "tau_unsafe": "0.1"})
+
+
+def test_a_mutant_of_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """y = relu(x) on [-1, 1] reaches 1: without the chord's offset the prover thinks that it stays below 0.6."""
+    one = by_hand.Instance(
+        tmp_path, by_hand.model([([[1.0]], [0.0]), ([[1.0]], [0.0])]), by_hand.prop([(-1, 1)], 1, "(>= Y_0 0.6)")
+    )
+    wrong_slope(monkeypatch)
+    paths, found = claimed(one, Query.DETERMINISTIC)
+    assert isinstance(found, Certified)
+    with pytest.raises(RejectedError, match="does not exclude a violation"):
+        checker.check(*paths)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    one = network(tmp_path, "gaussian")
+    one.arrays = {}
+    model = bnn_vnnlib.read_model(one.write("")[0])
+    with pytest.raises(UnsupportedError, match="no rule for query decision in certificates"):
+        refuse(model, Query.DECISION)
+    refuse(model, Query.PROBABILISTIC)
+    refuse(model, Query.DETERMINISTIC)
+
+
+def test_what_the_prover_serves_the_checker_reads(tmp_path: Path) -> None:
+    """The two lists of operators agree; there is no shared import."""
+    from bnn_vnnlib_check.model import ACTIVATIONS
+
+    assert set(ACTIVATIONS) < set(prove.OPERATORS)
+    assert set(prove.OPERATORS) - set(ACTIVATIONS) == {
+        "Add", "Constant", "Flatten", "Gemm", "Identity", "MatMul", "Reshape", "Sub",
+    }  # fmt: skip
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """`verify --certificate` writes the file, says how to check it, and keeps the facts in the record."""
+    one = product(tmp_path)
+    one.arrays = {}
+    model, prop, path = one.write("")
+    record = tmp_path / "r.json"
+    done = call("verify", prop, "--network", model, "--certificate", path, "--json", record, "--tau-safe", "0.9")
+    assert "bnn-vnnlib-check" in done.stderr
+    told = json.loads(record.read_text())["details"]["certificate"]
+    assert told["verdict"] == "unsat"
+    assert told["size"] == path.stat().st_size
+    assert checker.check(model, prop, path, {"tau_safe": "0.9"}).startswith("accepted: probabilistic, unsat")
+    path.unlink()
+    for refused, why in ((("--query", "decision"), "no rule for query decision"), (("--shrink", "0.5"), "--shrink")):
+        done = call("verify", prop, "--network", model, "--certificate", path, *refused, code=2)
+        assert why in " ".join(done.stderr.split())
+    assert not path.exists()
