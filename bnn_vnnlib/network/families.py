@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     Drawn = dict[str, torch.Tensor]
+    Normal = Callable[..., torch.Tensor]
 
 
 # 1. Families as data
@@ -241,8 +242,15 @@ def sample(
             rows = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
             return _mixed(components, rows, generator)
         case _:
-            noise = _noise(posterior, count, generator)
-            return {name: _added(network.tensors[name], part) for name, part in noise.items()}
+            parts = noise(posterior, _normal(count, generator))
+            return {name: _added(network.tensors[name], part) for name, part in parts.items()}
+
+
+def _normal(count: int, generator: torch.Generator | None) -> Normal:
+    """Standard normal numbers of a generator."""
+    import torch
+
+    return lambda *shape: torch.randn((count, *shape), dtype=torch.float64, generator=generator)
 
 
 def _mixed(components: tuple[Component, ...], rows: torch.Tensor, generator: torch.Generator | None) -> Drawn:
@@ -250,19 +258,21 @@ def _mixed(components: tuple[Component, ...], rows: torch.Tensor, generator: tor
     drawn = {name: _tensor(mean).expand(len(rows), *mean.shape).clone() for name, mean in components[0].means.items()}
     for index, component in enumerate(components):
         (places,) = (rows == index).nonzero(as_tuple=True)
-        noise = _noise(component.posterior, len(places), generator)
+        parts = noise(component.posterior, _normal(len(places), generator))
         for name, values in drawn.items():
             mean = component.means[name]
-            values[places] = _added(mean, noise[name]) if name in noise else _tensor(mean)
+            values[places] = _added(mean, parts[name]) if name in parts else _tensor(mean)
     return drawn
 
 
-def _noise(posterior: Gaussian, count: int, generator: torch.Generator | None) -> Drawn:
-    """{source: (count, ..)} with mean zero, a Kronecker-factored weight as a matrix."""
-    import torch
+def noise(posterior: Gaussian, normal: Normal) -> Drawn:
+    """{source: (count, ..)} with mean zero, a Kronecker-factored weight as a matrix: linear in the normal numbers.
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn((count, *shape), dtype=torch.float64, generator=generator)
+    Parameters
+    ----------
+    normal : shape -> (count, *shape) numbers, in the order in which the posterior uses them
+    """
+    import torch
 
     match posterior:
         case GaussianDiagonal(variances=variances):
