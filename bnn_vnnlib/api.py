@@ -18,7 +18,7 @@ from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Verdict
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Statistics, Verdict
 from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, of_property, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.attack import Attack
     from bnn_vnnlib.methods.outcome import DecisionOutcome
+    from bnn_vnnlib.methods.safety.safety import DrawCounts
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
@@ -63,7 +64,8 @@ def verify(
 
     Returns
     -------
-    Result : bounds that hold with probability 1, and the verdict that they give
+    Result : bounds that hold with probability 1, and the verdict that they give; with guarantee statistical, bounds
+        and a verdict that hold with the stated confidence over the draws
 
     Raises
     ------
@@ -73,7 +75,8 @@ def verify(
     begun = time.monotonic()
     how = Options(query, **options)
     model = of_property(model, property, how.coupling)
-    limit = None if how.timeout is None else how.timeout - for_diagnosis(how.timeout)
+    certain = how.guarantee == "certain"  # what drawn networks leave open needs more of them: nothing to diagnose
+    limit = None if how.timeout is None else how.timeout - (for_diagnosis(how.timeout) if certain else 0.0)
     setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
     if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
         _refuse_constants(setting, property)
@@ -82,7 +85,7 @@ def verify(
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
     with memory_of(how.memory, setting.device):
         result = _answered(setting, property, vacuous=said.vacuous is not None)
-        if result.verdict in (Verdict.UNKNOWN, Verdict.TIMEOUT):
+        if certain and result.verdict in (Verdict.UNKNOWN, Verdict.TIMEOUT):
             from bnn_vnnlib.diagnosis import diagnose
 
             solve = partial(_solve_pair, restarts=1, most=1)  # its time is for proofs
@@ -248,7 +251,7 @@ def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most:
         return found
     answer = setting.answer(problem, attack, points)
     asked = property if setting.differences is None else setting.differences.property
-    proved = _proved(answer, len(property.rows), asked.signature.output_size)
+    proved = _proved(setting, answer, len(property.rows), asked.signature.output_size)
     verdict = answer.verdicts[0]
     only_safe = setting.differences is not None and setting.differences.only_safe
     shown = witness(setting, property, answer) if verdict is Verdict.SAT and not only_safe else None
@@ -272,7 +275,7 @@ def _warnings(setting: Setting) -> tuple[str, ...]:
     return ()
 
 
-def _proved(answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
+def _proved(setting: Setting, answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
     """The bounds, which methods gave them, and what else the record tells.
 
     Parameters
@@ -280,7 +283,7 @@ def _proved(answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
     rows, outputs : of the question
     """
     from bnn_vnnlib.methods.outcome import DecisionOutcome
-    from bnn_vnnlib.methods.safety.safety import SafetyBounds
+    from bnn_vnnlib.methods.safety.safety import CASELESS, SafetyBounds
 
     found = answer.found
     if isinstance(found, DecisionOutcome):
@@ -291,6 +294,11 @@ def _proved(answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
         return {}
     (lower_by,), (upper_by,) = found.methods
     details: dict[str, Any] = {"lower_by": lower_by, "upper_by": upper_by}
+    if found.draws is not None:
+        return {
+            "p_safe": Bounds(float(found.lower[0]), float(found.upper[0])), "details": details,
+            "statistics": None if lower_by == CASELESS else _statistics(setting, found.draws),
+        }  # fmt: skip
     if found.violating is None:
         details |= {"safe_margin_sd": float(found.safe_margin[0]), "unsafe_margin_sd": float(found.unsafe_margin[0])}
         details |= {} if found.three_quarters is None else {"three_quarters": list(found.three_quarters)}
@@ -298,6 +306,19 @@ def _proved(answer: Answer, rows: int, outputs: int) -> dict[str, Any]:
         violating = found.violating[:, 0].nonzero()[:, 0].tolist()
         details |= {"samples": len(found.violating), "violating_samples": violating}
     return {"p_safe": Bounds(float(found.lower[0]), float(found.upper[0])), "details": details}
+
+
+def _statistics(setting: Setting, draws: DrawCounts) -> Statistics | None:
+    """Behind the bounds of the only instance."""
+    from bnn_vnnlib.network.draws import GENERATOR
+
+    counted, safe, violating, open_ = (
+        int(side[0]) for side in (draws.counted, draws.safe, draws.violating, draws.open)
+    )
+    sampling = setting.sampling
+    if sampling is None:
+        return None
+    return Statistics(sampling.confidence, counted, safe, violating, open_, sampling.seed, GENERATOR)
 
 
 def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int, outputs: int) -> DecisionBounds:

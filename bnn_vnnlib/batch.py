@@ -42,6 +42,8 @@ class BatchResult:
     verdicts : (N,) of `Verdict`
     points : (N, n) the attacked point of each box (NaN where there is none)
     method : the methods that gave the bounds
+    draws : (N, 4) with guarantee statistical: networks counted for each box, of these proved safe, proved to violate,
+        and open; a box without any is certain. NaN where the box was skipped
     lower_by, upper_by : (N,) of each box: the methods behind its lower and its upper bounds, "none" where there is
         none, None where the box was skipped
     seconds : of the whole call
@@ -57,6 +59,7 @@ class BatchResult:
     seconds: float
     row_lower: Floats | None = None
     row_upper: Floats | None = None
+    draws: Floats | None = None
     lower_by: NDArray[np.object_] | None = None
     upper_by: NDArray[np.object_] | None = None
     query: Query | None = None
@@ -248,6 +251,8 @@ def _is_case(entry: Any) -> bool:
 
 def _arrays(answer: Answer) -> dict[str, NDArray]:
     """The bounds and points of a `BatchResult`, and the methods behind them."""
+    import torch
+
     from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import SafetyBounds
 
@@ -255,6 +260,9 @@ def _arrays(answer: Answer) -> dict[str, NDArray]:
     if isinstance(found, SafetyBounds | DecisionOutcome):
         tensors = {"lower": found.lower, "upper": found.upper, "points": found.point}
         lower_by, upper_by = found.methods
+        if isinstance(found, SafetyBounds) and found.draws is not None:
+            parts = (found.draws.counted, found.draws.safe, found.draws.violating, found.draws.open)
+            tensors |= {"draws": torch.stack(parts, 1)}
         if isinstance(found, DecisionOutcome):
             tensors |= {"row_lower": found.row_lower, "row_upper": found.row_upper}
     else:

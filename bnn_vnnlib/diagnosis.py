@@ -146,9 +146,9 @@ class _Seen:
 
 def _attacked(setting: Setting, property: Property, problem: Problem) -> _Seen:
     """Attack networks: all of them or, where that is much work, a few, and twice as many as long as time suffices."""
-    network, generator = setting.bounds.engine.network, torch.Generator().manual_seed(setting.options.seed)
+    network, generator = setting.bounds.engine.network, torch.Generator().manual_seed(setting.seed)
     steps = 20 if bool((problem.lower < problem.upper).any()) else 0  # there is nothing to search at points
-    how = Attack(steps=steps, restarts=2, seed=setting.options.seed, deadline=setting.deadline)
+    how = Attack(steps=steps, restarts=2, seed=setting.seed, deadline=setting.deadline)
     total, most, few = _networks(setting)
     found, weights = list[Tensor](), list[Tensor]()
     made, count, together = 0, min(total, most, _at_first(network, problem)), setting.query is Query.DECISION

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bnn_vnnlib.printable import printable
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Verdict
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Statistics, Verdict
 from bnn_vnnlib.signature import Variable
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ def meaning(result: Result) -> str:
         text = _BETWEEN
     else:
         text = _MEANINGS.get((result.query, result.verdict), _UNDECIDED.get(result.verdict, ""))
+    if result.statistics is not None:
+        text = text.replace("proved:", f"with confidence {result.statistics.confidence!r} over the draws, no proof:")
+        text = text.replace("valid", "valid with that confidence")
     return text.format(safe=result.tau_safe, unsafe=result.tau_unsafe)
 
 
@@ -86,6 +89,8 @@ def show_result(console: Console, result: Result) -> None:
     facts.add_row("query", result.query.value)
     if result.rule is Rule.MEDIAN:
         facts.add_row("rule", "median")
+    if result.statistics is not None:
+        _add_statistics(facts, result.statistics)
     if result.p_safe is not None:
         facts.add_row("P_safe", interval(result.p_safe))
     if result.decision is not None:
@@ -169,6 +174,14 @@ def _facts() -> Table:
 
 def _variable(variable: Variable) -> Text:
     return _line(f"{variable.name} {variable.element_type} {list(variable.shape)}")
+
+
+def _add_statistics(facts: Table, statistics: Statistics) -> None:
+    facts.add_row("guarantee", f"statistical, confidence {statistics.confidence!r} over the draws of each interval")
+    parts = [f"{statistics.counted:,} counted"]
+    if statistics.safe is not None:
+        parts += [f"{statistics.safe:,} proved safe", f"{statistics.violating:,} proved to violate"]
+    facts.add_row("draws", ", ".join([*parts, f"{statistics.open:,} open (seed {statistics.seed})"]))
 
 
 def _add_decision(facts: Table, decision: DecisionBounds) -> None:

@@ -45,7 +45,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Guaranteed bounds lower <= truth <= upper; NaN is refused."""
+    """Guaranteed bounds lower <= truth <= upper, certain or with a stated confidence; NaN is refused."""
 
     lower: float
     upper: float
@@ -53,6 +53,29 @@ class Bounds:
     def __post_init__(self) -> None:
         if not self.lower <= self.upper:
             raise SoundnessError(f"contradictory bounds [{self.lower}, {self.upper}]")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What bounds with a stated confidence rest on: networks that were drawn and verified.
+
+    Attributes
+    ----------
+    confidence : that of each interval, over the draws
+    counted : draws that the bounds are taken over, from the first one on without a gap
+    safe, violating : of these, proved to be so on all of T, and at some point of T; None where draws are not counted
+        but averaged (decision)
+    open : all others: of these nothing is proved, and they count against both bounds
+    seed, generator : of the draws
+    """
+
+    confidence: float
+    counted: int
+    safe: int | None
+    violating: int | None
+    open: int
+    seed: int
+    generator: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +202,7 @@ class Result:
     details : further facts for the JSON sidecar (mass, margins, counts, seeds); JSON-serialisable
     asked : the question in words
     diagnosis : why there is no verdict, with the verdicts unknown and timeout
+    statistics : what bounds with a stated confidence rest on; None: they are certain
     """
 
     verdict: Verdict
@@ -195,6 +219,12 @@ class Result:
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: Asked | None = None
     diagnosis: Diagnosis | None = None
+    statistics: Statistics | None = None
+
+    @property
+    def guarantee(self) -> str:
+        """certain or statistical."""
+        return "certain" if self.statistics is None else "statistical"
 
     @property
     def between(self) -> bool:

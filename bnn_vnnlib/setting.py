@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,15 @@ import numpy as np
 
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.methods import method as methods
-from bnn_vnnlib.question.options import Coupling, Options, Question, refuse_idle, refuse_unserved
+from bnn_vnnlib.question.options import (
+    CONFIDENCE,
+    DRAWS,
+    Coupling,
+    Options,
+    Question,
+    refuse_idle,
+    refuse_unserved,
+)
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.result import Query, Rule, Verdict
 from bnn_vnnlib.signature import joined
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.methods import decision
     from bnn_vnnlib.methods.outcome import DecisionOutcome
     from bnn_vnnlib.methods.safety.safety import Means, SafetyBounds, SafetyTask
+    from bnn_vnnlib.methods.statistical.sampling import Sampling
     from bnn_vnnlib.network.network import Model, Network, Posterior
     from bnn_vnnlib.problem.outputs import OutputBounds, Transform
     from bnn_vnnlib.problem.pairs import Differences
@@ -105,6 +115,22 @@ class Setting:
         return "both" if self.options.method == "auto" and self.options.margin is None else "boxes"
 
     @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return self.options.seed or 0
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How drawn networks are counted; None: the bounds are certain."""
+        if self.options.guarantee == "certain":
+            return None
+        from bnn_vnnlib.methods.statistical.sampling import Sampling
+
+        confidence = CONFIDENCE if self.options.confidence is None else self.options.confidence
+        most = self.options.draws or (DRAWS if self.deadline.at is None else sys.maxsize)
+        return Sampling(confidence, most, self.seed)
+
+    @property
     def _boxes(self) -> int:
         return self.options.num_boxes or NUM_BOXES
 
@@ -120,7 +146,7 @@ class Setting:
         from bnn_vnnlib.attack import Attack
 
         kind = torch.float32 if self.options.search == "float32" else torch.float64
-        return Attack(**effort, seed=self.options.seed, deadline=self.deadline, precision=kind)
+        return Attack(**effort, seed=self.seed, deadline=self.deadline, precision=kind)
 
     def attacked(self, problem: Problem, attack: Attack) -> tuple[Tensor, Tensor]:
         """Points (1, N, n) at which the mean network is the nearest to a violation, and its values (1, N)."""
@@ -148,6 +174,8 @@ class Setting:
             verdicts = self._verdicts(problem.all_items(decided.safe[0]), problem.any_item(decided.violated[0]))
             return Answer(problem, decided, verdicts, methods.of_network(self, False))
         problem = settled(self.bounds, weights, problem, weight_sets.random_names(network, self.posterior))
+        if self.sampling is not None:
+            return self._sampled(problem, attack, self.sampling)
         if self.query is Query.DECISION:
             from bnn_vnnlib.methods import decision
 
@@ -157,6 +185,15 @@ class Setting:
         from bnn_vnnlib.methods.safety.portfolio import safety_bounds
 
         question, found = self.question, safety_bounds(self.safety_task(problem, attack))
+        verdicts = self._verdicts(found.lower >= question.tau_safe, found.upper < question.tau_unsafe)
+        verdicts[question.between(found.lower, found.upper).cpu().numpy()] = Verdict.UNKNOWN
+        return Answer(problem, found, verdicts, methods.of_safety(self, found))
+
+    def _sampled(self, problem: Problem, attack: Attack, sampling: Sampling) -> Answer:
+        """The same by drawn networks."""
+        from bnn_vnnlib.methods.statistical.safety import safety_bounds
+
+        question, found = self.question, safety_bounds(self.safety_task(problem, attack), sampling)
         verdicts = self._verdicts(found.lower >= question.tau_safe, found.upper < question.tau_unsafe)
         verdicts[question.between(found.lower, found.upper).cpu().numpy()] = Verdict.UNKNOWN
         return Answer(problem, found, verdicts, methods.of_safety(self, found))
@@ -184,7 +221,7 @@ class Setting:
 
         return decision.DecisionTask(
             self.bounds, self.posterior, self.device, self.question.rule, self.options.boxes, self._boxes,
-            self.options.margin, self.options.seed,
+            self.options.margin, self.seed,
         )  # fmt: skip
 
     def decision(self) -> decision.Portfolio:
@@ -301,13 +338,16 @@ def settle_run(
         )
     if query is Query.DECISION and question.rule is Rule.MEAN and transform == "identity":
         model = _averaged(model)
-    refuse_unserved(model, query, question.rule, options, transform)
+    if options.guarantee == "certain":
+        refuse_unserved(model, query, question.rule, options, transform)
+    elif query is Query.DECISION:
+        raise UnsupportedError("guarantee statistical does not serve query decision yet", path=model.path)
     deadline = _deadline(options.timeout, started)
     engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
     if property is not None:
         _check_size(model, property)
     return Setting(
-        model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options,
+        model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options.seeded,
         find_device(options.device),
     )  # fmt: skip
 

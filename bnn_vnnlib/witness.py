@@ -86,6 +86,8 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
         found = replace(found, point=point)
     if not _in_inputs(property, x):
         raise SoundnessError("the attacked point is not in the property's input set")
+    if found.draws is not None:
+        return _of_draws(setting, problem, found)
     again = _mass_at(setting, problem, found)
     enough = 1 - again < setting.question.tau_unsafe
     kind = {WeightSamples: "violating sample", Mixture: "component"}.get(type(setting.posterior))
@@ -98,6 +100,28 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
         shows += f"; the bound on P_safe rests on a witness of its own for each {kind}"
     check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
     return Witness(x, _mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
+
+
+def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds) -> Witness:
+    """X in T at which drawn networks violate: every draw may have a point of its own, so that X shows a part alone."""
+    from bnn_vnnlib.methods.statistical.sampling import DrawnNetworks
+
+    sampling, counts, point = setting.sampling, found.draws, found.point
+    if sampling is None or counts is None:
+        raise SoundnessError("a witness of draws without draws")
+    networks = DrawnNetworks(_unhurried(setting.bounds).engine, setting.posterior, sampling, setting.device)
+    part, looked = _items_at(problem, point[0]), min(ESTIMATE, int(counts.counted[0]))
+    weights, known = networks.take(np.arange(looked))
+    at = point_box(part, point.expand(len(part), -1))
+    held = violated_cases(_unhurried(setting.bounds), weights, part, *at).flatten(1).any(-1) & known
+    violating, total = int(counts.violating[0]), int(counts.counted[0])
+    shows = (
+        f"P_safe < {setting.question.tau_unsafe:g} with confidence {sampling.confidence!r}: {violating} of {total} "
+        f"drawn networks are proved to violate the property; at X, {int(held.sum())} of the first {looked} do; "
+        "Y is the mean network's output"
+    )
+    check = {"point_in_inputs": True, "draws_looked_at": looked, "draws_violating_at_x": int(held.sum())}
+    return Witness(point[0].cpu().numpy(), _mean_output(setting.model, point[0].cpu().numpy()), shows, check)
 
 
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
@@ -142,7 +166,7 @@ def _items_at(problem: Problem, x: Tensor) -> Problem:
 def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, float]:
     """The share of sampled networks that violate at X: an estimate, for the record only."""
     network = setting.bounds.engine.network
-    generator = torch.Generator().manual_seed(setting.options.seed)
+    generator = torch.Generator().manual_seed(setting.seed)
     params = {name: drawn.to(point) for name, drawn in sample(network, setting.posterior, ESTIMATE, generator).items()}
     part = _items_at(problem, point[0])
     x = point.expand(ESTIMATE, 1, len(part), -1)

@@ -121,7 +121,7 @@ def test_what_is_no_option_is_refused_by_name(call, message):
 
 
 def test_given_are_those_that_say_something():
-    how = Options("decision", margin=2.0, seed=0, method="auto")
+    how = Options("decision", margin=2.0, seed=None, method="auto")
     assert how.given == {"query": "decision", "margin": 2.0}
     assert how.without(("margin",)) == Options("decision")
     assert Options(**how.given) == how

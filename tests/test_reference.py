@@ -16,7 +16,18 @@ from typer.testing import CliRunner
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.result import (
+    Asked,
+    Bounds,
+    DecisionBounds,
+    Diagnosis,
+    Query,
+    Result,
+    Rule,
+    Statistics,
+    Verdict,
+    Witness,
+)
 from bnn_vnnlib.runs.compare import TABLES, Answer, Line, write_comparison
 from bnn_vnnlib.runs.records import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables
@@ -70,7 +81,7 @@ def full(tmp_path: Path) -> dict[str, Any]:
     result = Result(
         Verdict.SAT, Query.DECISION, 0.9, 0.8, "m", 1.0, Bounds(0, 1), DecisionBounds(one, one, one, one),
         Witness(one, one, "that", {"a": 1}, (one,)), ("note",), Rule.MEAN, {"b": {"c": 2}}, Asked("that", "this", None),
-        diagnosis,
+        diagnosis, Statistics(0.9, 3, 1, 1, 1, 0, "bits"),
     )  # fmt: skip
     return record(result, {"property": tmp_path / "p", "model": tmp_path / "m"}, seed=0, timeout=1.0)
 

@@ -30,7 +30,7 @@ from bnn_vnnlib.network.nodes import Activation, Input, Linear, Reshape, Shift, 
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, from_property, point_box
 from bnn_vnnlib.problem.refute import violated_cases
-from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.options import Guarantee, Options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.result import Query, Result, Verdict
 from bnn_vnnlib.setting import Setting, settle_run
@@ -72,14 +72,18 @@ class Certified:
         return {"bound": f"{said}, too little for a verdict"}.get(self.verdict, f"{self.verdict} {said}".strip())
 
 
-def refuse(model: Model, query: Query) -> None:
+def refuse(model: Model, query: Query, guarantee: Guarantee) -> None:
     """Raise UnsupportedError where no rule of format 1 serves the question."""
 
     def no_rule(what: str) -> UnsupportedError:
         return UnsupportedError(f"no rule for {what} in certificates: leave out --certificate", path=model.path)
 
+    if guarantee != "certain":
+        raise no_rule(f"guarantee {guarantee}")
     if query is Query.DECISION:
         raise no_rule("query decision")
+    if model.pair is not None:
+        raise no_rule("properties about two networks")
     posterior, network = model.posterior, model.network
     if posterior is not None and not isinstance(posterior, GaussianDiagonal | WeightSamples):
         raise no_rule(f"posteriors of family {family_of(posterior)}")

@@ -63,9 +63,9 @@ def verify(
         check_positive("--timeout", timeout)
         if serialise_assignments is not None:
             make_writable_folder(serialise_assignments)
-        outlet = Outlet(results_file, json_file, options["seed"], timeout, started)
+        how = Options(**options).seeded
+        outlet = Outlet(results_file, json_file, how.seed or 0, timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:
-        how = Options(**options)
         result, prop, signature = _result(files, network or [], how, mixed, shrink, outlet, certificate)
         disarm()
         failures = outlet.finish(result, prop)
@@ -117,7 +117,7 @@ def _result(
 
         if shrink is not None:
             raise OptionError("a certificate is about the property's file, and --shrink changes it: leave one out")
-        refuse(model.with_outputs_of(prop.signature), query)
+        refuse(model.with_outputs_of(prop.signature), query, options.guarantee)
     _load(query)
     outlet.solving = time.monotonic()
     try:

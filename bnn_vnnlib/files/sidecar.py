@@ -18,7 +18,7 @@ import numpy as np
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers import parse_json, read_text
-from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Verdict, Witness
+from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Statistics, Verdict, Witness
 
 RECORD_FORMAT = 1
 _MAX_BYTES = 2**28  # bytes of a record
@@ -29,7 +29,7 @@ RECORD = {
     "query": "probabilistic, decision or deterministic; null where the run ended before that was known",
     "files.ROLE": "path of each input; roles are property, model, model 2, ...",
     "sha256.ROLE": "hash of the file as it lies on disk; null if it cannot be read",
-    "seed": "of attacks and sampled boxes",
+    "seed": "of attacks, sampled boxes and counted draws",
     "timeout": "time limit in seconds; null: none",
     "versions.NAME": "of this program, Python and the libraries",
     "asked.violation": "what must not happen, in words; asked is null where the run ended before that was known",
@@ -44,6 +44,13 @@ RECORD = {
     "decision.upper[i]": "guaranteed upper bound on it",
     "decision.rows.lower[r]": "guaranteed lower bound on the left side of the property's row r over its own box",
     "decision.rows.upper[r]": "guaranteed upper bound on it",
+    "guarantee": "certain, or statistical: verdict and bounds hold with the stated confidence over the draws",
+    "confidence": "statistical: that of each interval; null where bounds are certain",
+    "draws.counted": "statistical: networks that the bounds are taken over; draws is null where bounds are certain",
+    "draws.safe": "of these, proved to be safe on all of T; null under decision",
+    "draws.violating": "of these, proved to violate at some point of T; null under decision",
+    "draws.open": "of these, those of which nothing is proved",
+    "draws.generator": "of the random bits",
     "method": "what gave the bounds, by side where they differ; null where the run ended before",
     "witness.x[i]": "the input, flattened over all inputs in the model's order; witness is null unless sat",
     "witness.y[i]": "the mean network's output there; for deterministic that of the network",
@@ -101,6 +108,9 @@ def record(
         "p_safe": _bounds(result.p_safe),
         "rule": None if result.rule is None else result.rule.value,
         "decision": _decision(result.decision),
+        "guarantee": result.guarantee,
+        "confidence": None if result.statistics is None else result.statistics.confidence,
+        "draws": _draws(result.statistics),
         "method": result.method,
         "witness": _witness(result.witness),
         "diagnosis": _diagnosis(result.diagnosis),
@@ -124,7 +134,20 @@ def unfinished(
 ) -> dict[str, Any]:
     """The record of a run without a result: refused input, an internal fault, or a time limit hit from outside."""
     nothing = dict.fromkeys(
-        ("asked", "tau_safe", "tau_unsafe", "p_safe", "rule", "decision", "method", "witness", "diagnosis")
+        (
+            "asked",
+            "tau_safe",
+            "tau_unsafe",
+            "p_safe",
+            "rule",
+            "decision",
+            "guarantee",
+            "confidence",
+            "draws",
+            "method",
+            "witness",
+            "diagnosis",
+        )
     )
     frame = _frame(verdict, query, files, seed, timeout)
     return {**frame, **nothing, "time_s": time_s, "start_s": start_s, "details": {}, "notes": [reason]}
@@ -208,6 +231,12 @@ def _versions() -> dict[str, str | None]:
 
 def _bounds(bounds: Bounds | None) -> dict[str, Any] | None:
     return None if bounds is None else {"lower": as_json(bounds.lower), "upper": as_json(bounds.upper)}
+
+
+def _draws(statistics: Statistics | None) -> dict[str, Any] | None:
+    if statistics is None:
+        return None
+    return {name: getattr(statistics, name) for name in ("counted", "safe", "violating", "open", "generator")}
 
 
 def _decision(bounds: DecisionBounds | None) -> dict[str, Any] | None:

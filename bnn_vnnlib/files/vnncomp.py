@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -59,12 +59,19 @@ def results_text(result: Result, prop: Property) -> str:
     ------
     SoundnessError : a sat without a witness, or a witness that is not finite
     """
-    return "\n".join([result.verdict.value, *_witness_lines(result, prop)]) + "\n"
+    return "\n".join([_certain(result).verdict.value, *_witness_lines(_certain(result), prop)]) + "\n"
 
 
 def standard_output(result: Result, prop: Property) -> str:
     """What stands on standard output: `results_text`, except that VNN-LIB 2.x spells a timeout `timed-out`."""
+    result = _certain(result)
     return "\n".join([spoken(result.verdict, prop), *_witness_lines(result, prop)]) + "\n"
+
+
+def _certain(result: Result) -> Result:
+    """As the format means it: a verdict with a confidence is none of its words, and stands in the record alone."""
+    decided = result.verdict in (Verdict.SAT, Verdict.UNSAT)
+    return replace(result, verdict=Verdict.UNKNOWN) if decided and result.statistics is not None else result
 
 
 def spoken(verdict: Verdict, prop: Property | None) -> str:

@@ -37,8 +37,13 @@ def look(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, points: T
     return Decided(refuted_cases(bounds, weights, problem).all(-1), violated, points)
 
 
-def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found: Decided) -> Decided:
-    """Branch and bound of the pairs that a first look left open."""
+def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found: Decided, share: int = 1) -> Decided:
+    """Branch and bound of the pairs that a first look left open.
+
+    Parameters
+    ----------
+    share : of what is spent on a pair where no time limit is given, this part
+    """
     open_ = ~(found.safe | found.violated)
     if not bool(open_.any()):
         return found
@@ -46,7 +51,7 @@ def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found
     endless = bounds.engine.deadline.at is not None
     neurons = _by_neurons(bounds, problem)
     for method, chosen, most in (
-        (Branching, open_ & ~neurons, MAX_BOXES), (NeuronBranching, open_ & neurons, MAX_PARTS),
+        (Branching, open_ & ~neurons, MAX_BOXES // share), (NeuronBranching, open_ & neurons, MAX_PARTS // share),
     ):  # fmt: skip
         if bool(chosen.any()):
             found = found.met(method(bounds, weights, problem, chosen, None if endless else most).run())

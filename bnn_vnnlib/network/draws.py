@@ -101,21 +101,21 @@ class Draws:
     seed: int
     stream: int = 0
 
-    def take(self, start: int, count: int) -> Drawn:
-        """The draws start .. start + count - 1."""
-        words = self._words(start, count)
+    def take(self, index: Ints) -> Drawn:
+        """Draws by their numbers (K,)."""
+        words = self._words(index)
         match self.posterior:
             case WeightSamples():
-                index, known = self._choice.of(words[:, 0])
-                centers = {name: torch.tensor(v) for name, v in self.posterior.drawn(index).items()}
+                chosen, known = self._choice.of(words[:, 0])
+                centers = {name: torch.tensor(v) for name, v in self.posterior.drawn(chosen).items()}
                 return Drawn(centers, {}, torch.as_tensor(known))
             case Mixture(components=components):
-                index, known = self._choice.of(words[:, 0])
+                chosen, known = self._choice.of(words[:, 0])
                 z, valid = _normal(words[:, 1:])
                 names = list(components[0].means)
-                centers = {name: z.new_empty(count, *np.shape(components[0].means[name])) for name in names}
+                centers = {name: z.new_empty(len(index), *np.shape(components[0].means[name])) for name in names}
                 for position, law in enumerate(self._laws):
-                    (places,) = np.nonzero(index == position)
+                    (places,) = np.nonzero(chosen == position)
                     for name, values in law.centers(z[places], names).items():
                         centers[name][places] = values
                 return Drawn(centers, self.radius, torch.as_tensor(known) & valid)
@@ -163,11 +163,15 @@ class Draws:
         used = chosen + 2 * max((law.size for law in self._laws), default=0)
         return -(-max(used, 1) // _BLOCK) * _BLOCK
 
-    def _words(self, start: int, count: int) -> Words:
-        """(count, words)."""
+    def _words(self, index: Ints) -> Words:
+        """(K, words); draws that follow each other are made together."""
         key = np.random.SeedSequence([self.seed, self.stream]).generate_state(2, np.uint64)
-        generator = np.random.Philox(key=key, counter=start * self._width // _BLOCK)
-        return generator.random_raw(count * self._width).reshape(count, self._width)
+        found = [np.zeros((0, self._width), np.uint64)]
+        for run in np.split(index, np.flatnonzero(np.diff(index) != 1) + 1):
+            if len(run):
+                generator = np.random.Philox(key=key, counter=int(run[0]) * self._width // _BLOCK)
+                found.append(generator.random_raw(len(run) * self._width).reshape(len(run), self._width))
+        return np.concatenate(found)
 
 
 class _Law:

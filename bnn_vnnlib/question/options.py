@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # 1. Options
 
 MethodChoice = Literal["auto", "interval", "linear", "tails"]
+Guarantee = Literal["certain", "statistical"]
 BoxKind = Literal["mean", "sampled"]
 Search = Literal["float64", "float32"]
 Outputs = Literal["auto", "probabilities"]
@@ -36,8 +38,12 @@ Coupling = Literal["independent", "shared", "noise"]
 TAU = 0.95
 """Both thresholds on P_safe, where none is given."""
 
+CONFIDENCE, DRAWS = 0.999999, 10_000
+"""Of a statistical guarantee: where no other confidence is given; where neither draws nor time are limited."""
+
 _RANGES: dict[str, Callable[[Any], bool]] = {
     "a probability between 0 and 1": lambda value: 0 <= value <= 1,
+    "a probability between 0 and 1, neither of them": lambda value: 0 < value < 1,
     "a positive number": lambda value: 0 < value < math.inf,
     "a number of seconds": lambda value: not math.isnan(value),
     "a whole number that is not negative": lambda value: value == int(value) >= 0,
@@ -87,6 +93,10 @@ def _threshold(help: str, unset: str) -> _Option:  # noqa: A002
 
 def _of_decision(help: str, about: str, words: tuple[str, ...], unset: str | None = None) -> _Option:  # noqa: A002
     return _Option(help, words, None, unset, (Query.DECISION,), about)
+
+
+def _of_draws(help: str, must_be: str | None, unset: str) -> _Option:  # noqa: A002
+    return _Option(help, (), must_be, unset, (Query.PROBABILISTIC, Query.DECISION), "it is about drawn networks")
 
 
 def _of_boxes(help: str, **more: Any) -> _Option:  # noqa: A002
@@ -153,7 +163,29 @@ class Options:
         _of_boxes("Half-width of a box of weights in standard deviations.", must_be="a positive number",
                   unset="searched, or 2.5 around sampled weights"),
     ] = None  # fmt: skip
-    seed: Annotated[int, _Option("Seed of everything random.", must_be="a whole number that is not negative")] = 0
+    guarantee: Annotated[
+        Guarantee,
+        _Option(
+            "What holds of the bounds: they are certain, or each holds with the stated confidence over drawn networks.",
+            words=get_args(Guarantee), queries=(Query.PROBABILISTIC, Query.DECISION),
+            about="bounds from drawn networks are about random weights",
+        ),
+    ] = "certain"  # fmt: skip
+    confidence: Annotated[
+        float | None,
+        _of_draws("With guarantee statistical: the probability with which a bound holds.",
+                  "a probability between 0 and 1, neither of them", str(CONFIDENCE)),
+    ] = None  # fmt: skip
+    draws: Annotated[
+        int | None,
+        _of_draws("With guarantee statistical: networks that are drawn, at most.", "a positive whole number",
+                  f"{DRAWS:,}, or as many as a time limit allows"),
+    ] = None  # fmt: skip
+    seed: Annotated[
+        int | None,
+        _Option("Seed of everything random.", must_be="a whole number that is not negative",
+                unset="0; with guarantee statistical, one from the operating system"),
+    ] = None  # fmt: skip
     restarts: Annotated[
         int, _Option("Starting points of the attack on each box.", must_be="a positive whole number")
     ] = 2
@@ -190,6 +222,19 @@ class Options:
             raise OptionError("method tails uses no boxes of weights: leave out boxes and margin")
         if self.num_boxes is not None and self.boxes == "mean":
             raise OptionError("num_boxes is the number of boxes around sampled weights: add boxes sampled")
+
+        if self.guarantee == "certain" and (self.confidence is not None or self.draws is not None):
+            idle = "confidence" if self.confidence is not None else "draws"
+            raise OptionError(f"{idle} is about drawn networks: add guarantee statistical, or leave it out")
+        if self.guarantee == "statistical" and (self.method != "auto" or self.boxes != "mean" or self.margin):
+            raise OptionError("guarantee statistical verifies drawn networks: leave out method, boxes and margin")
+
+    @property
+    def seeded(self) -> Options:
+        """With a seed that nobody chose, where draws are counted and none is given."""
+        if self.seed is not None or self.guarantee == "certain":
+            return self
+        return replace(self, seed=secrets.randbits(63))
 
     @property
     def given(self) -> dict[str, Any]:
@@ -261,7 +306,10 @@ class OptionFields(TypedDict, total=False):
     boxes: BoxKind
     num_boxes: int | None
     margin: float | None
-    seed: int
+    guarantee: Guarantee
+    confidence: float | None
+    draws: int | None
+    seed: int | None
     restarts: int
     device: str | None
     search: Search

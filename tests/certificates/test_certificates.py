@@ -240,9 +240,11 @@ def test_refusals(tmp_path: Path) -> None:
     one.arrays = {}
     model = bnn_vnnlib.read_model(one.write("")[0])
     with pytest.raises(UnsupportedError, match="no rule for query decision in certificates"):
-        refuse(model, Query.DECISION)
-    refuse(model, Query.PROBABILISTIC)
-    refuse(model, Query.DETERMINISTIC)
+        refuse(model, Query.DECISION, "certain")
+    with pytest.raises(UnsupportedError, match="no rule for guarantee statistical"):
+        refuse(model, Query.PROBABILISTIC, "statistical")
+    refuse(model, Query.PROBABILISTIC, "certain")
+    refuse(model, Query.DETERMINISTIC, "certain")
 
 
 def test_what_the_prover_serves_the_checker_reads(tmp_path: Path) -> None:

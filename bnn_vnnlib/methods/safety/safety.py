@@ -29,11 +29,28 @@ CLOSED = 1e-9
 CASELESS = "nothing to violate"
 """In place of a method's name: of the lower bound 1 of an instance without a case."""
 
+DRAWN = "drawn networks"
+"""The method behind bounds with a stated confidence."""
+
 NAMES = (
     NONE, CASELESS, "centred boxes", "boxes around samples", "weight samples", "tails", "large variance",
-    "components of a mixture",
+    "components of a mixture", DRAWN,
 )  # fmt: skip
 """What a bound may be due to; `SafetyBounds.by` holds positions in this tuple."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawCounts:
+    """Of I instances (I,): draws that were counted, those proved safe, and those proved to violate."""
+
+    counted: Tensor
+    safe: Tensor
+    violating: Tensor
+
+    @property
+    def open(self) -> Tensor:
+        """(I,): neither."""
+        return self.counted - self.safe - self.violating
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +61,7 @@ class SafetyBounds:
     bound on P_w(violated at `point` alone); by (2, I): which method gave the lower and the upper bound, as positions in
     NAMES; safe_margin, unsafe_margin (I,): margins of the boxes in sd (nan where there is none); violating (S, I):
     samples with a proved violation, or None; three_quarters: the bounds of the only instance when three quarters of the
-    refinement's time were used, or None.
+    refinement's time were used, or None; draws: behind bounds with a stated confidence, else None.
     """
 
     lower: Tensor
@@ -56,6 +73,7 @@ class SafetyBounds:
     unsafe_margin: Tensor
     violating: Tensor | None = None
     three_quarters: tuple[float, float] | None = None
+    draws: DrawCounts | None = None
 
     def named(self, method: str) -> SafetyBounds:
         """By that method, on each side that says anything."""

@@ -1,0 +1,77 @@
+"""What is asked of drawn networks, and drawn networks as weight boxes for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnn_vnnlib.arrays import Ints
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.martingale import failing
+from bnn_vnnlib.network.draws import Draws
+from bnn_vnnlib.network.network import Posterior
+
+_FIRST, _MOST, _GROWTH = 32, 2**10, 4
+"""Draws of a batch: at least, at most, and one in so many of those before it: so many are drawn in vain at most."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How drawn networks are counted.
+
+    Attributes
+    ----------
+    confidence : of each bound, lower and upper together
+    draws : at most
+    seed : of the draws that are counted
+    """
+
+    confidence: float
+    draws: int
+    seed: int
+
+    @property
+    def side(self) -> float:
+        """delta of one side."""
+        return failing(self.confidence, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnNetworks:
+    """The counted draws of a posterior, on the device of the run."""
+
+    engine: Engine
+    posterior: Posterior
+    sampling: Sampling
+    device: torch.device
+
+    @cached_property
+    def _draws(self) -> Draws:
+        return Draws(self.engine.network, self.posterior, self.sampling.seed)
+
+    def batches(self, rows: int) -> Iterator[Ints]:
+        """The numbers of all draws in their order, as many at a time as memory allows for an item with so many rows."""
+        start, most = 0, max(1, min(_MOST, self.engine.chunk(1, rows)))
+        while start < self.sampling.draws:
+            stop = min(start + min(max(_FIRST, start // _GROWTH), most), self.sampling.draws)
+            yield np.arange(start, stop)
+            start = stop
+
+    def take(self, index: Ints) -> tuple[WeightBoxes, Tensor]:
+        """Boxes of weights that hold draws by their numbers (K,), and which of the draws are known (K,)."""
+        drawn = self._draws.take(index)
+        centers = {
+            name: torch.tensor(values, dtype=torch.float64, device=self.device)[None]
+            for name, values in self.engine.network.tensors.items()
+            if name not in drawn.centers
+        }
+        centers |= {name: values.to(self.device) for name, values in drawn.centers.items()}
+        radius = {name: values.to(self.device) for name, values in drawn.radius.items() if bool(values.any())}
+        scale = torch.ones(1, 1, dtype=torch.float64, device=self.device)
+        return WeightBoxes(centers, radius, scale), drawn.known.to(self.device)
