@@ -289,7 +289,8 @@ def _proved(setting: Setting, answer: Answer, rows: int, outputs: int) -> dict[s
     if isinstance(found, DecisionOutcome):
         lower_by, upper_by = (", ".join(names) or NONE for names in found.together)
         bounds = _decision_bounds(found, answer.problem, rows, outputs)
-        return {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
+        proved = {"decision": bounds, "details": {"lower_by": lower_by, "upper_by": upper_by}}
+        return proved if found.draws is None else proved | {"statistics": _averaged(setting, *found.draws)}
     if not isinstance(found, SafetyBounds):
         return {}
     (lower_by,), (upper_by,) = found.methods
@@ -319,6 +320,15 @@ def _statistics(setting: Setting, draws: DrawCounts) -> Statistics | None:
     if sampling is None:
         return None
     return Statistics(sampling.confidence, counted, safe, violating, open_, sampling.seed, GENERATOR)
+
+
+def _averaged(setting: Setting, counted: int, open_: int) -> Statistics | None:
+    from bnn_vnnlib.network.draws import GENERATOR
+
+    sampling = setting.sampling
+    if sampling is None:
+        return None
+    return Statistics(sampling.confidence, counted, None, None, open_, sampling.seed, GENERATOR)
 
 
 def _decision_bounds(outcome: DecisionOutcome, problem: Problem, rows: int, outputs: int) -> DecisionBounds:

@@ -43,7 +43,7 @@ class BatchResult:
     points : (N, n) the attacked point of each box (NaN where there is none)
     method : the methods that gave the bounds
     draws : (N, 4) with guarantee statistical: networks counted for each box, of these proved safe, proved to violate,
-        and open; a box without any is certain. NaN where the box was skipped
+        and open; a box without any is certain. NaN where the box was skipped, and for safe and violating under decision
     lower_by, upper_by : (N,) of each box: the methods behind its lower and its upper bounds, "none" where there is
         none, None where the box was skipped
     seconds : of the whole call
@@ -265,6 +265,10 @@ def _arrays(answer: Answer) -> dict[str, NDArray]:
             tensors |= {"draws": torch.stack(parts, 1)}
         if isinstance(found, DecisionOutcome):
             tensors |= {"row_lower": found.row_lower, "row_upper": found.row_upper}
+            if found.draws is not None:
+                counted, open_ = found.draws
+                row = torch.tensor([counted, torch.nan, torch.nan, open_], dtype=torch.float64)
+                tensors |= {"draws": row.expand(len(found.lower), -1)}
     else:
         safe, unsafe = found.safe[0], found.violated[0]
         tensors = {"lower": safe.double(), "upper": 1.0 - unsafe.double(), "points": found.point[0]}

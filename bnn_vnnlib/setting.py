@@ -191,6 +191,12 @@ class Setting:
 
     def _sampled(self, problem: Problem, attack: Attack, sampling: Sampling) -> Answer:
         """The same by drawn networks."""
+        if self.query is Query.DECISION:
+            from bnn_vnnlib.methods.statistical.decision import decide
+
+            outcome = decide(self.bounds, self.posterior, self.question.rule, problem, attack, sampling)
+            decided = self._verdicts(problem.all_items(outcome.refuted), problem.any_item(outcome.violated))
+            return Answer(problem, outcome, decided, methods.of_decision(self, outcome))
         from bnn_vnnlib.methods.statistical.safety import safety_bounds
 
         question, found = self.question, safety_bounds(self.safety_task(problem, attack), sampling)
@@ -340,8 +346,6 @@ def settle_run(
         model = _averaged(model)
     if options.guarantee == "certain":
         refuse_unserved(model, query, question.rule, options, transform)
-    elif query is Query.DECISION:
-        raise UnsupportedError("guarantee statistical does not serve query decision yet", path=model.path)
     deadline = _deadline(options.timeout, started)
     engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
     if property is not None:

@@ -175,7 +175,7 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
 
 
 def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness | None:
-    """X in T, and D(X) bounded again."""
+    """X in T, and D(X) bounded again; under the statistical guarantee X was fixed before the counted draws."""
     from bnn_vnnlib.methods.decision import portfolio, violates
 
     item = outcome.violated.nonzero()[:1, 0]
@@ -183,10 +183,16 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
     x = point[0].cpu().numpy()
     if setting.differences is not None:
         property, near = setting.differences.property, _in_pairs(setting.differences, point)
-        if near is None:
-            return None
+        if near is None or (setting.sampling is not None and not torch.equal(near[1], point)):
+            return None  # draws were counted at the point itself
         x, point = near
     part = problem.items(item)
+    if setting.sampling is not None:
+        if not _in_inputs(property, x):
+            raise SoundnessError("the point of the draws is not in the property's input set")
+        told = f"with confidence {setting.sampling.confidence!r}, (X, D(X)) violates the property"
+        shows = f"{told}; Y is the mean network's output"
+        return Witness(x, _mean_output(setting.model, x), shows, {"point_in_inputs": True})
     expect = portfolio(replace(setting.decision_task, bounds=_unhurried(setting.bounds)))
     if setting.differences is not None and not bool(violates(expect, part, point).all()):
         return None  # the point was moved to numbers of the model's type

@@ -16,6 +16,7 @@ class DecisionOutcome:
     names : of what was tried, in the order of its turns
     by : (N, M) twice: which of these gave some bound of the item's lower and of its upper side, or proved a row false
         without any
+    draws : behind bounds with a stated confidence: counted, and those of them that say nothing; else None
     """
 
     row_lower: Tensor
@@ -27,6 +28,7 @@ class DecisionOutcome:
     point: Tensor
     names: tuple[str, ...]
     by: tuple[Tensor, Tensor]
+    draws: tuple[int, int] | None = None
 
     @property
     def together(self) -> tuple[list[str], list[str]]:
