@@ -216,7 +216,7 @@ class Setting:
 
         return SafetyTask(
             self.bounds, self.posterior, problem, attack, self.deadline,
-            Goal(self.question.tau_safe, self.question.tau_unsafe), self.means, self.options.boxes, self._boxes,
+            Goal(self.question.tau_safe, self.question.tau_unsafe, self.options.wanted_gap), self.means, self.options.boxes, self._boxes,
             self.options.margin,
         )  # fmt: skip
 
@@ -227,7 +227,7 @@ class Setting:
 
         return decision.DecisionTask(
             self.bounds, self.posterior, self.device, self.question.rule, self.options.boxes, self._boxes,
-            self.options.margin, self.seed,
+            self.options.margin, self.seed, self.options.wanted_gap,
         )  # fmt: skip
 
     def decision(self) -> decision.Portfolio:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MethodChoice = Literal["auto", "interval", "linear", "tails"]
 Guarantee = Literal["certain", "statistical"]
+Aim = Literal["verdict", "bounds"]
 BoxKind = Literal["mean", "sampled"]
 Search = Literal["float64", "float32"]
 Outputs = Literal["auto", "probabilities"]
@@ -40,6 +41,9 @@ TAU = 0.95
 
 CONFIDENCE, DRAWS = 0.999999, 10_000
 """Of a statistical guarantee: where no other confidence is given; where neither draws nor time are limited."""
+
+GAP = 1e-3
+"""Between bounds that are close enough, where they are what is wanted."""
 
 _RANGES: dict[str, Callable[[Any], bool]] = {
     "a probability between 0 and 1": lambda value: 0 <= value <= 1,
@@ -163,6 +167,20 @@ class Options:
         _of_boxes("Half-width of a box of weights in standard deviations.", must_be="a positive number",
                   unset="searched, or 2.5 around sampled weights"),
     ] = None  # fmt: skip
+    goal: Annotated[
+        Aim,
+        _Option(
+            "When the work ends: with the verdict, or when both bounds are close, whatever the verdict.",
+            words=get_args(Aim), queries=(Query.PROBABILISTIC, Query.DECISION),
+            about="there are no bounds on a fixed network's answer",
+        ),
+    ] = "verdict"  # fmt: skip
+    gap: Annotated[
+        float | None,
+        _Option("With goal bounds: how close both bounds have to be, on P_safe or on every output.",
+                must_be="a positive number", unset=f"{GAP:g}", queries=(Query.PROBABILISTIC, Query.DECISION),
+                about="there are no bounds on a fixed network's answer"),
+    ] = None  # fmt: skip
     guarantee: Annotated[
         Guarantee,
         _Option(
@@ -220,6 +238,8 @@ class Options:
                 option.check(name, value)
         if self.method == "tails" and (self.boxes != "mean" or self.margin is not None):
             raise OptionError("method tails uses no boxes of weights: leave out boxes and margin")
+        if self.gap is not None and self.goal != "bounds":
+            raise OptionError("gap says when bounds are close enough: add goal bounds, or leave it out")
         if self.num_boxes is not None and self.boxes == "mean":
             raise OptionError("num_boxes is the number of boxes around sampled weights: add boxes sampled")
 
@@ -235,6 +255,11 @@ class Options:
         if self.seed is not None or self.guarantee == "certain":
             return self
         return replace(self, seed=secrets.randbits(63))
+
+    @property
+    def wanted_gap(self) -> float | None:
+        """How close both bounds have to be; None: the verdict ends the work."""
+        return (GAP if self.gap is None else self.gap) if self.goal == "bounds" else None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -309,6 +334,8 @@ class OptionFields(TypedDict, total=False):
     guarantee: Guarantee
     confidence: float | None
     draws: int | None
+    goal: Aim
+    gap: float | None
     seed: int | None
     restarts: int
     device: str | None

@@ -138,7 +138,12 @@ class _Run:
 
     @property
     def _open(self) -> Tensor:
-        return torch.nonzero(~(self.refuted | self.violated))[:, 0]
+        """The items that better bounds are wanted of."""
+        gap = self._expect.task.gap
+        if gap is None:
+            return torch.nonzero(~(self.refuted | self.violated))[:, 0]
+        low, high = self.sides[2:]
+        return torch.nonzero(((high - low) > gap).any(-1))[:, 0]
 
     def _bound(self, method: RowMethod, index: Tensor) -> None:
         """The rows and the outputs of some items: in one pass over the network or, of very many outputs, in several."""
@@ -192,9 +197,12 @@ class _Run:
         self._refute(index)
 
     def _top(self, method: RowMethod) -> None:
-        """The rows of the open items, and the output that each of them counts most."""
+        """The rows of the open items, and the output that each of them counts most; all outputs, if all are wanted."""
         index = self._open
         if len(index) == 0:
+            return
+        if self._expect.task.gap is not None:
+            self._bound(method, index)
             return
         part, r = self._problem.items(index), self._rows
         outputs = part.rows.outputs.expand(len(index), -1, -1)

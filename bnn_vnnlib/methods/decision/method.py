@@ -125,6 +125,7 @@ class DecisionTask:
     boxes, number : "sampled" takes `number` boxes around samples instead of nested ones at the mean
     margin : of the boxes in standard deviations; None: several (2.5 if sampled)
     seed : of sampled boxes
+    gap : the work goes on until bounds on the outputs are as close; None: until the cases are refuted
     """
 
     bounds: OutputBounds
@@ -135,6 +136,7 @@ class DecisionTask:
     number: int = 5
     margin: float | None = None
     seed: int = 0
+    gap: float | None = None
 
     @property
     def network(self) -> Network:

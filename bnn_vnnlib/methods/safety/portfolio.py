@@ -101,14 +101,15 @@ def _stages(task: SafetyTask) -> list[Stage]:
     if tails is None and boxes is None:
         return []
     large_variance, (points, _, usable) = large_variance_of(task), task.attacked
+    masses = [task.goal.safe] if task.goal.gap is None else [task.goal.safe, 1 - task.goal.gap]
     stages: list[Stage] = []
     if large_variance is not None:
         stages.append(LargeVarianceItems(large_variance, task.problem, points, usable))
     stages.append(MorePoints(task, tails, boxes, large_variance))
     if boxes is not None and tails is not None and boxes.count > FEW:
-        stages.append(BoxSplitting(boxes, points, task.goal.safe, only_likely=True))
+        stages += [BoxSplitting(boxes, points, mass, only_likely=True) for mass in masses]
     if tails is not None:
         stages += [Tuning(tails, task.problem, task.nothing), InputSplitting(task, tails)]
     if boxes is not None and (tails is None or boxes.count <= FEW):
-        stages.append(BoxSplitting(boxes, points, task.goal.safe))
+        stages += [BoxSplitting(boxes, points, mass) for mass in masses]
     return stages

@@ -92,7 +92,8 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
             course.add(found)
             if deadline.passed or not bool(open_.any()):
                 return course.ended(found)
-            below, above = (found.upper >= goal.safe) | hopeful, (found.lower < goal.unsafe) | hopeful
+            both = hopeful if goal.gap is None else torch.ones_like(hopeful)
+            below, above = (found.upper >= goal.safe) | both, (found.lower < goal.unsafe) | both
             news = stage.step(open_ & below, open_ & above)
             if news is None:
                 left = [other for other in left if other is not stage]

@@ -110,17 +110,22 @@ class Goal:
 
     With two different thresholds, P_safe may also lie between: no verdict follows from lower >= `unsafe` and
     upper < `safe`, however good the bounds become.
+
+    gap : instead, both bounds have to be as close; None: the thresholds end the work
     """
 
     safe: float
     unsafe: float
+    gap: float | None = None
 
     def open(self, found: SafetyBounds) -> Tensor:
-        """(I,): neither decided nor between, so that better bounds can still tell.
+        """(I,): neither decided nor between, so that better bounds can still tell; or too far apart.
 
         Where sat is out of reach (lower >= `unsafe`), the lower bound may still lead to unsat, and the upper one show
         that nothing does; the other way round where unsat is out of reach.
         """
+        if self.gap is not None:
+            return found.upper - found.lower > max(self.gap, CLOSED)
         decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
         between = (found.lower >= self.unsafe) & (found.upper < self.safe)
         return ~(decided | between) & (found.upper - found.lower > CLOSED)
