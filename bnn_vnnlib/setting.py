@@ -214,10 +214,10 @@ class Setting:
         """What the methods of P_safe are asked."""
         from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 
+        goal = Goal(self.question.tau_safe, self.question.tau_unsafe, self.options.wanted_gap)
         return SafetyTask(
-            self.bounds, self.posterior, problem, attack, self.deadline,
-            Goal(self.question.tau_safe, self.question.tau_unsafe, self.options.wanted_gap), self.means, self.options.boxes, self._boxes,
-            self.options.margin,
+            self.bounds, self.posterior, problem, attack, self.deadline, goal, self.means, self.options.boxes,
+            self._boxes, self.options.margin,
         )  # fmt: skip
 
     @property

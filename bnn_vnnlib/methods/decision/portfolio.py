@@ -37,6 +37,7 @@ from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
+from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.portfolio import safety_bounds
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
@@ -124,7 +125,9 @@ def _weights_serve(task: DecisionTask) -> str | None:
 
 def _weights(task: DecisionTask) -> Steps:
     posterior = cast("GaussianDiagonal | WeightSamples", task.posterior)
-    return Steps(any_graph=(ByWeights(task.bounds, posterior, *task.weights),))
+    rows = ByWeights(task.bounds, posterior, *task.weights)
+    splits = isinstance(posterior, WeightSamples) and task.bounds.transform == "identity"
+    return Steps(any_graph=(rows,), longest=(SplitInputs(rows, task.network, task.deadline),) if splits else ())
 
 
 # 2. Softmax
@@ -268,7 +271,11 @@ def _expectation(
             return "the network is no chain of dense layers with independent Gaussian weights"
         return None if suits(task.chain) else f"the network is not {what}"
 
-    return Method(name, serves, lambda task: Steps(thorough=(make(cast(DenseChain, task.chain), task.deadline),)))
+    def bounds(task: DecisionTask) -> Steps:
+        closed = make(cast(DenseChain, task.chain), task.deadline)
+        return Steps(thorough=(closed,), longest=(SplitInputs(closed, task.network, task.deadline),))
+
+    return Method(name, serves, bounds)
 
 
 def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
@@ -285,7 +292,8 @@ def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
 
 def _expectation_by_tails(task: DecisionTask) -> Steps:
     posterior = cast(GaussianDiagonal, task.posterior)
-    return Steps(thorough=(ExpectationByTails.over(task.bounds, task.network, posterior, task.device),))
+    tails = ExpectationByTails.over(task.bounds, task.network, posterior, task.device)
+    return Steps(thorough=(tails,), longest=(SplitInputs(tails, task.network, task.deadline, MOST_DEAR),))
 
 
 # 4. Medians
