@@ -30,10 +30,10 @@ $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 endef
 
-.PHONY: help demo test test-checker test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
+.PHONY: help demo docs gallery test test-checker test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
 
 help:
-	@echo "make demo   verify some instances of the shipped benchmark and print a table"
+	@echo "make demo   verify some instances of the shipped benchmark and print tables"
 	@echo "make test   run all tests"
 	@echo "make test-checker  the tests of bnn-vnnlib-check in an environment without torch"
 	@echo "make test-libraries   run the pages of docs/libraries in environments that have the libraries (gigabytes)"
@@ -45,6 +45,8 @@ help:
 	@echo "make reference  docs/reference and the picture of the packages, from the code"
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
 	@echo "make panel   how useful answers are on ordinary networks; DATA=folder adds MNIST and concrete; benchmarks/panel"
+	@echo "make docs    the documentation as a site in site/, with its links checked"
+	@echo "make gallery  the examples of docs/gallery, with their figures"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
 
@@ -102,18 +104,30 @@ panel: $(STAMP) $(VENV)-libraries/.installed
 	$(BIN)/python benchmarks/panel/answer.py --out $(PANEL) --cells docs/panel.csv --revision $$(git rev-parse --short HEAD)
 	$(BIN)/python benchmarks/panel/page.py --cells docs/panel.csv
 
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --clean
+	@echo "read it: python3 -m http.server --directory site, then http://localhost:8000"
+
+gallery: $(STAMP)
+	$(BIN)/python scripts/gallery.py
+
 wheel: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(VENV)-checker $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest $(VENV)-demo dist build fuzz-runs
+	rm -rf $(VENV) $(VENV)-checker $(VENV)-libraries $(VENV)-libraries-tensorflow $(VENV)-lowest $(VENV)-demo $(VENV)-docs dist build site fuzz-runs
+
+$(VENV)-docs/.installed: pyproject.toml
+	$(call environment,$(VENV)-docs)
+	$(VENV)-docs/bin/python -m pip install --quiet --group docs
+	@touch $@
 
 # The package and what it needs, nothing else.
 $(VENV)-demo/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-demo
-	$(if $(TORCH_INDEX),$(VENV)-demo/bin/python -m pip install --quiet --index-url $(TORCH_INDEX) torch \
-		|| echo "no CPU build of torch from $(TORCH_INDEX): the default build follows, which is larger")
+	[ -z "$(TORCH_INDEX)" ] || $(VENV)-demo/bin/python -m pip install --quiet --index-url $(TORCH_INDEX) torch \
+		|| echo "$(TORCH_INDEX) has no torch for this machine: the default build follows, which is larger"
 	$(VENV)-demo/bin/python -m pip install --quiet --editable .
 	@touch $@
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from click.testing import Result
+from typing import Any
+
 from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
 
 
-def call(*args: object, code: int = 0) -> Result:
+def call(*args: object, code: int = 0) -> Any:
     """What a command did that ended with this exit code, and without a traceback."""
     outcome = CliRunner().invoke(app, [str(arg) for arg in args])
     assert outcome.exit_code == code, outcome.stderr
