@@ -92,13 +92,14 @@ _ASKED, _BOUNDED, _PLACES, _FILES = "What is asked", "How it is bounded", "Time,
 GROUPS = {
     **dict.fromkeys(
         ("query", "tau_safe", "tau_unsafe", "likelihood", "rule", "outputs", "strict", "mixed", "shrink", "threshold",
-         "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius"), _ASKED,
+         "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius", "coupling", "goal",
+         "gap", "guarantee", "confidence", "draws"), _ASKED,
     ),
     **dict.fromkeys(("method", "boxes", "num_boxes", "margin", "restarts", "search", "quick"), _BOUNDED),
     **dict.fromkeys(
         ("timeout", "memory", "device", "seed", "workers", "threads", "scheduler", "chunk", "fresh"), _PLACES
     ),
-    **dict.fromkeys(("results_file", "json_file", "serialise_assignments", "out", "posterior"), _FILES),
+    **dict.fromkeys(("results_file", "json_file", "serialise_assignments", "certificate", "out", "posterior"), _FILES),
 }  # fmt: skip
 """Option -> the group in which the help shows it, unless its command says another; the rest stand by themselves."""
 
