@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SHORT = {"not_uncertain": "not", "not_epistemic": "not", "deviation": "sd"}
 
 
-@with_options("likelihood", "margin", "seed", "restarts", "device", "search")
+@with_options("likelihood", "margin", "guarantee", "confidence", "draws", "seed", "restarts", "device", "search")
 def uncertainty(
     model: long_jobs.ModelFile,
     inputs: long_jobs.InputsFile,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,11 @@ from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
-from bnn_vnnlib.question.options import OPTIONS, Options
+from bnn_vnnlib.question.options import CONFIDENCE, OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target, mean_output
-from bnn_vnnlib.sweeps.questions import settings_of, settled
+from bnn_vnnlib.sweeps.questions import draw_columns, settings_of, settled, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.system.environment import plain_state
@@ -231,6 +232,9 @@ class UncertaintyTask:
         found = nested(found, len(self.radii))
         columns: Arrays = {"row": self.row[index], "radius": radius}
         columns |= {"decision_lower": found.lower, "decision_upper": found.upper}
+        if found.draws is not None:
+            said = draw_columns(self.bounding, found.draws)
+            columns |= {name: said[name] for name in ("confidence", "draws_counted", "draws_open")}
         if classes:
             tau = self.reading.tau if self.reading.tau is not None else TAU
             single, count = found.lower.shape[1] == 1, len(self.radii)
@@ -262,10 +266,10 @@ class UncertaintyTask:
         """Bounds on P_safe of every class, or of the output's range."""
         from bnn_vnnlib.batch import verify_batch
 
-        threshold = self.reading.epistemic
+        threshold, count = self.reading.epistemic, model.network.signature.output_size if classes else 1
         how = replace(
-            self.bounding, query=Query.PROBABILISTIC, tau_safe=threshold, tau_unsafe=threshold, rule=None,
-            likelihood=None,
+            _shared(self.bounding, count), query=Query.PROBABILISTIC, tau_safe=threshold, tau_unsafe=threshold,
+            rule=None, likelihood=None,
         )  # fmt: skip
         asked: list[Mapping[str, Any]]
         if classes:
@@ -280,6 +284,14 @@ class UncertaintyTask:
             "p_safe_upper": np.stack([one.upper for one in found], 1),
             "epistemic": yes_or_no(unsure, sure),
         }
+
+
+def _shared(how: Options, count: int) -> Options:
+    """One of several classes is enough for an answer: each has its share of what may fail."""
+    if how.guarantee == "certain":
+        return how
+    delta = (1 - Decimal(repr(how.confidence or CONFIDENCE))) / count
+    return replace(how, confidence=float(np.nextafter(float(1 - delta), 1.0)))
 
 
 def uncertain_within(outputs: int, tau: float) -> rules.Cases:
@@ -379,7 +391,7 @@ def uncertainty(
     target = _target(setting, inputs, reading, delta, own)
     where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
-    job = UncertaintyJob(source, inputs, target, sizes, reading, how, chunk)
+    job = UncertaintyJob(source, inputs, target, sizes, reading, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))
     result = UncertaintyResult(columns, readings(columns), spent)
     if folder is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from bnn_vnnlib import rules
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.network.network import Floats
-from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.question.options import CONFIDENCE, Options
 from bnn_vnnlib.question.statement import vacuous_row
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.setting import Setting, settle_run
 
 if TYPE_CHECKING:
+    from bnn_vnnlib.jobs.parts import PartsFolder
     from bnn_vnnlib.network.network import Model
 
 
@@ -31,6 +32,23 @@ def settled(options: Options, model: Model) -> Setting:
         if name in FOREIGN:
             raise OptionError(f"{name} is no option of a job over many boxes: leave it out")
     return settle_run(model, options)
+
+
+def with_seed(options: Options, folder: PartsFolder | None) -> Options:
+    """Counted draws need a seed that a job keeps when it goes on: what was cut off is drawn again as it was."""
+    earlier = (None if folder is None else folder.settings) or {}
+    if options.guarantee == "statistical" and options.seed is None and isinstance(earlier.get("seed"), int):
+        return replace(options, seed=earlier["seed"])
+    return options.seeded
+
+
+def draw_columns(options: Options, draws: Floats | None) -> dict[str, NDArray]:
+    """What says of each row (N,) that its bounds have a confidence, and on how many draws they rest."""
+    if draws is None:
+        return {}
+    confidence = {"confidence": np.full(len(draws), options.confidence or CONFIDENCE)}
+    names = ("draws_counted", "draws_safe", "draws_violating", "draws_open")
+    return confidence | dict(zip(names, draws.T, strict=True))
 
 
 def settings_of(options: Options) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
 from bnn_vnnlib.jobs.pool import Places
 from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
-from bnn_vnnlib.question.options import OPTIONS, Options
+from bnn_vnnlib.question.options import CONFIDENCE, OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target
-from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
+from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.system.environment import plain_state
@@ -236,6 +236,8 @@ class RadiusTask:
             "unrobust_gap": np.where(none, np.nan, np.where(none, 0.0, search.broken) - floor),
             "probes": np.full(len(self.row), search.rounds),
         }
+        if self.bounding.guarantee == "statistical":
+            columns["confidence"] = np.full(len(self.row), self.bounding.confidence or CONFIDENCE)
         if asked.labels is not None:
             columns["label"] = asked.labels
         if asked.lower is not None and asked.upper is not None:
@@ -304,6 +306,11 @@ def radii(
     Robust: P_safe >= tau_safe (or, under `decision`, no input of the ball has a decision in violation). Unrobust:
     P_safe < tau_unsafe (or some input of the ball has one).
 
+    With guarantee statistical the two radii of an input hold with the stated confidence. Its balls are nested and are
+    asked of the same draws: of all balls with P_safe < tau_safe, "safe on one of them" is the union of nested events, of
+    probability tau_safe at most. What is proved of any such ball is at most that event, draw by draw, so that one
+    martingale, with one delta, bounds all of them. For violations of the balls with P_safe >= tau_unsafe it is the same.
+
     Parameters
     ----------
     threshold : both of them; None: those of `bounding`, else .7
@@ -329,7 +336,7 @@ def radii(
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)
-    job = RadiusJob(source, inputs, target, search, how, chunk)
+    job = RadiusJob(source, inputs, target, search, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="radii.parquet", order=("row",))
     result = RadiusResult(
         columns["robust_radius"], columns["unrobust_radius"], columns["robust_gap"], columns["unrobust_gap"], columns,
@@ -349,6 +356,8 @@ def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Opt
         OPTIONS["tau_safe"].check("threshold", threshold)
     query = settled(how, model).query  # refuses `given` where they do not apply
     if query is not Query.PROBABILISTIC:
+        if how.guarantee == "statistical":
+            raise OptionError("radii with guarantee statistical are those of P_safe: query probabilistic")
         if threshold is not None:
             raise OptionError(f"thresholds are on P_safe, which query {query} does not ask for: leave them out")
         return how

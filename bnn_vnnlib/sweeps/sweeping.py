@@ -22,7 +22,7 @@ from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled
+from bnn_vnnlib.sweeps.questions import Asked, draw_columns, settings_of, settled, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
@@ -94,6 +94,7 @@ class BoxesTask:
                 columns[side] = ordered
         if not self.asked.nothing:
             columns["verdict"] = np.array([str(verdict) for verdict in found.verdicts], dtype=str)
+        columns |= draw_columns(self.bounding, found.draws)
         return columns | ({"point": found.points} if self.points else {})
 
 
@@ -255,7 +256,7 @@ def sweep(
     where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
-    job = SweepJob(pairs, bounding or Options(), chunk, points, workers)
+    job = SweepJob(pairs, with_seed(bounding or Options(), folder), chunk, points, workers)
     order = ("row", "table") if len(pairs) > 1 else ("row",)
     columns, spent = carry_out(job, folder, where, watch, file="bounds.parquet", order=order)
     question = job.setting.question

@@ -11,9 +11,10 @@ Every draw i gives certified lower bounds L_i of rows a.Y + g.x over all x of an
 2. Median. At every x, every median over the draws of a row over one output is at least t if P(min row >= t) > 1/2: the
    order statistic of the L_i that step 4 of `martingale` names.
 3. A draw that is not known, or whose bound time cut off, has y_i = 0, and L_i = -inf.
-4. Each side of each row and of each output has half of delta, so that every interval holds with the stated confidence
-   by itself. A case is refuted if one of its rows is proved false; if it has r rows, each has delta / (2 r). Cases need
-   no share: were a violation possible, one certain case would have been refuted wrongly.
+4. Each side of m outputs has delta / (2 m), so that all their intervals together hold with the stated confidence; each
+   side of a row has half of delta, so that every row's interval does by itself. A case is refuted if one of its rows is
+   proved false; if it has r rows, the lower sides have delta / (2 r). Cases need no share: were a violation possible,
+   one certain case would have been refuted wrongly.
 5. A violation is shown at one point x* of one item, for one case, chosen before the counted draws by an attack on
    draws of another stream. All rows of the case must hold there, each at half of delta: if it does not, one certain
    row was proved wrongly.
@@ -229,6 +230,7 @@ class _Run:
         tried = (case[:, :, None] == case[:, None]).sum(-1).cpu().numpy()  # rows of the row's case
         delta = np.full((count, outputs.shape[1]), self._sampling.side)
         delta[:, : self._height] /= tried
+        delta[:, 2 * self._height :] /= self._outputs
         return self._rows(outputs, inputs, problem.lower, problem.upper, delta * (1 - 2.0**-50))
 
     def _at(self) -> _Rows:
