@@ -167,6 +167,8 @@ def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, 
     from bnn_vnnlib.problem.pairs import differences
 
     ways = differences(setting.model, property)
+    if setting.sampling is not None:  # one way, chosen before the draws: the better of several would fail more often
+        ways = [way for way in ways if not way.only_safe][:1]
     if not ways:
         return _solve(setting, property, restarts, most)
     if setting.query is Query.DETERMINISTIC and len(ways) > 1:  # proofs of safety wait for the attack alone

@@ -101,7 +101,7 @@ def test_the_tables_have_the_described_columns(tmp_path):
     run = {"category": "c", "network": "n", "property": "p", "prepare_time": 0.1, "run_time": 0.2, "checked": None}
     write_tables(tmp_path, [Entry(tmp_path / "x.txt", {**full(tmp_path), "run": run})])
     (row,) = rows(tmp_path / "results.csv")
-    assert dict(zip(RESULTS, row, strict=True))["result"] == "sat"
+    assert dict(zip(RESULTS, row, strict=True))["result"] == "unknown"  # the record has a confidence
     answers = {tool: Answer(Verdict.UNSAT, 1.0) for tool in ("one", "two")}
     write_comparison(tmp_path, [Line("c", "n", "p", "mean", "mean", answers)])
     for name, columns in TABLES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,15 +63,29 @@ def run(
 
         for option, value in (("--timeout", timeout), ("--memory", memory)):
             check_positive(option, value)
+        settled = _with_seed(Options(**options), out, rerun)
         how = How(
-            queries=_queries(query, options), arguments=("--mixed", *_arguments(Options(**options))),
-            seed=options["seed"], timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh,
+            queries=_queries(query, options), arguments=("--mixed", *_arguments(settled)),
+            seed=settled.seed or 0, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh,
             check=check,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
         with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:
             follow(console, prepared, prepared.go(where))
             _summary(prepared, console)
+
+
+def _with_seed(options: Options, out: Path, rerun: Rerun) -> Options:
+    """Counted draws keep the seed of a run that goes on: what was killed or failed is drawn again as it was."""
+    from bnn_vnnlib.runs.records import Records
+
+    if options.guarantee == "statistical" and options.seed is None:
+        arguments = (Records(out, rerun).settings or {}).get("arguments")
+        words = (str(word).partition("=") for word in (arguments if isinstance(arguments, list) else ()))
+        earlier = next((value for name, _, value in words if name == "--seed"), "")
+        if earlier.isdecimal():
+            return replace(options, seed=int(earlier))
+    return options.seeded
 
 
 def _queries(asked: list[str] | None, options: dict[str, Any]) -> tuple[str | None, ...]:

@@ -63,7 +63,8 @@ LARGEST = 9.25
 """|z| of a draw that is known, at most."""
 
 _RADIUS = 2.0**-39
-"""r, of the check; what is claimed is larger by the rounding of z' + r and z' - r."""
+"""r, of the check; what is claimed is larger by the rounding of z' + r and z' - r, and of a factor of z that a network
+may have (`pairs`)."""
 
 _CLAIMED = _RADIUS * (1 + 2.0**-8)
 

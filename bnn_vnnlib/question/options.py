@@ -251,10 +251,10 @@ class Options:
 
     @property
     def seeded(self) -> Options:
-        """With a seed that nobody chose, where draws are counted and none is given."""
+        """With a seed that nobody chose, where draws are counted and none is given; floats hold it."""
         if self.seed is not None or self.guarantee == "certain":
             return self
-        return replace(self, seed=secrets.randbits(63))
+        return replace(self, seed=secrets.randbits(48))
 
     @property
     def wanted_gap(self) -> float | None:

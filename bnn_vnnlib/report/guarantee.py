@@ -9,8 +9,9 @@ from bnn_vnnlib.report.row import Row
 from bnn_vnnlib.result import Query, Rule, Verdict
 
 _CERTAIN = (
-    "Bounds of bnn-vnnlib hold with certainty, not with some confidence: nothing in them is estimated, and rounding "
-    "errors are included. V is the set of violations that the property describes, T the set of its inputs. ",
+    "Bounds of bnn-vnnlib hold with certainty, not with some confidence, but for those that say so (guarantee "
+    "statistical): nothing in them is estimated, and rounding errors are included. V is the set of violations that the "
+    "property describes, T the set of its inputs. ",
     "The posterior is taken as the model file has it; whether it fits any data is not examined. ",
     "A verdict is about exactly the files whose SHA-256 the record holds. This page repeats the records and proves "
     "nothing again; bnn-vnnlib "
@@ -79,6 +80,7 @@ _HOW = {
         "probabilities.",
         "tails": "Tails: the probability that a row of the property fails is bounded through the network, without "
         "boxes of weights.",
+        "drawn networks": "Networks are drawn and verified one by one; a martingale turns their number into bounds.",
         "large variance": "Large variances: the law of the rows' values is bounded through the network, neuron "
         "by neuron.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
@@ -88,6 +90,8 @@ _HOW = {
     Query.DECISION: {
         "weight samples": "D averages the weight samples, whose bounds are added with their probabilities.",
         "components of a mixture": "D averages the components, whose bounds are added with their probabilities.",
+        "drawn networks": "Networks are drawn and bounded one by one; a martingale bounds the mean or the median of "
+        "what is proved of them.",
         "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
@@ -124,6 +128,8 @@ def guarantee(row: Row) -> Guarantee:
     if row.tool is not None:
         return _of_tool(row)
     how = _how(row)
+    if row.confidence is not None:
+        return _statistical(row, how)
     if row.verdict is Verdict.ERROR:
         return Guarantee(
             "Nothing: the input was refused, or the program failed.", "An error is no hint in either direction.", how
@@ -146,6 +152,24 @@ def guarantee(row: Row) -> Guarantee:
             return _deterministic(row, how)
         case None:
             return Guarantee(f"The record says {row.verdict.value}, but not of which query: nothing follows.", "", how)
+
+
+def _statistical(row: Row, how: str) -> Guarantee:
+    """Not one of these words is among those of certain bounds."""
+    over = f"With confidence {row.confidence!r} over the drawn networks, not with certainty: "
+    left = (
+        "The confidence is that of the procedure: of many such runs, at most so small a share is wrong, whatever the "
+        "posterior. It says nothing of a run that was repeated until its answer was liked."
+    )
+    if not row.decided:
+        return Guarantee(f"{over}the bounds so far hold. They do not decide.", left, how)
+    if row.query is Query.PROBABILISTIC:
+        bound = f">= {_threshold(row.tau_safe)}" if row.verdict is Verdict.UNSAT else f"< {_threshold(row.tau_unsafe)}"
+        said = "Every draw was verified on all of T; what was not proved of one counted against the bound."
+        return Guarantee(f"{over}P_safe {bound}. {said}", left, how)
+    value = _VALUE[Rule.MEDIAN if row.rule == Rule.MEDIAN else Rule.MEAN]
+    where = "(x, D(x)) is in V for no x of T" if row.verdict is Verdict.UNSAT else "(X, D(X)) is in V at the witness X"
+    return Guarantee(f"{over}{where}. {value}", left, how)
 
 
 def _how(row: Row) -> str:

@@ -31,7 +31,7 @@ from bnn_vnnlib.report.guarantee import guarantee
 from bnn_vnnlib.report.pictures import Picture
 from bnn_vnnlib.report.row import Row
 
-_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "method", "checked", "reason", "shows",
+_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "guarantee", "method", "checked", "reason", "shows",
           "violation", "unsat_means", "vacuous")  # fmt: skip
 _MOST_INPUTS = 10
 """Longer witnesses are in the records; the page shows them as pictures only."""
@@ -63,6 +63,7 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
             "timeout": [row.timeout for row in rows],
             "tau_safe": [row.tau_safe for row in rows],
             "tau_unsafe": [row.tau_unsafe for row in rows],
+            "confidence": [row.confidence for row in rows],
             "gap": [None if row.gap is None or isinf(row.gap) else _out(row.gap, down=False) for row in rows],
         },
         "bounds": {"p_safe": [_interval(row) for row in rows], "decision": [_vectors(row) for row in rows]},

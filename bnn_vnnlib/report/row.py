@@ -31,6 +31,7 @@ class Row:
     tool : another verifier whose word this is; None: ours
     p_safe : bounds on P_safe
     decision : (lower, upper) bounds on D by output; infinite where there is none
+    confidence, draws : of bounds that drawn networks gave, and how many there were; None, empty: the bounds are certain
     x, y, shows : the witness
     violation, unsat_means : what was asked, in words
     vacuous : why nothing can violate the property, whatever the network
@@ -56,6 +57,8 @@ class Row:
     rule: str | None = None
     p_safe: Interval | None = None
     decision: tuple[Vector, Vector] | None = None
+    confidence: float | None = None
+    draws: Mapping[str, Any] = field(default_factory=dict)
     method: str | None = None
     timeout: float | None = None
     seed: float | None = None
@@ -96,6 +99,11 @@ class Row:
         return self.tau_unsafe <= self.p_safe[0] and self.p_safe[1] < self.tau_safe
 
     @property
+    def guarantee(self) -> str:
+        """certain or statistical."""
+        return "certain" if self.confidence is None else "statistical"
+
+    @property
     def decided(self) -> bool:
         """Whether the verdict is sat or unsat."""
         return self.verdict in (Verdict.SAT, Verdict.UNSAT)
@@ -132,6 +140,8 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
         rule=fields.text("rule"),
         p_safe=fields.interval("p_safe"),
         decision=fields.intervals("decision"),
+        confidence=fields.number("confidence"),
+        draws=fields.inner("draws").values,
         method=method,
         timeout=fields.number("timeout"),
         seed=fields.number("seed"),

@@ -183,7 +183,8 @@ def _table(path: Path) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two rows of ours about the same files that cannot both be right: a fault of the program, or a forged record."""
+    """Two rows of ours about the same files that cannot both be right: a fault of the program, or a forged record; or,
+    where one of them has a confidence, one of the rare runs that are wrong."""
 
     first: Row
     second: Row
@@ -216,6 +217,8 @@ def conflicts(rows: Sequence[Row], keys: Sequence[int]) -> Iterator[Conflict]:
     for group in together.values():
         for first, second in combinations(group, 2):
             what = _conflict(first, second) if _same_question(first, second) else None
+            if what is not None and first.guarantee != second.guarantee:
+                what = f"statistical disagreement: {what}"
             if what is not None:
                 yield Conflict(first, second, what)
 

@@ -61,17 +61,18 @@ def counts(runs: Sequence[ReportedRun]) -> Table:
 
 def instances(rows: Sequence[Row]) -> Table:
     """One line an instance. Six digits, bounds rounded outward; all digits are in the run's own table.csv."""
-    head = ("run", "benchmark", "network", "property", "query", "verdict", "P_safe lower", "P_safe upper", "D lower",
-            "D upper", "seconds", "checked", "reason")  # fmt: skip
-    return Table("instances", "Instances", head, tuple(_instance(row) for row in rows), frozenset({6, 7, 8, 9, 10}))
+    head = ("run", "benchmark", "network", "property", "query", "verdict", "guarantee", "P_safe lower", "P_safe upper",
+            "D lower", "D upper", "seconds", "checked", "reason")  # fmt: skip
+    return Table("instances", "Instances", head, tuple(_instance(row) for row in rows), frozenset({7, 8, 9, 10, 11}))
 
 
 def _instance(row: Row) -> tuple[str, ...]:
     p_low, p_high = ("", "") if row.p_safe is None else (_low(row.p_safe[0]), _high(row.p_safe[1]))
     d_low, d_high = ("", "") if row.decision is None else (
         " ".join(map(_low, row.decision[0])), " ".join(map(_high, row.decision[1])))  # fmt: skip
-    return (row.run, *row.names, row.query or "", row.verdict.value, p_low, p_high, d_low, d_high, f"{row.seconds:.4g}",
-            row.checked or "", row.reason or "")  # fmt: skip
+    kind = row.guarantee if row.confidence is None else f"statistical, confidence {row.confidence!r}"
+    return (row.run, *row.names, row.query or "", row.verdict.value, kind, p_low, p_high, d_low, d_high,
+            f"{row.seconds:.4g}", row.checked or "", row.reason or "")  # fmt: skip
 
 
 def _low(value: float) -> str:

@@ -140,7 +140,8 @@ class Records(Folder):
         differing = [key for key, value in task.asked.items() if run["asked"].get(key) != value]
         if differing and not (verdict in (Verdict.SAT, Verdict.UNSAT) and all(key in _LIMITS for key in differing)):
             return "made with other options"
-        if verdict is Verdict.SAT and getattr(task, "check", False) and run["checked"] is None:
+        certain = record.get("guarantee", "certain") == "certain"  # a sat with a confidence has no witness to check
+        if verdict is Verdict.SAT and certain and getattr(task, "check", False) and run["checked"] is None:
             return "not checked"
         return Entry(results, record)
 

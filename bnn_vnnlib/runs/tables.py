@@ -12,6 +12,7 @@ from typing import Any, Literal
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
+from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.records import Entry, reason_of
 from bnn_vnnlib.system.durable import replacing
 
@@ -68,6 +69,12 @@ COLUMNS = (
     _Column("decision_upper", "numbers", "guaranteed upper bounds on D over T, by output", _at("decision", "upper")),
     _Column("row_lower", "numbers", "the same on each of the property's rows", _at("decision", "rows", "lower")),
     _Column("row_upper", "numbers", "the same on each of the property's rows", _at("decision", "rows", "upper")),
+    _Column("guarantee", "text", "certain, or statistical: result and bounds hold with a confidence", _at("guarantee")),
+    _Column("confidence", "number", "statistical: that of each interval, over the draws", _at("confidence")),
+    _Column("draws_counted", "number", "statistical: networks drawn and counted", _at("draws", "counted")),
+    _Column("draws_safe", "number", "of these, proved safe; both under query probabilistic", _at("draws", "safe")),
+    _Column("draws_violating", "number", "of these, proved to violate", _at("draws", "violating")),
+    _Column("draws_open", "number", "of these, those of which nothing is proved", _at("draws", "open")),
     _Column("method", "text", "what gave the bounds", _at("method")),
     _Column(
         "cause",
@@ -93,7 +100,7 @@ RESULTS = {
     "network": "the network's cell in instances.csv",
     "property": "the property's cell in instances.csv",
     "prepare_time": "seconds for a process that was ready to work",
-    "result": "sat, unsat, unknown, timeout or error",
+    "result": "sat, unsat, unknown, timeout or error; unknown for a verdict with a confidence, which table.csv has",
     "run_time": "seconds as seen from outside, reading the files included",
 }
 """The competition's columns, in its order."""
@@ -126,7 +133,9 @@ def _result_row(record: Record) -> list[str]:
     """category,network,property,prepare_time,result,run_time"""
     run = record["run"]
     names = [run["category"], run["network"], run["property"]]
-    return [*names, f"{run['prepare_time']:.6f}", record["verdict"], f"{run['run_time']:.6f}"]
+    certain = record.get("guarantee") != "statistical" or record["verdict"] not in (Verdict.SAT, Verdict.UNSAT)
+    verdict = record["verdict"] if certain else Verdict.UNKNOWN.value
+    return [*names, f"{run['prepare_time']:.6f}", verdict, f"{run['run_time']:.6f}"]
 
 
 def _typed(column: _Column, record: Record) -> Any:

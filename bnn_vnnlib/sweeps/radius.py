@@ -307,9 +307,9 @@ def radii(
     P_safe < tau_unsafe (or some input of the ball has one).
 
     With guarantee statistical the two radii of an input hold with the stated confidence. Its balls are nested and are
-    asked of the same draws: of all balls with P_safe < tau_safe, "safe on one of them" is the union of nested events, of
-    probability tau_safe at most. What is proved of any such ball is at most that event, draw by draw, so that one
-    martingale, with one delta, bounds all of them. For violations of the balls with P_safe >= tau_unsafe it is the same.
+    asked of the same draws: of all balls with P_safe < tau_safe, "safe on one of them" is the union of nested events,
+    of probability tau_safe at most. What is proved of any such ball is at most that event, draw by draw, so that one
+    martingale, with one delta, bounds all of them. So it is with violations of the balls with P_safe >= tau_unsafe.
 
     Parameters
     ----------

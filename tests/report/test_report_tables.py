@@ -34,9 +34,9 @@ def test_counts_by_query():
 
 def test_bounds_are_rounded_outward():
     first, second, _, _, last = instances(ROWS).rows
-    assert first[6:8] == ("0.999999", "1")
-    assert second[6:8] == ("0", "1e-09")
-    assert last[8:10] == ("-1.23457", "2.34568")
+    assert first[7:9] == ("0.999999", "1")
+    assert second[7:9] == ("0", "1e-09")
+    assert last[9:11] == ("-1.23457", "2.34568")
 
 
 def test_the_page_rounds_outward_too():

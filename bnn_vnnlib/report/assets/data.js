@@ -10,6 +10,7 @@ const text = (name, row) => {
 };
 const number = (name, row) => data.numbers[name][row];
 const safe = (row) => data.bounds.p_safe[row];
+const statistical = (row) => text("guarantee", row) === "statistical";
 const decision = (row) => data.bounds.decision[row];
 const several = data.texts.run.values.length > 1;
 const solved = (row) => ["sat", "unsat"].includes(text("verdict", row));
@@ -39,6 +40,7 @@ function make(tag, attributes = {}, ...children) {
 function lines(row) {
   const head = [text("category", row), text("network", row), text("property", row)];
   const facts = [`${text("verdict", row)} (${text("query", row) || "query not known"}), ${number("seconds", row)} s`];
+  if (statistical(row)) facts.push(`statistical: confidence ${number("confidence", row)} over drawn networks`);
   if (safe(row)) facts.push(`P_safe ${interval(safe(row))}`);
   if (decision(row)) facts.push(`D ${decisionText(row, 3)}`);
   if (text("reason", row)) facts.push(text("reason", row));

@@ -17,23 +17,32 @@ const hover = (texts) =>
 const byVerdict = (rows) =>
   VERDICTS.map((word) => [word, rows.filter((row) => text("verdict", row) === word)]).filter(([, some]) => some.length);
 
+/** The same, certain bounds apart from those with a confidence: [word, statistical, rows]. */
+const byGuarantee = (rows) =>
+  byVerdict(rows)
+    .flatMap(([word, some]) =>
+      [false, true].map((kind) => [word, kind, some.filter((row) => statistical(row) === kind)]),
+    )
+    .filter(([, , some]) => some.length);
+
 /** Intervals as one line a verdict: a cap, the interval, a cap. Ten thousand of them are one path, which is fast. */
 function intervals(rows, pair, axis) {
   const drawn = rows
     .filter((row) => finite(pair(row)))
     .sort((a, b) => pair(a)[0] - pair(b)[0] || pair(a)[1] - pair(b)[1]);
   const rank = new Map(drawn.map((row, place) => [row, place + 1]));
-  const traces = byVerdict(drawn).map(([word, some]) => {
+  const traces = byGuarantee(drawn).map(([word, drawnNetworks, some]) => {
     const marks = drawn.length <= FEW;
+    const symbol = drawnNetworks ? "cross-thin-open" : SYMBOLS[word];
     const trace = {
-      name: word,
+      name: drawnNetworks ? `${word}, statistical` : word,
       mode: marks ? "lines+markers" : "lines",
       x: [],
       y: [],
       text: [],
       customdata: [],
-      line: { color: css(word), width: marks ? 2 : 1, simplify: false },
-      marker: { symbol: SYMBOLS[word], color: css(word), size: marks ? some.flatMap(() => [0, 0, 7, 0, 0, 0, 0]) : 0 },
+      line: { color: css(word), width: marks ? 2 : 1, simplify: false, dash: drawnNetworks ? "dot" : "solid" },
+      marker: { symbol, color: css(word), size: marks ? some.flatMap(() => [0, 0, 7, 0, 0, 0, 0]) : 0 },
       cliponaxis: !marks,
     };
     for (const row of some) {
