@@ -173,7 +173,7 @@ def gap_lines(node: Gap, walk: Walk) -> _GapLines:
         known = walk.ranges.lines.get(position)  # signs of split neurons may give others, on the way back
         half = (known or ACTIVATIONS[node.kind].lines(node.alpha, at.lower, at.upper)).half
         other = other + half.level + half.slope * at.center_radius[0]
-    return _GapLines(lines, ~(own > other))
+    return _GapLines(lines, ~(own > 2 * other))
 
 
 # 2. The rules

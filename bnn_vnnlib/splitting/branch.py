@@ -31,7 +31,7 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Constraints, Problem, feasible, point_box
 from bnn_vnnlib.rounding import TINY, UNIT
-from bnn_vnnlib.splitting.frontier import Boxes, Frontier
+from bnn_vnnlib.splitting.frontier import Boxes, Frontier, paired
 
 # 1. Pairs
 
@@ -305,8 +305,9 @@ class Branching:
             live = torch.nn.functional.pad(open_, (0, 1)).gather(-1, _case_of(problem, lower))
             steepest = torch.where(live[..., None], slope.abs(), 0.0).amax(1)
         if problem.constraints is not None:
-            low, high = _constrained(problem.constraints, low, high)
+            low, high = constrained(problem.constraints, low, high)
         kept = torch.nonzero((low <= high).all(-1) & ~self._witnesses.violated[boxes.owner])[:, 0]
+        steepest = paired(self._bounds.engine.network, steepest)
         return Boxes(boxes.owner[kept], low[kept], high[kept]), steepest[kept]
 
     def _look(self, pairs: Pairs, boxes: Boxes, lower: Tensor, slope: Tensor, open_: Tensor) -> None:
@@ -338,7 +339,7 @@ def _hull(problem: Problem, boxes: Boxes, least: Tensor, slope: Tensor, open_: T
     return torch.where(empty, torch.inf, down).amin(1), torch.where(empty, -torch.inf, up).amax(1)
 
 
-def _constrained(extra: Constraints, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def constrained(extra: Constraints, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Cut boxes (P, n) by the linear constraints of their items."""
     empty = (low > high).any(-1)[:, None]
     low, high = torch.where(empty, high, low), torch.where(empty, low, high)  # in order, and empty again below

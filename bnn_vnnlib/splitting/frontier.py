@@ -32,6 +32,8 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.network.nodes import Gap
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
@@ -173,6 +175,19 @@ class Frontier(Generic[_T]):
     def _count(self, items: Items) -> Tensor:
         """(N,)."""
         return torch.bincount(items.owner, minlength=len(self._spent))
+
+
+def paired(network: Network, steepness: Tensor) -> Tensor:
+    """Of two networks in differences all parts of an input are as steep as x_f - x_g is, at least; (P, n).
+
+    A difference of two activations has lines in the difference alone, whose slopes depend on the ranges of both
+    inputs: the width of x_f costs as much, and no slope tells.
+    """
+    gaps = [node for node in network.nodes if isinstance(node, Gap)]
+    if not gaps:
+        return steepness
+    parts = steepness.unflatten(-1, (3 if gaps[0].quotient else 2, -1))
+    return parts.maximum(parts[:, 1:2]).flatten(1)
 
 
 # 2. Minima of rows

@@ -33,6 +33,7 @@ from bnn_vnnlib.methods.safety.refine import (
 from bnn_vnnlib.methods.safety.safety import CASELESS, NAMES, Goal, Pass, SafetyBounds, SafetyTask
 from bnn_vnnlib.methods.safety.tails import TAILS, tails_of
 from bnn_vnnlib.network.network import Mixture
+from bnn_vnnlib.network.nodes import Gap
 from bnn_vnnlib.system.clock import Deadline
 
 FEW = 100
@@ -106,7 +107,8 @@ def _stages(task: SafetyTask) -> list[Stage]:
     if large_variance is not None:
         stages.append(LargeVarianceItems(large_variance, task.problem, points, usable))
     stages.append(MorePoints(task, tails, boxes, large_variance))
-    if boxes is not None and tails is not None and boxes.count > FEW:
+    apart = any(isinstance(node, Gap) for node in task.bounds.engine.network.nodes)
+    if boxes is not None and tails is not None and boxes.count > FEW and not apart:  # of differences tails know more
         stages += [BoxSplitting(boxes, points, mass, only_likely=True) for mass in masses]
     if tails is not None:
         stages += [Tuning(tails, task.problem, task.nothing), InputSplitting(task, tails)]

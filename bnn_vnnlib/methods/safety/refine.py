@@ -51,8 +51,8 @@ from bnn_vnnlib.problem.outputs import outside
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import before_softmax
 from bnn_vnnlib.problem.weight_sets import margin_of
-from bnn_vnnlib.splitting.branch import Branching, Decided
-from bnn_vnnlib.splitting.frontier import Forest
+from bnn_vnnlib.splitting.branch import Branching, Decided, constrained
+from bnn_vnnlib.splitting.frontier import Forest, paired
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
@@ -481,8 +481,13 @@ class InputSplitting:
 
     def _failures(self, problem: Problem) -> Tensor:
         """(N,) upper bounds on the probability that the item is violated; a box outside the constraints is not."""
-        own = self._tails.item_failures(problem)
-        return torch.where(outside(problem, problem.lower, problem.upper), 0.0, own)
+        none = outside(problem, problem.lower, problem.upper)
+        if problem.constraints is not None:
+            lower, upper = constrained(problem.constraints, problem.lower, problem.upper)
+            empty = (lower > upper).any(-1, keepdim=True)
+            lower, upper = torch.where(empty, problem.lower, lower), torch.where(empty, problem.upper, upper)
+            problem, none = replace(problem, lower=lower, upper=upper), none | empty[:, 0]
+        return torch.where(none, 0.0, self._tails.item_failures(problem))
 
     def _steepness(self, problem: Problem) -> Tensor:
         """(N, n): slopes of the linear function below the row that decides: the best one of the most violated case."""
@@ -495,7 +500,7 @@ class InputSplitting:
         best = torch.where(problem.exists, problem.worst(gap), torch.inf).argmin(-1, keepdim=True)
         row = torch.where(case == best, gap, -torch.inf).argmax(-1)
         slope = found.form.slope[0][torch.arange(len(row), device=row.device), row]
-        return slope.abs().nan_to_num(0.0, 0.0, 0.0)
+        return paired(self._bounds.engine.network, slope.abs().nan_to_num(0.0, 0.0, 0.0))
 
 
 # 5. Tails tuned
