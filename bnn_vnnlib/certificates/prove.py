@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.certificates.file import Arrays, write_certificate
-from bnn_vnnlib.certificates.trees import Fixed, Tails, grow, preorder
+from bnn_vnnlib.certificates.trees import Claims, Fixed, Tails, grow, preorder
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.methods.safety.by_weights import decided_samples
 from bnn_vnnlib.model.description import onnx_operators
@@ -32,6 +32,7 @@ from bnn_vnnlib.problem.problem import Problem, from_property, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.question.options import Guarantee, Options
 from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.readers.text import located
 from bnn_vnnlib.result import Query, Result, Verdict
 from bnn_vnnlib.setting import Setting, settle_run
 from bnn_vnnlib.splitting.frontier import Forest
@@ -47,6 +48,9 @@ ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
 
 MOST_BOXES = 2**17
 """Boxes of one proof: fixed weights; tails take a sixteenth of it."""
+
+FEW = 64
+"""Items that are tuned where splits do not suffice, at most."""
 
 SLACK, CURVED = 1e-9, 1e-6
 """What the checker may compute otherwise: of probability, and relative to it where lines of curves are searched for."""
@@ -126,7 +130,7 @@ def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Prope
     elif len(problem) == 0:
         found = {"rule": "empty/1"}, 0.0
     else:
-        found = _unsat(setting, problem, arrays)
+        found = _unsat(setting, problem, result.details.get("violating_samples", ()), arrays)
     if isinstance(found, str):
         return found
     proof, failure = found
@@ -160,7 +164,7 @@ def certified(
     ----------
     started : when the time limit began to count
     """
-    begun = time.monotonic()
+    begun, files = time.monotonic(), {role: located(file) for role, file in files.items()}
     setting = settle_run(model, options, prop, started)
     try:
         found = certify(path, files, setting, prop, result)
@@ -182,8 +186,15 @@ def certified(
 # unsat
 
 
-def _unsat(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[str, Any], float] | str:
-    """The proof, and what is left of probability 1 - P_safe."""
+def _unsat(
+    setting: Setting, problem: Problem, violating: Collection[int], arrays: Arrays
+) -> tuple[dict[str, Any], float] | str:  # fmt: skip
+    """The proof, and what is left of probability 1 - P_safe.
+
+    Parameters
+    ----------
+    violating : samples of which nothing can be proved
+    """
     network, posterior = setting.model.network, setting.model.posterior
     probabilistic = setting.query is Query.PROBABILISTIC
     if probabilistic and isinstance(posterior, GaussianDiagonal):
@@ -198,16 +209,17 @@ def _unsat(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[str
     samples = weight_sets.SampledWeights.of(network, posterior, setting.device)
     chosen = torch.arange(samples.count)
     copies = _copies(problem, samples.count)
-    leaves = Fixed(setting.bounds, samples.boxes(chosen))
-    forest = grow(leaves, copies, MOST_BOXES, _all_proved(copies), setting.deadline)
-    proved = copies.all_items(forest.roots() == 0)
+    hopeless = torch.tensor([index in violating for index in range(samples.count)], device=setting.device)
+    leaves, proved = Fixed(setting.bounds, samples.boxes(chosen)), _all_proved(copies)
+    forest = grow(leaves, copies, MOST_BOXES, lambda failures: proved(failures) | hopeless, setting.deadline)
+    held = proved(forest.roots())
     trees = _items(forest, copies, arrays, lambda tree: {"rule": "linear/1"})["items"]
     count, parts = len(problem), []
-    for index in torch.nonzero(proved)[:, 0].tolist():
+    for index in torch.nonzero(held)[:, 0].tolist():
         items = {"rule": "items/1", "items": trees[index * count : (index + 1) * count]}
         parts.append({"index": index, "proof": items})
     shares = [Fraction(float(p)) for p in posterior.probabilities]
-    left = sum((share for share, ok in zip(shares, proved.tolist(), strict=True) if not ok), Fraction(0)) / sum(shares)
+    left = sum((share for share, ok in zip(shares, held.tolist(), strict=True) if not ok), Fraction(0)) / sum(shares)
     arrays.stored = {name: arrays.stored[name] for name in _arrays_of(parts)}
     return {"rule": "samples/1", "samples": parts}, float(left)
 
@@ -244,11 +256,25 @@ def _by_tails(
 
     def leaf(boxes: Tensor) -> dict[str, Any]:
         part = forest.boxes(boxes)
-        budgets = leaves.best(part, leaves.of_cases)[1]
-        claims = leaves.claims(part.lower, part.upper, budgets)
-        return {"rule": "tails/1", **{key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}}
+        return _tails(leaves.claims(part.lower, part.upper, leaves.best(part, leaves.of_cases)[1]), arrays)
 
-    return _items(forest, problem, arrays, leaf), float(forest.roots().sum()) * (1 + CURVED)
+    failures, tuned = forest.roots(), {}
+    if not bool(enough(failures)) and len(problem) <= FEW:
+        found, claims = leaves.tuned(problem, failures, setting.deadline)
+        tuned = {index: claims.of(index) for index in torch.nonzero(found < failures)[:, 0].tolist()}
+        failures = torch.minimum(found, failures)
+        forest = forest.without(sorted(tuned))
+    node = _items(forest, problem, arrays, leaf)
+    for index, own in tuned.items():
+        node["items"][index]["tree"]["leaf"] = _tails(own, arrays)
+    arrays.stored = {name: arrays.stored[name] for name in _arrays_of(node)}
+    return node, float(failures.sum()) * (1 + CURVED)
+
+
+def _tails(claims: Claims, arrays: Arrays) -> dict[str, Any]:
+    """A leaf of rule `tails/1`; what is not claimed is left out."""
+    parts = {key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}
+    return {"rule": "tails/1", **{key: part for key, part in parts.items() if part or key in ("lower", "upper")}}
 
 
 def _items(forest: Forest, problem: Problem, arrays: Arrays, leaf: Any) -> dict[str, Any]:
@@ -311,8 +337,8 @@ def _at_point(
     failures, budgets = leaves.best(asked, total)
     item = int(torch.where(inside, failures, 2.0).argmin())
     claims = leaves.claims(lower[item : item + 1], upper[item : item + 1], budgets[item : item + 1])
-    leaf = {"rule": "tails/1", **{key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}}
-    return {"rule": "point/1", "x": arrays.name(points[item].numpy()), "leaf": leaf}, float(failures[item])
+    x = arrays.name(points[item].numpy())
+    return {"rule": "point/1", "x": x, "leaf": _tails(claims, arrays)}, float(failures[item])
 
 
 def _of_samples(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.tails import Tail, claimed
+from bnn_vnnlib.bounds.tails import Tail, TailEngine, claimed
+from bnn_vnnlib.bounds.tails.engine import Rows, tuned
 from bnn_vnnlib.bounds.tails.run import Deviations, Plan, Run
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.gaussian.normal import quantile
@@ -42,6 +43,9 @@ MARGIN = 1e-9
 
 GAIN = 0.995
 """Boxes with tails are not doubled again if the last time their failures fell by less."""
+
+STEPS, UNUSED = 100, -60.0
+"""Of a descent; logits of the shares of what no rule claims."""
 
 EVENTS = 3
 """Claims of an element: below, above, variation."""
@@ -97,11 +101,16 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """Of some boxes, (N, width) for each claimed layer."""
+    """Of some boxes, (N, width) for each claimed layer; slopes : (N, 2, width), none where they are the usual ones."""
 
     lower: list[NDArray[np.float64]]
     upper: list[NDArray[np.float64]]
     near: list[NDArray[np.float64]]
+    slopes: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def of(self, index: int) -> Claims:
+        """Those of one box."""
+        return Claims(*([one[index : index + 1] for one in part] for part in vars(self).values()))
 
 
 class Tails:
@@ -154,6 +163,43 @@ class Tails:
                         part[i].append(values[0].reshape(len(index), -1).cpu().numpy())
         return Claims(*([np.concatenate(one) for one in part if one] for part in found))
 
+    def tuned(self, problem: Problem, failures: Tensor, deadline: Deadline) -> tuple[Tensor, Claims]:
+        """(N,) failures of items that are not split, after a descent on budgets, their shares and slopes; the claims.
+
+        Parameters
+        ----------
+        failures : (N,) to start from
+        """
+        box, rows = (problem.lower, problem.upper), problem.rows
+        engine = TailEngine(self._network, deadline)
+        asked = Rows(self._network, self._means, self._noise, box, rows.outputs, rows.inputs, 1, slice(None))
+        tuning = engine.start(asked, (failures / 3).clamp(BUDGETS[0], 0.1))
+        start = 0
+        for place in tuning.places:  # no rule claims the mean given the earlier layers
+            size = math.prod(self._network.nodes[place].shape)
+            tuning.shares[:, start + 2 * size : start + 4 * size] = UNUSED
+            start += 5 * size
+
+        def tail(plan: Plan) -> Tail:
+            return Tail(asked.tail(_usual(plan)).bounds)
+
+        def total(found: Tensor) -> Tensor:
+            return self.of_cases(problem, found)[0]
+
+        tuned(tuning, tail, rows.bound, total, STEPS, lambda: deadline.passed)
+        with torch.no_grad():
+            plan, spent = tuning.plan(rounded=True)
+            value = total(tail(plan).failure(rows.bound)) + spent
+            run = asked.run(_usual(plan))
+        near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
+        z = [run.ranges.values[place] for place in self._places]
+        lines = [run.ranges.lines.get(place + 1) for place in self._places]
+        slopes = [torch.stack(line.parts[::2], 2) if line else torch.ones(1, len(value), 2, 1) for line in lines]
+        sides = [one.lower for one in z], [one.upper for one in z], near
+        found = [[part[0].reshape(len(value), -1).cpu().numpy() for part in side] for side in sides]
+        hints = [part[0].reshape(len(value), 2, -1).cpu().numpy() for part in slopes]
+        return value.clamp(max=1.0), Claims(found[0], found[1], found[2], hints)
+
     def steepness(self, problem: Problem) -> Tensor:
         """Of the mean network's rows."""
         return Fixed(self._bounds, self._means).steepness(replace(problem, instance=torch.zeros_like(problem.instance)))
@@ -164,6 +210,11 @@ class Tails:
         plan = Plan(dict.fromkeys(claimed(self._network), Deviations(levels, levels, levels[1])))
         box = Interval(*(side[None].expand(len(budgets), -1, -1) for side in (lower, upper)))
         return Run(self._network, self._means, self._noise, box, plan)
+
+
+def _usual(plan: Plan) -> Plan:
+    """The plan without what has no rule."""
+    return replace(plan, moves={}, thorough=False)
 
 
 def random_claims(network: Network, posterior: GaussianDiagonal) -> list[int]:

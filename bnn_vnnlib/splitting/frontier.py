@@ -423,6 +423,14 @@ class Forest:
         nodes.first[parent] = len(self) + 2 * torch.arange(count, device=index.device)
         self.nodes = nodes.join(new.pick(side_by_side))
 
+    def without(self, items: list[int]) -> Forest:
+        """The forest with some items not split."""
+        pruned = Forest(self.problem, self.nodes.own[: len(self.problem)])
+        first = self.nodes.first.clone()
+        first[items] = -1
+        pruned.nodes = replace(self.nodes, first=first)
+        return pruned
+
     def roots(self) -> Tensor:
         """(N,) upper bounds on the probability that the item is violated: of its box and of all ways to split it."""
         nodes = self.nodes

@@ -292,33 +292,28 @@ class Ranges:
         self.lines.append(lines(layer, z, self.hints.get(k)))
 
     def next(self) -> Box:
-        """The range of the next layer's z, from those in front of it: by intervals, and by walks where they matter."""
+        """The range of the next layer's z, from those in front of it: the better of intervals and walks."""
         k = len(self.z)
         found = self.chain.intervals(k, self.h[k])
         if k == 0 or not found.finite:
             return found
-        if self.chain.layers[k].activation in ("relu", "leaky"):
-            open_ = np.flatnonzero((found.lower < 0) & (found.upper > 0))
-        else:
-            open_ = np.arange(len(found.lower))
-        if len(open_) == 0:
-            return found
-        units = np.zeros((2 * len(open_), len(found.lower)))
-        units[np.arange(len(open_)), open_] = 1.0
-        units[len(open_) + np.arange(len(open_)), open_] = -1.0
-        least = np.array([below(value) for value in self.walk(k, units)])
-        lower, upper = found.lower.copy(), found.upper.copy()
-        lower[open_] = np.maximum(lower[open_], least[: len(open_)])
-        upper[open_] = np.minimum(upper[open_], -least[len(open_) :])
-        return Box(lower, upper)
+        size = len(found.lower)
+        least = np.array([below(value) for value in self.walk(k, np.concatenate([np.eye(size), -np.eye(size)]))])
+        return Box(np.maximum(found.lower, least[:size]), np.minimum(found.upper, -least[size:]))
+
+    def folded(self, k: int, rows: Floats, inputs: Floats | None = None) -> list[arb]:
+        """Lower bounds of rows over z_k, plus `inputs` over x, from the range of h_k alone."""
+        exact = matrix(rows)
+        total = self.chain.through(k, exact) * self.h[k].balls + exact * self.chain.bias(k)
+        total = total if inputs is None else total + matrix(inputs) * self.box.balls
+        return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
 
     def walk(self, k: int, rows: Floats, inputs: Floats | None = None, noise: Noise | None = None) -> list[arb]:
         """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, for the mean weights."""
-        a, total = rows, column([ZERO] * len(rows))
+        a, exact, total = rows, matrix(rows), column([ZERO] * len(rows))
         for at in range(k, -1, -1):
             if noise is not None:
                 noise.charge(at, a)
-            exact = matrix(a)
             total = total + exact * self.chain.bias(at)
             wanted = self.chain.through(at, exact)
             if at == 0 and inputs is not None:
@@ -327,7 +322,7 @@ class Ranges:
             total = total + (wanted - matrix(a)) * self.h[at].balls
             if at:
                 a, paid = self._across(at - 1, a)
-                total = total + paid
+                exact, total = matrix(a), total + paid
         plus, minus = matrix(np.maximum(a, 0.0)), matrix(np.minimum(a, 0.0))
         total = total + plus * column(self.box.lower.tolist()) + minus * column(self.box.upper.tolist())
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
@@ -335,8 +330,9 @@ class Ranges:
     def _across(self, k: int, a: Floats) -> tuple[Floats, arb_mat]:
         """Rows over h_(k+1) as rows over z_k, and what is added to them (R, 1)."""
         found = self.lines[k]
-        plus, minus = np.maximum(a, 0.0), np.minimum(a, 0.0)
-        paid = matrix(plus) * found.offsets[0] + matrix(minus) * found.offsets[1]
+        paid = matrix(np.minimum(a, 0.0)) * found.offsets[1]
+        if not all(offset.is_zero() for offset in found.offsets[0].entries()):  # those below Relu are 0
+            paid = paid + matrix(np.maximum(a, 0.0)) * found.offsets[0]
         slope = np.where(a >= 0, found.slopes[0], found.slopes[1])
         chosen = np.nan_to_num(a * slope, posinf=0.0, neginf=0.0)
         extra = _missed(a, slope, chosen, self.z[k].balls)

@@ -29,7 +29,7 @@ from bnn_vnnlib_check.model import Model, read_model
 from bnn_vnnlib_check.proof import Tick, proved
 from bnn_vnnlib_check.vnnlib import Property, number, read_property
 
-MOST_BYTES = 2**31
+MOST_BYTES = 2**30
 TAU = "0.95"
 QUERIES = ("probabilistic", "deterministic")
 
@@ -91,9 +91,11 @@ def check(
 
 
 def _bound_to(path: Path, node: Node, role: str) -> bytes:
-    """The bytes of a file that the certificate is about, unpacked if the name ends in .gz."""
+    """The bytes of a file that the certificate is about, or of its only `path`.gz; unpacked if they are packed."""
     size, digest = node.whole("size"), node.text("sha256")
     node.done()
+    packed = path.with_name(f"{path.name}.gz")
+    path = packed if packed.is_file() and not path.exists() else path
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -105,7 +107,7 @@ def _bound_to(path: Path, node: Node, role: str) -> bytes:
         raise RejectedError(
             f"the certificate is about another {role}: size or SHA-256 of {path} is not the recorded one"
         )
-    if path.suffix != ".gz":
+    if not data.startswith(b"\x1f\x8b"):
         return data
     try:
         unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MOST_BYTES + 1)

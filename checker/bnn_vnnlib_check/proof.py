@@ -85,19 +85,19 @@ class Network:
     def __post_init__(self) -> None:
         self.chain = Chain(self.layers)
         self.gaussian = Gaussian(self.chain) if self.chain.random(len(self.layers) - 1) else None
-        self.widths = [
-            len(layer.bias) for k, layer in enumerate(self.layers[:-1]) if self.chain.random(k)
-        ]  # of the layers that are claimed
+        self.claimed = [k for k in range(len(self.layers) - 1) if self.chain.random(k)]
 
 
 @dataclass(eq=False)
 class Leaves:
-    """The rule of all leaves of a tree, with their arrays: claims (leaves, width) of each claimed layer."""
+    """The rule of all leaves of a tree, with their arrays for each claimed layer: claims (leaves, width), and slopes
+    (leaves, 2, width) of the lines below and above, which are hints."""
 
     network: Network
     lower: list[Floats] = field(default_factory=list)
     upper: list[Floats] = field(default_factory=list)
     near: list[Floats] | None = None
+    slopes: list[Floats] | None = None
 
     @staticmethod
     def read(node: Node, file: Certificate, network: Network, count: int) -> Leaves:
@@ -110,13 +110,16 @@ class Leaves:
             node.done()
             return Leaves(network)
 
-        def arrays(key: str) -> list[Floats]:
+        def arrays(key: str, *shape: int) -> list[Floats]:
             names = node.items(key)
-            if len(names) != len(network.widths):
-                raise UnreadableError(f"{node.where}: {len(names)} arrays for {len(network.widths)} claimed layers")
-            return [file.floats(name, (count, width)) for name, width in zip(names, network.widths, strict=True)]
+            if len(names) != len(network.claimed):
+                raise UnreadableError(f"{node.where}: {len(names)} arrays for {len(network.claimed)} claimed layers")
+            widths = [len(network.layers[k].bias) for k in network.claimed]
+            return [file.floats(name, (count, *shape, width)) for name, width in zip(names, widths, strict=True)]
 
-        found = Leaves(network, arrays("lower"), arrays("upper"), arrays("near") if node.has("near") else None)
+        near = arrays("near") if node.has("near") else None
+        slopes = arrays("slopes", 2) if node.has("slopes") else None
+        found = Leaves(network, arrays("lower"), arrays("upper"), near, slopes)
         node.done()
         return found
 
@@ -126,7 +129,7 @@ class Leaves:
         if self.network.gaussian is None:
             q, failures = ZERO, self._false(box, rows, thresholds)
         else:
-            leaf = self._leaf(index, box)
+            leaf = self.leaf(index, box)
             q, failures = leaf.q, leaf.failures(rows.outputs, thresholds, rows.inputs)
         for c in range(len(cases)):
             best = arb(1)
@@ -140,29 +143,37 @@ class Leaves:
         """0 for rows that no x of the box meets, else 1."""
         if not rows.rows:
             return []
-        chain = self.network.chain
-        least = reached(chain, box).walk(len(chain) - 1, rows.outputs, rows.inputs)
+        last, ranges = len(self.network.chain) - 1, reached(self.network.chain, box)
+        either = zip(
+            ranges.walk(last, rows.outputs, rows.inputs), ranges.folded(last, rows.outputs, rows.inputs), strict=True
+        )
         return [
-            ZERO if (surely_at_least if row.strict else lambda a, b: surely_less(b, a))(value, bound) else arb(1)
-            for row, value, bound in zip(rows.rows, least, thresholds, strict=True)
+            ZERO if any(_exceeds(value, bound, row) for value in values) else arb(1)
+            for row, values, bound in zip(rows.rows, either, thresholds, strict=True)
         ]
 
-    def _leaf(self, index: int, box: Box) -> Leaf:
+    def leaf(self, index: int, box: Box) -> Leaf:
+        """A leaf with its claims."""
         if self.network.gaussian is None:
             raise RejectedError("claims of a network without noise")
         claims = [
             Claim(Box(self.lower[k][index], self.upper[k][index]), None if self.near is None else self.near[k][index])
             for k in range(len(self.lower))
         ]
-        return Leaf(self.network.gaussian, box, claims, {})
+        slopes = zip(self.network.claimed, self.slopes or [], strict=False)
+        return Leaf(self.network.gaussian, box, claims, {k: values[index] for k, values in slopes})
 
-    def hold(self, index: int, point: Box, case: Case, rows: Rows) -> arb:
-        """An upper bound of P_w(some row of the case does not hold at the point): the events, and all its rows."""
-        leaf = self._leaf(index, point)
+    def hold(self, leaf: Leaf, point: Box, rows: Rows) -> arb:
+        """An upper bound of P_w(some row of a case does not hold at the point): the events, and all its rows."""
         against = [-bound.lower() for bound in _bounds(rows, point)]
         inputs = None if rows.inputs is None else -rows.inputs
         failures = leaf.failures(-rows.outputs, against, inputs) if rows.rows else []
         return at_most_one(sum(failures, leaf.q))
+
+
+def _exceeds(least: arb, bound: arb, row: Row) -> bool:
+    """No value from `least` on meets the row."""
+    return surely_at_least(least, bound) if row.strict else surely_less(bound, least)
 
 
 # Proofs of unsat
@@ -248,7 +259,11 @@ def _at_point(node: Node, file: Certificate, network: Network, prop: Property) -
     x = [Fraction(v) for v in file.floats(node.get("x"), (prop.inputs,)).tolist()]
     leaves = None if network.gaussian is None else Leaves.read(node.node("leaf"), file, network, 1)
     node.done()
-    best, tried = arb(1), dict[tuple[Fraction, ...], list[Fraction] | list[arb]]()
+    best, boxes, tried = (
+        arb(1),
+        dict[tuple[Fraction, ...], Leaf](),
+        dict[tuple[Fraction, ...], list[Fraction] | list[arb]](),
+    )
     for case in prop.cases:
         point = tuple(_clipped(v, low, high) for v, low, high in zip(x, case.lower, case.upper, strict=True))
         if any(abs(p - v) > FAR * max(Fraction(1), abs(v)) for p, v in zip(point, x, strict=True)):
@@ -260,7 +275,9 @@ def _at_point(node: Node, file: Certificate, network: Network, prop: Property) -
                 tried[point] = network.chain.at(point)
             found = ZERO if all(_holds(row, point, tried[point]) for row in case.rows) else arb(1)
         else:
-            found = leaves.hold(0, _around(point), case, rows_of([case], prop.outputs, prop.inputs))
+            if point not in boxes:
+                boxes[point] = leaves.leaf(0, _around(point))
+            found = leaves.hold(boxes[point], _around(point), rows_of([case], prop.outputs, prop.inputs))
         best = found if surely_less(found, best) else best
     return best
 

@@ -273,7 +273,7 @@ def test_what_tuning_spends_is_what_it_uses() -> None:
     weights = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
     box, budgets = (tensor([[0.0, 0.1]]), tensor([[0.1, 0.2]])), tensor([0.01])
     engine = TailEngine(network)
-    tuning = engine._tuning(Rows(network, *weights, box, tensor([[[1.0]]]), None, 1, slice(0, 1)), budgets)
+    tuning = engine.start(Rows(network, *weights, box, tensor([[[1.0]]]), None, 1, slice(0, 1)), budgets)
     tuning.shares += tensor(rng.normal(size=tuple(tuning.shares.shape)))
     plan, spent = tuning.plan(rounded=True)
     used = 0.0

@@ -218,7 +218,7 @@ class TailEngine:
         def improved(part: slice) -> Tensor:
             rows = self._rows(means, deviations, box, outputs, inputs, 1, part)
             least, rounded = some(bound, part), rows.to(self.search)
-            tuning = self._tuning(rounded, budgets[part].to(self.search))
+            tuning = self.start(rounded, budgets[part].to(self.search))
 
             def sum_up(failures: Tensor) -> Tensor:
                 return total(failures, part)
@@ -245,8 +245,8 @@ class TailEngine:
         levels = {k: quantile(share / k)[:, :, None] for k in powers(self.network)}
         return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
 
-    def _tuning(self, rows: Rows, budgets: Tensor) -> Tuning:
-        """Start from equal shares, and from the lines that would be guessed (about: of curves, from the middle)."""
+    def start(self, rows: Rows, budgets: Tensor) -> Tuning:
+        """Equal shares, and from the lines that would be guessed (about: of curves, from the middle)."""
         slopes, moves = {}, {}
         first = rows.run(self._plan(budgets[None], False))
         for position in first.ranges.lines:
