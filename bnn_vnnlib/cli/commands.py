@@ -92,8 +92,8 @@ _ASKED, _BOUNDED, _PLACES, _FILES = "What is asked", "How it is bounded", "Time,
 GROUPS = {
     **dict.fromkeys(
         ("query", "tau_safe", "tau_unsafe", "likelihood", "rule", "outputs", "strict", "mixed", "shrink", "threshold",
-         "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius", "coupling", "goal",
-         "gap", "guarantee", "confidence", "draws"), _ASKED,
+         "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius", "coupling",
+         "goal", "gap", "guarantee", "confidence", "draws"), _ASKED,
     ),
     **dict.fromkeys(("method", "boxes", "num_boxes", "margin", "restarts", "search", "quick"), _BOUNDED),
     **dict.fromkeys(

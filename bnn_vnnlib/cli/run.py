@@ -40,6 +40,10 @@ def run(
     only: Only = None,
     rerun: Rerun = "never",
     check: Annotated[bool, typer.Option("--check", help="Check the witness of every sat (check-witness).")] = False,
+    certificates: Annotated[
+        bool,
+        typer.Option("--certificates", help="Write a certificate beside each answer that has one (bnn-vnnlib-check)."),
+    ] = False,
     workers: Workers = None,
     threads: Threads = None,
     memory: Annotated[
@@ -53,8 +57,9 @@ def run(
     """Decide all instances of VNN-COMP benchmarks.
 
     OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there),
-    and under instances/ a results file and a JSON record of each instance. An instance that crashes or runs out of
-    memory is an error; the others go on. Exit code: 0, or 1 if every instance ended in an error.
+    and under instances/ a results file and a JSON record of each instance; with --certificates also its certificate.
+    An instance that crashes or runs out of memory is an error; the others go on. Exit code: 0, or 1 if every instance
+    ended in an error.
     """
     console = stderr_console()
     with guard(console, debug):
@@ -67,7 +72,7 @@ def run(
         how = How(
             queries=_queries(query, options), arguments=("--mixed", *_arguments(settled)),
             seed=settled.seed or 0, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh,
-            check=check,
+            check=check, certificates=certificates,
         )  # fmt: skip
         where = Places.shared(workers, threads, scheduler)
         with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:

@@ -12,7 +12,7 @@ import typer
 
 from bnn_vnnlib.cli.guard import check_positive, guard, in_time, stderr_console
 from bnn_vnnlib.cli.options import Debug, Mixed, Serialise, Shrink, with_options
-from bnn_vnnlib.errors import InputError, OptionError, PropertyError
+from bnn_vnnlib.errors import InputError, OptionError, PropertyError, UnsupportedError
 from bnn_vnnlib.question.options import Options, Question
 from bnn_vnnlib.result import Query
 
@@ -117,7 +117,12 @@ def _result(
 
         if shrink is not None:
             raise OptionError("a certificate is about the property's file, and --shrink changes it: leave one out")
-        refuse(model.with_outputs_of(prop.signature), query, options.guarantee)
+        try:
+            refuse(model.with_outputs_of(prop.signature), query, options.guarantee)
+        except UnsupportedError as error:
+            if not mixed:
+                raise
+            idle, certificate = {**idle, "certificate": error.message}, None
     _load(query)
     outlet.solving = time.monotonic()
     try:

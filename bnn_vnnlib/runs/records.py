@@ -27,9 +27,9 @@ from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path, to_text
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.jobs.folder import Folder
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.task import Outcome, Task, unanswered
+from bnn_vnnlib.runs.task import Outcome, Task, certificate_path, unanswered
 from bnn_vnnlib.runs.tools import ToolTask
-from bnn_vnnlib.system.durable import make_folder
+from bnn_vnnlib.system.durable import make_folder, replacing
 
 Again = Literal["never", "failed", "unknown", "all"]
 _AGAIN: Mapping[Again, frozenset[Verdict]] = {
@@ -179,9 +179,17 @@ class Records(Folder):
             "prepare_time": outcome.prepare_time, "run_time": outcome.run_time, "checked": outcome.checked,
             "asked": task.asked, "sha256": now,
         }  # fmt: skip
+        proof, certificate = certificate_path(results), outcome.certificate
+        if getattr(task, "certificates", False):
+            digest = None if certificate is None else hashlib.sha256(certificate).hexdigest()
+            run["certificate"] = None if digest is None else {"file": proof.name, "sha256": digest}
         record = {**outcome.record, "run": run}
         run["digest"] = _digest(record, outcome.results.encode())
         results.unlink(missing_ok=True)
+        proof.unlink(missing_ok=True)
+        if certificate is not None:
+            with replacing(proof) as stream:
+                stream.write(certificate)
         write_text(sidecar_path(results), to_text(record))
         if outcome.log:
             write_text(results.with_suffix(".log"), outcome.log)

@@ -36,6 +36,7 @@ class How:
     memory : bytes of data for a process
     fresh : a process of its own for each instance
     check : have every witness checked
+    certificates : have certificates written
     """
 
     queries: tuple[str | None, ...] = (None,)
@@ -45,6 +46,7 @@ class How:
     memory: float | None = None
     fresh: bool = False
     check: bool = False
+    certificates: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -77,6 +79,7 @@ class How:
             memory=self.memory,
             fresh=self.fresh,
             check=self.check,
+            certificates=self.certificates,
             missing=tuple(map(str, instance.missing)),
             own_timeout=instance.timeout,
         )

@@ -91,6 +91,12 @@ COLUMNS = (
     _Column("run_time", "number", "seconds as seen from outside, reading the files included", _at("run", "run_time")),
     _Column("seed", "number", "seed of attacks and sampled boxes", _at("seed")),
     _Column("checked", "text", "what check-witness said of a sat, if it was asked to", _at("run", "checked")),
+    _Column(
+        "certificate",
+        "text",
+        "what the certificate claims: unsat, sat, or bound, which is less than the answer",
+        _at("details", "certificate", "verdict"),
+    ),
     _Column("reason", "text", "why there is no verdict", reason_of),
 )
 """In the order of the table. The file's path comes first, as the column `results_file`."""

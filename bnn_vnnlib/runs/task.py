@@ -48,6 +48,7 @@ class Task:
     threads, memory : of the process (threads None: as its environment says, else 1); bytes
     fresh : a process of its own
     check : have the witness of a `sat` checked by `bnn-vnnlib check-witness`
+    certificates : have a certificate written where there is one (`bnn_vnnlib.certificates`)
     missing : files that are not there; such an instance is an `error` without work
     own_timeout : that of its line in the table, which `timeout` may replace: it tells apart two lines of the same files
     """
@@ -65,6 +66,7 @@ class Task:
     memory: float | None = None
     fresh: bool = False
     check: bool = False
+    certificates: bool = False
     missing: tuple[str, ...] = ()
     own_timeout: float | None = None
 
@@ -77,8 +79,9 @@ class Task:
     @property
     def asked(self) -> dict[str, Any]:
         """What decides the outcome beside the files, as JSON values."""
-        return {"version": __version__, "arguments": list(self.arguments), "timeout": self.timeout,
-                "memory": self.memory}  # fmt: skip
+        asked = {"version": __version__, "arguments": list(self.arguments), "timeout": self.timeout,
+                 "memory": self.memory}  # fmt: skip
+        return {**asked, "certificates": True} if self.certificates else asked
 
     def command(self, results: Path) -> list[str]:
         """The command line that decides the instance."""
@@ -86,6 +89,8 @@ class Task:
         limit = [] if self.timeout is None else [f"--timeout={self.timeout}"]
         if self.memory is not None:
             limit.append(f"--memory={self.memory / 2**30}")
+        if self.certificates:
+            limit.append(f"--certificate={certificate_path(results)}")
         return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
 
     def check_command(self, results: Path, query: str) -> list[str]:
@@ -108,6 +113,7 @@ class Outcome:
     prepare_time, run_time : seconds: for a process that is ready to work; for the work, as measured from outside
     log : what was printed, if it failed
     checked : what `check-witness` said of the witness; None: not asked, or no witness
+    certificate : the file, None where there is none
     """
 
     results: str
@@ -116,11 +122,17 @@ class Outcome:
     run_time: float
     log: str = ""
     checked: str | None = None
+    certificate: bytes | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The first line of the results file."""
         return Verdict(self.results.split(maxsplit=1)[0])
+
+
+def certificate_path(results: Path) -> Path:
+    """Where the certificate of a results file lies."""
+    return results.with_suffix(".cert")
 
 
 @dataclass
@@ -223,7 +235,10 @@ def _read(attempt: _Attempt, taken: float) -> Outcome | None:
     except (InputError, OSError):
         return None
     log = tail(attempt.log) if verdict is Verdict.ERROR else ""
-    return Outcome(attempt.results.read_text(encoding="utf-8"), record, attempt.prepare_time, taken, log)
+    proof = certificate_path(attempt.results)
+    certificate = proof.read_bytes() if proof.is_file() else None
+    results = attempt.results.read_text(encoding="utf-8")
+    return Outcome(results, record, attempt.prepare_time, taken, log, certificate=certificate)
 
 
 def unanswered(

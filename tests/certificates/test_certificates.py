@@ -6,6 +6,7 @@ is that at x = u, if it is negative at all, so that P_safe is an integral over w
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
@@ -233,6 +234,29 @@ def test_a_mutant_of_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(found, Certified)
     with pytest.raises(RejectedError, match="does not exclude a violation"):
         checker.check(*paths)
+
+
+def test_a_run(tmp_path: Path) -> None:
+    """`run --certificates`: a file beside each answer that has one, its hash and claim; other instances as they are."""
+    one = network(tmp_path, "gaussian")
+    one.arrays = {}
+    model, prop, path = one.write("")
+    path.unlink()
+    other = tmp_path / "q.vnnlib"
+    other.write_bytes(b"; bnn-vnnlib: query=decision\n" + prop.read_bytes())
+    (tmp_path / "instances.csv").write_text(f"{model.name},{prop.name},20\n{model.name},{other.name},20\n")
+    asked = "run", tmp_path, "--out", tmp_path / "out", "--certificates", "--workers", "1", "--likelihood", "gaussian"
+    call(*asked)
+    records = {file: json.loads(file.read_text()) for file in (tmp_path / "out" / "instances").rglob("*.json")}
+    (with_it,) = [file for file, record in records.items() if record["query"] == "probabilistic"]
+    (without,) = [record for record in records.values() if record["query"] == "decision"]
+    proof = with_it.with_name(records[with_it]["run"]["certificate"]["file"])
+    assert hashlib.sha256(proof.read_bytes()).hexdigest() == records[with_it]["run"]["certificate"]["sha256"]
+    assert checker.check(model, prop, proof).startswith("accepted: probabilistic, ")
+    assert without["run"]["certificate"] is None
+    assert any("no rule for query decision in certificates" in note for note in without["notes"])
+    table = (tmp_path / "out" / "table.csv").read_text().splitlines()
+    assert table[0].count(",certificate,") == 1
 
 
 def test_refusals(tmp_path: Path) -> None:
