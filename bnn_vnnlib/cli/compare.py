@@ -33,7 +33,7 @@ def _recipes(asked: bool) -> None:
 
 def compare(
     benchmarks: Annotated[list[Path], typer.Argument(help="As for run.")],
-    out: Annotated[Path, typer.Option(help="Folder for all results; a comparison that was ended goes on in it.")],
+    out: Annotated[Path, typer.Option(help="Folder for all results; an interrupted comparison resumes from it.")],
     tool: Annotated[
         list[str] | None,
         typer.Option(

@@ -26,7 +26,7 @@ ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
 InputsFile = Annotated[
     Path, typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder for all results; a job that was ended goes on in it.")]
+Out = Annotated[Path, typer.Option(help="Folder for all results; an interrupted job resumes from it.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="cores / threads")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads of each process.", show_default="OMP_NUM_THREADS, else 1")

@@ -31,7 +31,7 @@ def run(
         list[Path],
         typer.Argument(help="Benchmark folders, folders of benchmarks or of version folders, or instances.csv files."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for all results; a run that was ended goes on in it.")],
+    out: Annotated[Path, typer.Option(help="Folder for all results; an interrupted run resumes from it.")],
     query: Annotated[
         list[str] | None,
         typer.Option(help="What is asked of every instance; may be given several times.", show_default="as verify"),
@@ -58,7 +58,7 @@ def run(
 
     OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there),
     and under instances/ a results file and a JSON record of each instance; with --certificates also its certificate.
-    An instance that crashes or runs out of memory is an error; the others go on. Exit code: 0, or 1 if every instance
+    An instance that crashes or runs out of memory is an error; the run continues. Exit code: 0, or 1 if every instance
     ended in an error.
     """
     console = stderr_console()
