@@ -1,9 +1,11 @@
-"""Of mkdocs: what a page of docs/ needs to become one of the site."""
+"""Of mkdocs: what a page of docs/ needs to become one of the site. Links, and formulas as MathML, which browsers draw."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+from html import unescape
+from importlib import import_module
 from typing import Any
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
@@ -22,3 +24,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"`{path}`" if text.strip("/") in path or path in text else f"{found[1]} (`{path}`)"
 
     return LINK.sub(named, markdown)
+
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """LaTeX as MathML: no script, and nothing to load."""
+
+    def drawn(found: re.Match[str]) -> str:
+        display = "block" if found[1] == "div" else "inline"
+        converted: str = import_module("latex2mathml.converter").convert(unescape(found[2]), display=display)
+        return f"<{found[1]}>{converted}</{found[1]}>"
+
+    return FORMULA.sub(drawn, html)
