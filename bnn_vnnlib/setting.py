@@ -194,7 +194,8 @@ class Setting:
         if self.query is Query.DECISION:
             from bnn_vnnlib.methods.statistical.decision import decide
 
-            outcome = decide(self.bounds, self.posterior, self.question.rule, problem, attack, sampling)
+            rule, gap = self.question.rule, self.options.wanted_gap
+            outcome = decide(self.bounds, self.posterior, rule, problem, attack, sampling, gap)
             decided = self._verdicts(problem.all_items(outcome.refuted), problem.any_item(outcome.violated))
             return Answer(problem, outcome, decided, methods.of_decision(self, outcome))
         from bnn_vnnlib.methods.statistical.safety import safety_bounds

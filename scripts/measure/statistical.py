@@ -80,7 +80,7 @@ def network(model: Path, archive: Path, eps: float = 0.01, draws: int = 20_000, 
         low, high = np.clip(x - eps, 0, 1), np.clip(x + eps, 0, 1)
         begun = time.process_time()
         found = verify_batch(net, low, high, labels=label, query="probabilistic", guarantee="statistical", draws=draws,
-                             tau_safe=1.0, tau_unsafe=0.0, seed=i)  # fmt: skip
+                             goal="bounds", seed=i)  # fmt: skip
         took = time.process_time() - begun
         if found.draws is None:
             raise SystemExit("no draws were counted")

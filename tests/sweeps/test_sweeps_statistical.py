@@ -26,7 +26,7 @@ def source() -> Source:
 def test_a_sweep_says_confidence_and_draws_and_keeps_its_seed(tmp_path: Path) -> None:
     lower, upper = np.array([[1.0], [2.0]]), np.array([[1.5], [3.0]])
     table = make_table({"lower": lower, "upper": upper, "label": np.array([0, 0])})
-    how = Options(guarantee="statistical", confidence=0.999, draws=200, tau_safe=1.0, tau_unsafe=0.0)
+    how = Options(guarantee="statistical", confidence=0.999, draws=200, goal="bounds")
     found = sweep([Pair(source(), table)], how, out=tmp_path / "out").columns
     for place, truth in enumerate(ndtr([2.0, 4.0])):
         assert found["p_safe_lower"][place] <= truth <= found["p_safe_upper"][place]

@@ -54,15 +54,20 @@ _COUNTS = 2**24
 
 
 def decide(
-    bounds: OutputBounds, posterior: Posterior, rule: Rule, problem: Problem, settings: Attack, sampling: Sampling
-) -> DecisionOutcome:
+    bounds: OutputBounds, posterior: Posterior, rule: Rule, problem: Problem, settings: Attack, sampling: Sampling,
+    gap: float | None = None,
+) -> DecisionOutcome:  # fmt: skip
     """Bound D over every item, refute its cases, or show a violation at a point chosen before.
+
+    Parameters
+    ----------
+    gap : the work ends where all outputs have such bounds; None: where all is decided
 
     Raises
     ------
     UnsupportedError : expected outputs that have no certain range; rows over medians of several outputs
     """
-    run = _Run(bounds, posterior, rule, problem, settings, sampling)
+    run = _Run(bounds, posterior, rule, problem, settings, sampling, gap)
     run.work()
     return run.outcome()
 
@@ -149,8 +154,9 @@ class _Run:
 
     def __init__(
         self, bounds: OutputBounds, posterior: Posterior, rule: Rule, problem: Problem, settings: Attack,
-        sampling: Sampling,
+        sampling: Sampling, gap: float | None,
     ) -> None:  # fmt: skip
+        self._gap, self._narrow = gap, False
         self._bounds, self._posterior, self._rule = bounds, posterior, rule
         self._problem, self._settings, self._sampling = problem, settings, sampling
         device = problem.lower.device
@@ -169,7 +175,7 @@ class _Run:
 
     def work(self) -> None:
         """Until all instances are decided, all draws are counted, or time is up; all draws where nothing is asked."""
-        deadline = self._bounds.engine.deadline
+        deadline, looked = self._bounds.engine.deadline, 0
         rows = 2 * (self._height + self._outputs)
         for index in self._networks.batches(rows):
             if deadline.passed or self._done:
@@ -180,6 +186,9 @@ class _Run:
             self._counted += len(index)
             self._open += int((~says).sum())
             self._judge()
+            if self._gap is not None and self._counted >= 1.2 * looked:
+                low, looked = self._over_evidence.lower()[:, 2 * self._height :], self._counted
+                self._narrow = bool((-low[:, self._outputs :] - low[:, : self._outputs] <= self._gap).all())
 
     def outcome(self) -> DecisionOutcome:
         """What is shown."""
@@ -197,6 +206,8 @@ class _Run:
 
     @property
     def _done(self) -> bool:
+        if self._gap is not None:
+            return self._narrow
         problem = self._problem
         settled = problem.all_items(self._refuted) | problem.any_item(self._violated)
         return bool(settled.all()) and bool(problem.exists.any())

@@ -115,9 +115,8 @@ class _Run:
 
     @property
     def _open(self) -> Tensor:
-        """(I,): the thresholds are open; 0 and 1 decide nothing, and ask for the interval alone."""
-        goal, gap = self._task.goal, self._upper - self._lower
-        return goal.open(self.found) if goal.gap is not None or goal.unsafe > 0 or goal.safe < 1 else gap > 0
+        """(I,)."""
+        return self._task.goal.open(self.found)
 
     def _look(self, index: Ints) -> None:
         """The draws that follow, of all open instances."""
