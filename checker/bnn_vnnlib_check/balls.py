@@ -63,6 +63,7 @@ def _beyond(x: arb, end: float, reached: Callable[[arb, arb], bool]) -> float:
     if not x.is_finite():
         return end
     value = float(x.lower() if end < 0 else x.upper())
+    value = math.nextafter(value, end) if value == -end else value  # beyond the floats, on the other side
     while math.isfinite(value) and not reached(x, arb(value)):
         value = math.nextafter(value, end)
     return value

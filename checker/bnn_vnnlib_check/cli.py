@@ -134,9 +134,10 @@ def _question(top: Node, model: Model, prop: Property, asked: Mapping[str, str])
     safe, unsafe = settings.get("tau_safe"), settings.get("tau_unsafe")
     taus = {"tau_safe": number(safe or unsafe or TAU), "tau_unsafe": number(unsafe or safe or TAU)}
     for name, tau in taus.items():
-        own = number(top.text(name))
-        if own != tau or not 0 <= tau <= 1:
-            raise RejectedError(f"the certificate is about {name} {float(own)}, asked is {float(tau)}")
+        if not 0 <= tau <= 1:
+            raise UnreadableError(f"{name} is no probability")
+        if number(top.text(name)) != tau:
+            raise RejectedError(f"the certificate is about {name} {top.text(name)[:20]}, asked is {float(tau):g}")
     return query, taus
 
 
@@ -219,8 +220,8 @@ def main() -> NoReturn:
     except UnreadableError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except (MemoryError, RecursionError) as error:
-        sys.stderr.write(f"error: {type(error).__name__} while the files were read\n")
+    except Exception as error:  # whatever it is, nothing was accepted
+        sys.stderr.write(f"error: the files could not be checked ({type(error).__name__}: {str(error)[:200]})\n")
         sys.exit(2)
     sys.stdout.write(f"{said}\n")
     sys.exit(0)

@@ -5,6 +5,7 @@ Which cases have to be covered by which boxes is never read from the certificate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -43,8 +44,11 @@ class Rows:
 
 
 def rows_of(cases: Sequence[Case], outputs: int, inputs: int) -> Rows:
-    """The rows of all cases. Coefficients that are no floats are rounded, and the rest is kept."""
-    rows = tuple(row for case in cases for row in case.rows)
+    """The rows of all cases, times a number that makes their coefficients of outputs whole.
+
+    Coefficients of inputs that are no floats are rounded, and the rest is kept.
+    """
+    rows = tuple(_whole(row) for case in cases for row in case.rows)
     of = tuple(i for i, case in enumerate(cases) for _ in case.rows)
     if len(rows) > MOST_ROWS:
         raise UnreadableError(f"a box with more than {MOST_ROWS} rows")
@@ -52,14 +56,27 @@ def rows_of(cases: Sequence[Case], outputs: int, inputs: int) -> Rows:
     for r, row in enumerate(rows):
         rest = {}
         for i, value in row.outputs.items():
-            c[r, i] = float(value)
+            c[r, i] = _float(value)
             if Fraction(c[r, i]) != value:
                 raise UnreadableError("no rule for a coefficient of an output that is no float64")
         for i, value in row.inputs.items():
-            g[r, i] = float(value)
+            g[r, i] = _float(value)
             rest[i] = value - Fraction(g[r, i])
         missed.append({i: value for i, value in rest.items() if value})
     return Rows(rows, of, c, g if g.any() else None, tuple(missed))
+
+
+def _whole(row: Row) -> Row:
+    scale = Fraction(math.lcm(*(a.denominator for a in row.outputs.values())))
+    outputs, inputs = ({i: scale * a for i, a in part.items()} for part in (row.outputs, row.inputs))
+    return Row(outputs, inputs, scale * row.bound, row.strict)
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise UnreadableError("a coefficient of the property is larger than any float64") from error
 
 
 def _bounds(rows: Rows, box: Box) -> list[arb]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bnn_vnnlib_check.errors import RejectedError
 from by_hand import ACCEPTED, Instance, items, model, one_leaf, prop, tails
 
 IDENTITY = [([[1.0], [-1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])]
@@ -94,6 +95,15 @@ def test_rows_that_mention_inputs(tmp_path: Path) -> None:
     """y = x: the row Y_0 - X_0 + 0.1 <= 0 is false, as the walk's coefficients cancel."""
     one = Instance(tmp_path, model(IDENTITY), prop([(1, 2)], 1, "(<= (+ Y_0 0.1) X_0)"))
     assert one.said(one.claim(items(), one_leaf([1], [2]))).startswith(ACCEPTED)
+
+
+def test_coefficients_that_are_no_floats(tmp_path: Path) -> None:
+    """0.3 y <= 0.1 x: both sides are scaled until the coefficients of y are whole; what g misses is paid for."""
+    one = Instance(tmp_path, model(IDENTITY), prop([(1, 2)], 1, "(<= (* 0.3 Y_0) (* 0.1 X_0))"))
+    assert one.said(one.claim(items(), one_leaf([1], [2]))).startswith(ACCEPTED)
+    third = Instance(tmp_path, model(IDENTITY), prop([(1, 1)], 1, "(<= (* 0.3 Y_0) (* 0.3 X_0))"))
+    with pytest.raises(RejectedError):
+        third.said(third.claim(items(), one_leaf([1], [1])))
 
 
 def test_samples(tmp_path: Path) -> None:

@@ -187,6 +187,11 @@ def test_an_entry_twice(tmp_path: Path) -> None:
         (")", "never opened"),
         ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (=> (<= Y_0 0) (<= Y_0 1)))", "not known"),
         ("(declare-const X_0 Real)(assert (<= X_0 1e99999))", "not"),
+        (
+            "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 1))(assert (<= X_0 2))"
+            "(assert (<= (* 1e900 Y_0) 0))",
+            "larger than any float64",
+        ),
     ],
 )
 def test_properties(tmp_path: Path, text: str, why: str) -> None:

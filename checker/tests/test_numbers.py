@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ def test_floats_around_a_ball(value: float) -> None:
     assert below(arb(value, 1)) <= value - 1
     assert above(arb(value, 1)) >= value + 1
     assert (below(arb.nan()), above(arb.pos_inf())) == (-math.inf, math.inf)
+    assert (below(arb(10) ** 400), above(-(arb(10) ** 400))) == (sys.float_info.max, -sys.float_info.max)
 
 
 @pytest.mark.parametrize("z", [0.1, 1.0, 3.0, 8.0, 20.0])
