@@ -1,4 +1,4 @@
-"""Of mkdocs: what a page of docs/ needs to become one of the site. Links, and formulas as MathML, which browsers draw."""
+"""Of mkdocs: what a page of docs/ needs to become one of the site: links, and formulas as MathML, drawn by browsers."""
 
 from __future__ import annotations
 

@@ -482,8 +482,14 @@ def refuse_idle(
         raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
 
 
-def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options, transform: Transform) -> None:
+def refuse_unserved(
+    model: Model, query: Query, rule: Rule, options: Options, transform: Transform, *, logits: bool = False
+) -> None:
     """Raise unless the query has a method for the posterior, with the options given.
+
+    Parameters
+    ----------
+    logits : the logits are Gaussian at every input, because the last layer alone is random
 
     Raises
     ------
@@ -516,7 +522,7 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options, tr
             correlated and decision and rule is Rule.MEDIAN
         ),
         f"query decision does not serve posteriors of family {family} under a bernoulli likelihood; draw weight "
-        "samples (bnn-vnnlib sample) for an estimate": shared and decision and transform == "sigmoid",
+        "samples (bnn-vnnlib sample) for an estimate": shared and decision and transform == "sigmoid" and not logits,
     }
     for message, refused in refusals.items():
         if refused:

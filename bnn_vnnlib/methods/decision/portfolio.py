@@ -37,6 +37,7 @@ from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
+from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, LastLayer, last_layer
 from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.portfolio import safety_bounds
@@ -114,6 +115,8 @@ class _Components:
 def _components_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, Correlated | Mixture):
         return "the posterior's weights are independent, or samples"
+    if isinstance(task.posterior, Correlated) and task.bounds.transform == "sigmoid":
+        return "every output has a sigmoid of its own"
     return "medians are asked for" if task.rule is Rule.MEDIAN else None
 
 
@@ -252,6 +255,26 @@ def _softmax_by_safety(task: DecisionTask) -> Steps:
     return Steps(longest=(SoftmaxBySafety(safe),))
 
 
+def _gaussian_logits_serve(task: DecisionTask) -> str | None:
+    if task.rule is Rule.MEDIAN:
+        return "medians are asked for"
+    two = task.bounds.transform == "softmax" and task.network.signature.output_size == 2
+    if not (two or task.bounds.transform == "sigmoid"):
+        return "the decision is no sigmoid, and no softmax of two outputs"
+    if not isinstance(task.posterior, Gaussian):
+        return "the posterior is made of weight samples, or a mixture"
+    if last_layer(task.network, task.posterior) is None:
+        return "not the last dense layer alone is random"
+    return task.boxes_asked_for
+
+
+def _gaussian_logits(task: DecisionTask) -> Steps:
+    posterior = cast("Gaussian", task.posterior)
+    layer = cast(LastLayer, last_layer(task.network, posterior))
+    logits = GaussianLogits.over(task.bounds, posterior, layer, task.device)
+    return Steps(quick=(logits,), longest=(SplitInputs(logits, task.network, task.deadline),))
+
+
 # 3. Expectations
 
 
@@ -356,6 +379,7 @@ METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     Method("softmax of one layer", _softmax_of_one_layer_serves, _softmax_of_one_layer),
     Method("softmax by exponential moments", _softmax_by_moments_serve, _softmax_by_moments),
     Method("softmax by tails", _softmax_by_tails_serve, _softmax_by_tails),
+    Method("Gaussian logits", _gaussian_logits_serve, _gaussian_logits),
     Method("softmax by P_safe", _softmax_by_safety_serves, _softmax_by_safety),
     _expectation("expectation of one layer", OneLayer.serves, "one hidden layer of a known activation", OneLayer),
     _expectation("expectation by moments", MomentsDeep.serves, "a deeper chain of known activations", MomentsDeep.over),
