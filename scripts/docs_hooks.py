@@ -1,4 +1,7 @@
-"""Of mkdocs: what a page of docs/ needs to become one of the site: links, and formulas as MathML, drawn by browsers."""
+"""Of mkdocs: what a page of docs/ needs to become one of the site: links, and formulas as MathML.
+
+Browsers draw MathML themselves, so the site needs no script for it.
+"""
 
 from __future__ import annotations
 
