@@ -29,6 +29,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return LINK.sub(named, markdown)
 
 
+PRIME = re.compile(r"<msup>(<mi>\w</mi>)<mi>(&#x0203[23];)</mi></msup>")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -38,6 +39,7 @@ def on_page_content(html: str, **_: Any) -> str:
     def drawn(found: re.Match[str]) -> str:
         display = "block" if found[1] == "div" else "inline"
         converted: str = import_module("latex2mathml.converter").convert(unescape(found[2]), display=display)
+        converted = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', converted)  # raised once, not twice
         return f"<{found[1]}>{converted}</{found[1]}>"
 
     return FORMULA.sub(drawn, html)

@@ -84,7 +84,7 @@ def test_help_shows_every_option(function, others, missing):
     for one in fields(Options):
         if one.name not in missing:
             assert parameters[one.name].default == one.default
-            assert f"\n    {one.name} : {'' if one.name == 'query' else OPTIONS[one.name].help}" in function.__doc__
+            assert f"\n{one.name} : {'' if one.name == 'query' else OPTIONS[one.name].help}" in function.__doc__
 
 
 @pytest.mark.parametrize("command", [cli_verify, run, sweep, radius, uncertainty])

@@ -426,8 +426,8 @@ def takes_options(without: Collection[str] = ()) -> Callable[[Callable[_P, _R]],
                     raise OptionError(f"{function.__name__} has no option {name!r}{did_you_mean(name, known)}")
             return function(*args, **given)
 
-        texts = "\n    ".join(f"{one.name} : {_told(one.name)}" for one in added)
-        checked.__doc__ = (function.__doc__ or "").replace("{options}", texts)
+        texts = "\n".join(f"{one.name} : {_told(one.name)}" for one in added)
+        checked.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", texts)
         checked.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks for
         return checked
 
