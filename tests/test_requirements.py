@@ -251,3 +251,14 @@ def test_explain_tells_a_contradiction_and_the_middle(tmp_path):
     said = call("explain", tmp_path / "p.vnnlib", "--network", MLP, code=2).stderr
     assert "2" in said
     assert "64" in said
+
+
+def test_explain_reads_properties_of_two_networks(tmp_path):
+    box = "".join(f"(assert (<= 0.2 {v}[0,{i}]))(assert (>= 0.3 {v}[0,{i}]))" for v in "XU" for i in range(64))
+    names = "(declare-input {0} real [1,64]) (declare-output {1} real [1,10])"
+    networks = f"(declare-network f {names.format('X', 'Y')}) (declare-network g (equal-to f) {names.format('U', 'V')})"
+    text = f"(vnnlib-version <2.0>)\n{networks}\n{box}\n(assert (>= Y[0,1] (+ V[0,1] 5.0)))\n"
+    (tmp_path / "two.vnnlib").write_text(text)
+    said = " ".join(call("explain", tmp_path / "two.vnnlib", "--network", MLP).stdout.split())
+    assert "required Y[0,1] - V[0,1] < 5" in said
+    assert "nothing forbidden" in said  # in the middle both copies get one input, so they differ by 0

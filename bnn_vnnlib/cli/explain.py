@@ -20,11 +20,15 @@ REMARKS = 12
 """Lines of the author's own comment that are shown, at most."""
 
 
-@with_options("query", "tau_safe", "tau_unsafe", "rule", "likelihood")
+@with_options("query", "tau_safe", "tau_unsafe", "rule", "likelihood", "coupling")
 def explain(
     property: Annotated[Path, typer.Argument(help="The VNN-LIB file.")],
     network: Annotated[
-        Path | None, typer.Option(help="The ONNX model: do they fit, and what does it do in the middle of the region?")
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]MODEL",
+            help="The ONNX model, or two: do they fit, and what do they do in the middle of the region?",
+        ),
     ] = None,
     debug: Debug = False,
     **options: Any,
@@ -44,16 +48,21 @@ def explain(
         how = Options(**options)
         question = how.question(prop.options, found)
         facts = _facts(prop, text)
-        if network is None:
-            queries = [question.query] if question.query else []
-            facts += _answers(prop, question, queries, None)
+        if not network:
+            facts += _answers(prop, question, [question.query] if question.query else [], None)
         else:
+            from bnn_vnnlib.files.benchmarks import find_files
             from bnn_vnnlib.model import read_model
+            from bnn_vnnlib.setting import of_property, signature_of
 
-            model = read_model(network, likelihood=how.likelihood)
-            prop = match(prop, model.network.signature, found)
-            facts += _answers(prop, question, [question.query_of(model.posterior is not None)], model)
-            if question.query_of(model.posterior is not None) is not Query.DECISION:
+            paths = find_files([property], network).of_networks(prop)
+            models = {path: read_model(path, likelihood=how.likelihood) for path in paths}
+            each = tuple(models[path] for path in paths)
+            prop = match(prop, signature_of(list(each), prop), found)
+            model = of_property(each, prop, how.coupling)
+            query = question.query_of(model.posterior is not None)
+            facts += _answers(prop, question, [query], model)
+            if query is not Query.DECISION:
                 facts += _middle(prop, model)
         facts += [("note", note) for note in prop.notes]
         show_facts(Terminal(sys.stdout), facts)
