@@ -14,7 +14,7 @@ Numbers are decimals, and what is written is exact, with one exception: where th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from itertools import starmap
 from typing import Any, Literal, TypeAlias
@@ -84,6 +84,14 @@ class Requirement:
             raise OptionError("nothing is asked of any output: every network would satisfy it")
         if bad := [i for case in self.forbidden for row in case for i in row.coefficients if not 0 <= i < self.outputs]:
             raise OptionError(f"there are {self.outputs} outputs, 0 to {self.outputs - 1}; found {bad[0]}")
+
+    def asked(self, comment: Mapping[str, str]) -> Requirement:
+        """With these settings in place of its own; of another query than the decision, about outputs as they are."""
+        settings = {**self.comment, **comment}
+        if "query" not in self.comment or settings["query"] == Query.DECISION:
+            return replace(self, comment=settings)
+        settings.pop("outputs", None)
+        return replace(self, says=self.says.replace("expected probability", "output"), comment=settings)
 
 
 _OF_PROBABILITIES = {"query": Query.DECISION.value, "outputs": "probabilities"}
@@ -293,7 +301,8 @@ def property_text(
     """
     n, m = len(region.lower), requirement.outputs
     _check_fit(signature, n, m, version)
-    settings = {**requirement.comment, **(comment or {})}
+    requirement = requirement.asked(comment or {})
+    settings = requirement.comment
     lines = [
         f"; Required: {requirement.says}",
         f";           for every input {region.says}.",

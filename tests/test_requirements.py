@@ -183,6 +183,18 @@ def test_newcomer_from_a_requirement_to_a_certificate(tmp_path):
     assert verdict == found.verdicts[0] == Verdict.UNSAT
 
 
+def test_a_network_without_a_posterior_has_no_expected_probabilities(inputs, tmp_path):
+    call("mean", MLP, tmp_path / "mean.onnx")
+    where = ["--center", inputs / "one.npy", "--radius", 0.1, "--network", tmp_path / "mean.onnx"]
+    wanted = ["property", "confident", "--tau", 0.6, *where, "-o", tmp_path / "p.vnnlib"]
+    assert "this network has none" in call(*wanted, code=2).stderr
+    call(*wanted, "--query", "deterministic")
+    text = (tmp_path / "p.vnnlib").read_text()
+    assert "; bnn-vnnlib: query=deterministic\n" in text
+    assert "the output of class" in text  # not its expected probability
+    call("verify", tmp_path / "p.vnnlib", "--network", tmp_path / "mean.onnx", "--timeout", 20)
+
+
 def test_rows_become_a_benchmark(inputs, tmp_path):
     where = ["--center", inputs / "x.npz", "--radius", 0.001, "--network", MLP, "--benchmark", tmp_path / "bench"]
     call("property", "confident", "--tau", 0.3, *where, "--limit", 5)

@@ -121,6 +121,11 @@ def property(
         comment = {name: str(value) for name, value in options.items() if value is not None}
         given = {"label": label, "least": least, "most": most, "delta": delta, "tau": tau, "costs": costs}
         model = None if network is None else _model(network)
+        if kind in _OF_DECISION and "query" not in comment and model is not None and model.posterior is None:
+            raise OptionError(
+                f"{kind} is about expected probabilities over a posterior, and this network has none: ask robust or "
+                "within, or add --query deterministic to ask about the network's own outputs", path=network
+            )  # fmt: skip
         inputs = _Inputs.read(center, row, lower, upper, radius, clip, mean, std, model)
         size = _outputs(outputs, model)
         if benchmark is None and len(inputs) > 1:
@@ -128,7 +133,11 @@ def property(
             raise OptionError(message, path=center)
         own = None if model is None else inputs.predicted(model)
         found = [
-            (inputs.rows[index], inputs.region(index), _requirement(kind, given, inputs, index, size, own))
+            (
+                inputs.rows[index],
+                inputs.region(index),
+                _requirement(kind, given, inputs, index, size, own).asked(comment),
+            )
             for index in range(len(inputs))
         ]
         if benchmark is not None and network is not None:
@@ -250,6 +259,7 @@ def _outputs(outputs: int | None, model: Model | None) -> int:
     return size
 
 
+_OF_DECISION = ("most_likely", "least_cost", "confident", "uncertain")
 _NEEDS: dict[str, tuple[str, ...]] = {
     "robust": ("label",), "most_likely": ("label",), "confident": ("label", "tau"), "uncertain": ("tau",),
     "least_cost": ("label", "costs"), "within": ("least", "most", "delta"),
