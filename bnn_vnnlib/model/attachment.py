@@ -197,6 +197,7 @@ def attach(
     proto.CopyFrom(source)
     _refuse_second(proto)
     tensors = holders(proto)
+    posterior = families.stated(posterior)
     families.check_posterior(posterior, float_shapes(tensors))
     proto.ir_version = max(proto.ir_version, _FIRST_IR_WITH_PLAIN_INITIALIZERS)
     content: dict[str, Any] = {"format": MANIFEST_FORMAT, "family": families.family_of(posterior)}

@@ -18,6 +18,9 @@ the drawn network; what is proved of all of the box is proved of that network.
 4. Components and weight samples come by their probabilities, which are taken as the rational numbers p_s / sum p. One
    word k stands for U in [k, k + 1) / 2^64; the draw is s if all of that lies in [c_s, c_(s + 1)), c the exact sums,
    and is not known where it does not.
+5. A function that draws is asked for 64 networks at a time, with a generator of (seed, i / 64): what it does with the
+   bits is its own business, and its law is that of the numbers that it returns, exactly. Networks with numbers that are
+   not finite are not known.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 
 from bnn_vnnlib.arrays import Flags, Floats, Ints
+from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.network.families import noise
 from bnn_vnnlib.network.network import (
@@ -47,6 +51,7 @@ from bnn_vnnlib.network.network import (
     Mixture,
     Network,
     Posterior,
+    Sampler,
     WeightSamples,
 )
 from bnn_vnnlib.rounding import SMALL, UNIT, gamma
@@ -70,6 +75,9 @@ _CLAIMED = _RADIUS * (1 + 2.0**-8)
 
 _BLOCK = 4
 """Words that the generator makes at a time."""
+
+_TOGETHER = 64
+"""Draws that a function is asked for at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +112,8 @@ class Draws:
 
     def take(self, index: Ints) -> Drawn:
         """Draws by their numbers (K,)."""
+        if isinstance(self.posterior, Sampler):
+            return self._sampled(self.posterior, index)
         words = self._words(index)
         match self.posterior:
             case WeightSamples():
@@ -125,9 +135,34 @@ class Draws:
                 (law,) = self._laws
                 return Drawn(law.centers(z, list(self.radius)), self.radius, valid)
 
+    def _sampled(self, posterior: Sampler, index: Ints) -> Drawn:
+        """Step 5."""
+        centers: dict[str, list[Tensor]] = {name: [] for name in posterior.names}
+        blocks, place = np.unique(index // _TOGETHER, return_inverse=True)
+        for block in blocks.tolist():
+            bits = np.random.SeedSequence([self.seed, self.stream, block])
+            found = posterior.draw(_TOGETHER, np.random.Generator(np.random.Philox(bits)))
+            if set(found) != set(posterior.names):
+                raise PosteriorError(
+                    f"the posterior's function draws {sorted(found)}, expected {sorted(posterior.names)}"
+                )
+            for name, values in found.items():
+                drawn = torch.as_tensor(np.asarray(values, np.float64))
+                if drawn.shape != (_TOGETHER, *self.network.tensors[name].shape):
+                    expected = (_TOGETHER, *self.network.tensors[name].shape)
+                    told = f"the posterior's function draws shape {tuple(drawn.shape)}, expected {expected}"
+                    raise PosteriorError(told, node=name)
+                centers[name].append(drawn)
+        rows = torch.as_tensor(place * _TOGETHER + index % _TOGETHER)
+        every = {name: torch.cat(parts)[rows] for name, parts in centers.items()}
+        finite = [values.isfinite().flatten(1).all(1) for values in every.values()]
+        return Drawn(every, {}, torch.stack(finite).all(0))
+
     @cached_property
     def numbers(self) -> int:
         """float64 numbers that a draw consists of."""
+        if isinstance(self.posterior, Sampler):
+            return sum(self.network.tensors[name].size for name in self.posterior.names)
         if isinstance(self.posterior, WeightSamples):
             return sum(math.prod(values.shape[1:]) for values in self.posterior.stored.values())
         return max(self._width, sum(radius.numel() for radius in self.radius.values()))
@@ -150,7 +185,7 @@ class Draws:
     @cached_property
     def _laws(self) -> list[_Law]:
         match self.posterior:
-            case WeightSamples():
+            case WeightSamples() | Sampler():
                 return []
             case Mixture(components=components):
                 return [_Law(component.means, component.posterior) for component in components]

@@ -29,6 +29,7 @@ from bnn_vnnlib.network.network import (
     Mixture,
     Network,
     Posterior,
+    Sampler,
     WeightSamples,
 )
 from bnn_vnnlib.signature import Likelihood
@@ -56,6 +57,7 @@ STORED: Mapping[str, tuple[str, ...]] = {family: tuple(fields) for family, (_, f
 """Family -> what is stored for a weight, as tensors `<weight>_<what>`. A mixture stores those of its components."""
 
 MIXTURE = "mixture"
+SAMPLER = "sampler"
 FAMILIES = (*STORED, MIXTURE)
 PLAIN = ("variance", "samples")
 """What is recognised by its name alone; of a correlated posterior a part would be taken for the whole."""
@@ -72,8 +74,25 @@ class WeightTensors:
     bias_axis: int = 1
 
 
+def stated(posterior: Posterior) -> Gaussian | WeightSamples | Mixture:
+    """The posterior, as long as its law is known.
+
+    Raises
+    ------
+    PosteriorError : a function draws from it
+    """
+    if isinstance(posterior, Sampler):
+        raise PosteriorError(
+            "the posterior is a function that draws networks, and this needs its law: only verify and verify_batch "
+            "with guarantee statistical serve it"
+        )
+    return posterior
+
+
 def family_of(posterior: Posterior) -> str:
     """The name of the family in files."""
+    if isinstance(posterior, Sampler):
+        return SAMPLER
     return next((family for family, (kind, _) in _FIELDS.items() if isinstance(posterior, kind)), MIXTURE)
 
 
@@ -117,13 +136,15 @@ def names_of(posterior: Posterior | None) -> tuple[str, ...]:
             return tuple(components[0].means)
         case GaussianKron(layers=layers):
             return tuple(name for layer in layers for name in layer.names)
+        case Sampler(names=names):
+            return names
         case _:
             return tuple(entries_of(posterior))
 
 
 def tensors_of(posterior: Posterior) -> dict[str, Floats]:
     """Every number of a posterior, by names that say where it belongs."""
-    match posterior:
+    match posterior := stated(posterior):
         case Mixture(components=components, probabilities=weights):
             found = {"probabilities": np.asarray(weights)}
             for index, part in enumerate(components):
@@ -140,6 +161,7 @@ def tensors_of(posterior: Posterior) -> dict[str, Floats]:
 
 def tensor_names(posterior: Posterior) -> set[str]:
     """The names under which `attach` stores the tensors of a posterior."""
+    posterior = stated(posterior)
     if isinstance(posterior, Mixture):
         found = {f"{name}_component{i}_mean" for i in range(len(posterior.components)) for name in names_of(posterior)}
         for i, component in enumerate(posterior.components):
@@ -156,7 +178,7 @@ def only(posterior: Posterior, names: Collection[str]) -> Posterior | None:
     """The marginal posterior of some of its tensors; None if it has none of them."""
     if not any(name in names for name in names_of(posterior)):
         return None
-    match posterior:
+    match posterior := stated(posterior):
         case WeightSamples(stored=samples, probabilities=weights):
             return WeightSamples({name: values for name, values in samples.items() if name in names}, weights)
         case GaussianKron(layers=layers):
@@ -174,7 +196,7 @@ def _component(component: Component, names: Collection[str]) -> Component:
     posterior = only(component.posterior, means)
     if posterior is None:  # what varies is not used: the component is a point
         posterior = GaussianDiagonal({name: np.zeros_like(mean) for name, mean in means.items()})
-    if isinstance(posterior, WeightSamples | Mixture):
+    if isinstance(posterior, WeightSamples | Mixture | Sampler):
         raise PosteriorError("a component of a mixture is a Gaussian")
     return Component(means, posterior)
 
@@ -189,7 +211,7 @@ def _part(layer: KronLayer, names: Collection[str]) -> KronLayer | None:
 def marginal_variances(posterior: Posterior) -> dict[str, Floats]:
     """The variance of every entry of every uncertain tensor, not rounded with care, a Kronecker-factored weight as a
     matrix (first axis, all others)."""
-    match posterior:
+    match posterior := stated(posterior):
         case GaussianDiagonal(variances=variances):
             return dict(variances)
         case WeightSamples(stored=samples, probabilities=weights):
@@ -241,6 +263,9 @@ def sample(
         case Mixture(components=components, probabilities=weights):
             rows = torch.multinomial(torch.tensor(weights), count, replacement=True, generator=generator)
             return _mixed(components, rows, generator)
+        case Sampler(draw=draw):
+            seed = int(torch.randint(2**62, (1,), generator=generator))
+            return {name: _tensor(v) for name, v in draw(count, np.random.default_rng(seed)).items()}
         case _:
             parts = noise(posterior, _normal(count, generator))
             return {name: _added(network.tensors[name], part) for name, part in parts.items()}
@@ -420,6 +445,9 @@ def check_posterior(posterior: Posterior, shapes: Shapes) -> None:
             _check_probabilities(weights, len(components))
             for component in components:
                 _check_component(component, shapes)
+        case Sampler(names=names):
+            for name in names:
+                _shape(name, shapes)
         case _:
             _check_gaussian(posterior, shapes)
     if not names_of(posterior):

@@ -8,7 +8,7 @@ it fits a network is the business of `families.check_posterior`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,25 @@ class Mixture:
                     raise PosteriorError(message, node=name)
 
 
-Posterior = Gaussian | WeightSamples | Mixture
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """Any posterior that a function can draw from: flows, masks of dropout, horseshoe priors, ...
+
+    The law is that of the numbers that it returns. Answers with a stated confidence alone serve it.
+
+    Attributes
+    ----------
+    draw : (count, generator) -> {tensor: (count, *shape)}, always for the same tensors. The rows have to be
+        independent and of one law, which nobody can check: no Sobol or antithetic points, no states of one Markov
+        chain. All that is random comes from the generator
+    names : the tensors
+    """
+
+    draw: Callable[[int, np.random.Generator], Mapping[str, Any]]
+    names: tuple[str, ...]
+
+
+Posterior = Gaussian | WeightSamples | Mixture | Sampler
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,6 +336,28 @@ class Model:
     notes: tuple[str, ...] = ()
     complete: Network | None = None
     pair: Pair | None = None
+
+    def drawn_by(self, draw: Callable[[int, np.random.Generator], Mapping[str, Any]]) -> Model:
+        """The model with a posterior that a function draws from (`Sampler`), in the place of any other.
+
+        Parameters
+        ----------
+        draw : (count, generator) -> {name of one of `network.tensors`: (count, *shape)}
+
+        Raises
+        ------
+        PosteriorError : a tensor that the network does not have, or of another shape
+        """
+        found = {name: np.shape(values) for name, values in draw(2, np.random.default_rng(0)).items()}
+        have = {name: np.shape(tensor) for name, tensor in self.network.tensors.items()}
+        for name, shape in found.items():
+            if name not in have:
+                raise PosteriorError(f"the model has no weight {name!r}; it has {', '.join(have)}", path=self.path)
+            if shape != (2, *have[name]):
+                raise PosteriorError(f"2 draws have shape {shape}, expected {(2, *have[name])}", node=name)
+        if not found:
+            raise PosteriorError("the posterior names no tensor", path=self.path)
+        return replace(self, posterior=Sampler(draw, tuple(found)))
 
     def with_outputs_of(self, declared: Signature) -> Model:
         """The model with the outputs that a property declares: all, if it declares as many, constant ones included."""

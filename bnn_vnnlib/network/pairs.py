@@ -42,7 +42,7 @@ import numpy as np
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, UnsupportedError
-from bnn_vnnlib.network.families import entries_of, family_of, gaussian_of, names_of, tensors_of
+from bnn_vnnlib.network.families import entries_of, family_of, gaussian_of, names_of, stated, tensors_of
 from bnn_vnnlib.network.network import (
     Component,
     Gaussian,
@@ -55,6 +55,7 @@ from bnn_vnnlib.network.network import (
     Network,
     Pair,
     Posterior,
+    Sampler,
     WeightSamples,
 )
 from bnn_vnnlib.network.nodes import (
@@ -187,6 +188,8 @@ def renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior 
                 for part in components
             ]  # fmt: skip
             return Mixture(tuple(parts), weights)
+        case Sampler():
+            return stated(posterior)
         case _:
             entries = {
                 names[name]: replace(entry, bias=None if entry.bias is None else names[entry.bias])

@@ -38,7 +38,7 @@ from bnn_vnnlib.model import (
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import serialised
 from bnn_vnnlib.model.replay import session_of
-from bnn_vnnlib.network.families import names_of
+from bnn_vnnlib.network.families import names_of, stated
 from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.posteriors.parts import RawParts, with_values
 from bnn_vnnlib.system.environment import plain_state
@@ -245,7 +245,7 @@ def moved_posterior(posterior: Posterior, moves: Moves) -> Posterior:
     ------
     UnsupportedError : Kronecker factors, unless nothing moved: they are tied to rows and columns
     """
-    match posterior:
+    match posterior := stated(posterior):
         case WeightSamples(probabilities=weights):
             each = [
                 moves.means({name: values[0] for name, values in posterior.drawn(slice(i, i + 1)).items()})
