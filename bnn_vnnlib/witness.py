@@ -19,7 +19,7 @@ from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, Sampler, WeightSamples
+from bnn_vnnlib.network.network import Drawable, GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.pairs import Differences, in_inner, pairs_near
@@ -146,8 +146,8 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     if not isinstance(posterior, WeightSamples):
         if len(part) == 0:
             return 0.0
-        if isinstance(posterior, Sampler):
-            raise SoundnessError("certain bounds of a posterior whose law nobody knows")
+        if isinstance(posterior, Drawable):
+            raise SoundnessError("certain bounds of a posterior that none serves")
         return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
     samples = SampledWeights.of(network, posterior, setting.device)
     violated = over(samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1))

@@ -171,8 +171,10 @@ def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     """The value itself, at inference."""
     training = inputs[2] if len(inputs) > 2 else None
     if training is not None and not (isinstance(training, Fixed) and not training.values.any()):
-        message = "runs in training mode (MC dropout): a dropout posterior is not supported yet, and a runtime "
-        raise unsupported(node, message + "would silently drop the noise; export the model in eval mode")
+        message = (
+            "runs in training mode (MC dropout) on what does not depend on the input, or in a branch; only masks of "
+        )
+        raise unsupported(node, message + "activations are read as a posterior; export the model in eval mode")
     return identity(graph, node, inputs)
 
 

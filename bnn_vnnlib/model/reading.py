@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, ModelError, PosteriorError, naming
+from bnn_vnnlib.errors import InputError, ModelError, PosteriorError, UnsupportedError, naming
 from bnn_vnnlib.model.attributes import array_of, holders, inlined
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
+from bnn_vnnlib.model.masks import with_masks
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.stored import stored_posterior, without_posterior
 from bnn_vnnlib.network.families import checked_likelihood, names_of, only
-from bnn_vnnlib.network.network import Model, WeightSamples
+from bnn_vnnlib.network.network import DropoutMasks, Model, WeightSamples
 from bnn_vnnlib.signature import Likelihood, Signature
 from bnn_vnnlib.system.environment import plain_state
 
@@ -53,11 +54,15 @@ def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None,
     if is_stochastic(proto):
         recovery = recover(proto)
         proto, recovered = recovery.proto, recovery.notes
+    proto, ratios, masked = with_masks(proto)
     posterior, declared, remarks = stored_posterior(proto)
+    if ratios and posterior is not None:
+        raise UnsupportedError("dropout in training mode beside a posterior over weights is not supported")
     proto = without_posterior(proto, posterior)  # what follows copies the graph, some parts several times
+    posterior = DropoutMasks(ratios) if ratios else posterior
     sampled = isinstance(posterior, WeightSamples)
     network, notes = import_graph(proto, names_of(posterior), sampled=sampled)
-    notes = (*recovered, *remarks, *notes)
+    notes = (*recovered, *masked, *remarks, *notes)
     complete = None
     if left_out_outputs(inlined(proto)):
         with contextlib.suppress(InputError):  # nobody asked for them yet

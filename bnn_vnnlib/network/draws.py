@@ -21,6 +21,8 @@ the drawn network; what is proved of all of the box is proved of that network.
 5. A function that draws is asked for 64 networks at a time, with a generator of (seed, i / 64): what it does with the
    bits is its own business, and its law is that of the numbers that it returns, exactly. Networks with numbers that are
    not finite are not known.
+6. An entry of a mask of dropout takes one word k for U in [k, k + 1) / 2^64: it is 0 where U < ratio, and the draw is
+   not known where the ratio lies inside. Else it is 1 / (1 - ratio), which float64 has up to two roundings.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.network.families import noise
 from bnn_vnnlib.network.network import (
+    DropoutMasks,
     Gaussian,
     GaussianDiagonal,
     GaussianFull,
@@ -116,6 +119,8 @@ class Draws:
             return self._sampled(self.posterior, index)
         words = self._words(index)
         match self.posterior:
+            case DropoutMasks(ratios=ratios):
+                return self._masked(ratios, words)
             case WeightSamples():
                 chosen, known = self._choice.of(words[:, 0])
                 centers = {name: torch.tensor(v) for name, v in self.posterior.drawn(chosen).items()}
@@ -134,6 +139,22 @@ class Draws:
                 z, valid = _normal(words)
                 (law,) = self._laws
                 return Drawn(law.centers(z, list(self.radius)), self.radius, valid)
+
+    def _masked(self, ratios: Mapping[str, float], words: Words) -> Drawn:
+        """Step 6."""
+        centers, radius, known, start = {}, {}, np.ones(len(words), np.bool_), 0
+        for name, ratio in ratios.items():
+            shape = self.network.tensors[name].shape
+            own = words[:, start : start + math.prod(shape)]
+            start += math.prod(shape)
+            end, kept = 2**64 * Fraction(ratio), 1.0 / (1.0 - ratio)
+            floor = np.uint64(math.floor(end))
+            if end.denominator != 1:
+                known &= (own != floor).all(1)
+            centers[name] = torch.as_tensor(np.where(own >= floor, kept, 0.0)).reshape(-1, *shape)
+            exact = Fraction(kept) * (1 - Fraction(ratio)) == 1
+            radius[name] = torch.full(shape, 0.0 if exact else 4 * UNIT * kept, dtype=torch.float64)
+        return Drawn(centers, radius, torch.as_tensor(known))
 
     def _sampled(self, posterior: Sampler, index: Ints) -> Drawn:
         """Step 5."""
@@ -185,7 +206,7 @@ class Draws:
     @cached_property
     def _laws(self) -> list[_Law]:
         match self.posterior:
-            case WeightSamples() | Sampler():
+            case WeightSamples() | Sampler() | DropoutMasks():
                 return []
             case Mixture(components=components):
                 return [_Law(component.means, component.posterior) for component in components]
@@ -196,6 +217,8 @@ class Draws:
     def _width(self) -> int:
         """Words of a draw, whole blocks."""
         chosen = isinstance(self.posterior, Mixture | WeightSamples)
+        if isinstance(self.posterior, DropoutMasks):
+            return -(-sum(self.network.tensors[name].size for name in self.posterior.ratios) // _BLOCK) * _BLOCK
         used = chosen + 2 * max((law.size for law in self._laws), default=0)
         return -(-max(used, 1) // _BLOCK) * _BLOCK
 

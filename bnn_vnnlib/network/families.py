@@ -20,6 +20,8 @@ from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, did_you_mean
 from bnn_vnnlib.network.network import (
     Component,
+    Drawable,
+    DropoutMasks,
     Gaussian,
     GaussianDiagonal,
     GaussianFull,
@@ -57,7 +59,7 @@ STORED: Mapping[str, tuple[str, ...]] = {family: tuple(fields) for family, (_, f
 """Family -> what is stored for a weight, as tensors `<weight>_<what>`. A mixture stores those of its components."""
 
 MIXTURE = "mixture"
-SAMPLER = "sampler"
+SAMPLER, DROPOUT = "sampler", "dropout"
 FAMILIES = (*STORED, MIXTURE)
 PLAIN = ("variance", "samples")
 """What is recognised by its name alone; of a correlated posterior a part would be taken for the whole."""
@@ -75,24 +77,25 @@ class WeightTensors:
 
 
 def stated(posterior: Posterior) -> Gaussian | WeightSamples | Mixture:
-    """The posterior, as long as its law is known.
+    """The posterior, of a family that certain bounds and files have.
 
     Raises
     ------
-    PosteriorError : a function draws from it
+    PosteriorError : dropout, or a function that draws
     """
-    if isinstance(posterior, Sampler):
+    if isinstance(posterior, Drawable):
+        what = "dropout" if isinstance(posterior, DropoutMasks) else "a function that draws networks"
         raise PosteriorError(
-            "the posterior is a function that draws networks, and this needs its law: only verify and verify_batch "
-            "with guarantee statistical serve it"
+            f"the posterior is {what}, which this does not serve; verify and verify_batch do, with guarantee "
+            "statistical"
         )
     return posterior
 
 
 def family_of(posterior: Posterior) -> str:
     """The name of the family in files."""
-    if isinstance(posterior, Sampler):
-        return SAMPLER
+    if isinstance(posterior, Drawable):
+        return DROPOUT if isinstance(posterior, DropoutMasks) else SAMPLER
     return next((family for family, (kind, _) in _FIELDS.items() if isinstance(posterior, kind)), MIXTURE)
 
 
@@ -138,6 +141,8 @@ def names_of(posterior: Posterior | None) -> tuple[str, ...]:
             return tuple(name for layer in layers for name in layer.names)
         case Sampler(names=names):
             return names
+        case DropoutMasks(ratios=ratios):
+            return tuple(ratios)
         case _:
             return tuple(entries_of(posterior))
 
@@ -196,7 +201,7 @@ def _component(component: Component, names: Collection[str]) -> Component:
     posterior = only(component.posterior, means)
     if posterior is None:  # what varies is not used: the component is a point
         posterior = GaussianDiagonal({name: np.zeros_like(mean) for name, mean in means.items()})
-    if isinstance(posterior, WeightSamples | Mixture | Sampler):
+    if isinstance(posterior, WeightSamples | Mixture | Drawable):
         raise PosteriorError("a component of a mixture is a Gaussian")
     return Component(means, posterior)
 
@@ -266,6 +271,12 @@ def sample(
         case Sampler(draw=draw):
             seed = int(torch.randint(2**62, (1,), generator=generator))
             return {name: _tensor(v) for name, v in draw(count, np.random.default_rng(seed)).items()}
+        case DropoutMasks(ratios=ratios):
+            kept = {
+                name: torch.rand(count, *network.tensors[name].shape, dtype=torch.float64, generator=generator) >= ratio
+                for name, ratio in ratios.items()
+            }
+            return {name: mask / (1 - ratios[name]) for name, mask in kept.items()}
         case _:
             parts = noise(posterior, _normal(count, generator))
             return {name: _added(network.tensors[name], part) for name, part in parts.items()}
@@ -445,8 +456,8 @@ def check_posterior(posterior: Posterior, shapes: Shapes) -> None:
             _check_probabilities(weights, len(components))
             for component in components:
                 _check_component(component, shapes)
-        case Sampler(names=names):
-            for name in names:
+        case Sampler() | DropoutMasks():
+            for name in names_of(posterior):
                 _shape(name, shapes)
         case _:
             _check_gaussian(posterior, shapes)

@@ -297,7 +297,26 @@ class Sampler:
     names: tuple[str, ...]
 
 
-Posterior = Gaussian | WeightSamples | Mixture | Sampler
+@dataclass(frozen=True, eq=False)
+class DropoutMasks:
+    """Masks of dropout, one for each network: every entry is 0 with probability `ratios[name]`, else 1 / (1 - ratio).
+
+    A mask is a tensor of the network, with mean 1, that multiplies activations; its entries are independent. Answers
+    with a stated confidence alone serve it.
+    """
+
+    ratios: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name, ratio in self.ratios.items():
+            if not 0 <= ratio < 1:
+                raise PosteriorError(f"the ratio of dropout is {ratio}, expected 0 <= ratio < 1", node=name)
+
+
+Drawable = Sampler | DropoutMasks
+"""Posteriors that networks are drawn from, and that no certain bound serves."""
+
+Posterior = Gaussian | WeightSamples | Mixture | Drawable
 
 
 @dataclass(frozen=True, eq=False)

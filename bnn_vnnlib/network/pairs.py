@@ -45,6 +45,7 @@ from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.network.families import entries_of, family_of, gaussian_of, names_of, stated, tensors_of
 from bnn_vnnlib.network.network import (
     Component,
+    DropoutMasks,
     Gaussian,
     GaussianDiagonal,
     GaussianFull,
@@ -188,7 +189,7 @@ def renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior 
                 for part in components
             ]  # fmt: skip
             return Mixture(tuple(parts), weights)
-        case Sampler():
+        case Sampler() | DropoutMasks():
             return stated(posterior)
         case _:
             entries = {

@@ -496,7 +496,7 @@ def refuse_unserved(
     UnsupportedError : names the family, and says what serves it
     """
     from bnn_vnnlib.network.families import family_of
-    from bnn_vnnlib.network.network import Mixture, Sampler, WeightSamples
+    from bnn_vnnlib.network.network import Drawable, Mixture, Sampler, WeightSamples
 
     posterior = model.posterior
     if posterior is None or query is Query.DETERMINISTIC:
@@ -509,12 +509,10 @@ def refuse_unserved(
     parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else [posterior]
     shared, family = any(map(is_correlated, parts)), family_of(posterior)
     boxes = options.boxes == "sampled" or options.margin is not None or options.method in ("interval", "linear")
-    if isinstance(posterior, Sampler):
-        raise UnsupportedError(
-            "the posterior is a function that draws networks, and certain bounds need its law: ask guarantee "
-            "statistical",
-            path=model.path,
-        )
+    if isinstance(posterior, Drawable):
+        what = "a function that draws networks" if isinstance(posterior, Sampler) else "dropout (training mode)"
+        raise UnsupportedError(f"the posterior is {what}: no certain bound serves it; ask guarantee statistical",
+                               path=model.path)  # fmt: skip
     refusals = {
         "boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)": (
             samples and options.boxes == "sampled"

@@ -302,7 +302,7 @@ UNSUPPORTED = {
     "mask": ([node("Dropout", "x", "d m"), node("Identity", "d", "y"), node("Not", "m", "z")], {}, (1, 4), "y z"),
     "random": ([node("RandomNormalLike", "x", "r"), node("Add", "x r")], {}, (1, 4), "stochastic export"),
     "random_uniform": ([node("RandomUniformLike", "x", "r"), node("Add", "x r")], {}, (1, 4), "stochastic export"),
-    "mc_dropout": ([node("Dropout", "x r t")], {"r": np.array(0.5), "t": np.array(True)}, (1, 4), "MC dropout"),
+    "mc_dropout": ([node("Dropout", "x r t")], {"r": np.array(1.5), "t": np.array(True)}, (1, 4), "training mode"),
     "drop_connect": ([node("Dropout", "W r t", "V"), node("MatMul", "x V")],
                      {"W": normal(4, 3), "r": np.array(0.5), "t": np.array(True)}, (1, 4), "MC dropout"),
     "training_bn": ([node("BatchNormalization", "x g g g g", training_mode=1)], {"g": normal(4)}, (1, 4), "eval mode"),

@@ -212,9 +212,9 @@ _FLIPOUT = (
     f"TFP: kernel_posterior_loc, kernel_posterior_untransformed_scale): {_ATTACH}"
 )
 _DROPOUT = (
-    "this is an MC-dropout export (Dropout in training mode): the family `dropout` is not supported, and a runtime "
-    "would silently drop the noise. Export in eval mode for the one network of the weights, or draw S networks "
-    "yourself and attach them as samples"
+    "this is an MC-dropout export (Dropout in training mode): its posterior is one of masks, which no Gaussian is. "
+    "verify --guarantee statistical takes the file as it is. Export in eval mode for the one network of the weights, "
+    "or draw S networks yourself and attach them as samples"
 )
 _OTHER = (
     "this is a stochastic export that draws random numbers which are not Gaussian: no Gaussian posterior can be read "
