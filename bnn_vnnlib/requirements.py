@@ -315,8 +315,8 @@ def property_text(
         inputs, outputs = [f"X_{i}" for i in range(n)], [f"Y_{j}" for j in range(m)]
         lines += [f"(declare-const {name} Real)" for name in (*inputs, *outputs)]
     else:
-        declared, (inputs, outputs) = _declared(signature, n, m)
-        lines += ["(vnnlib-version <2.0>)", *declared]
+        declaration, (inputs, outputs) = declared(signature, n, m)
+        lines += ["(vnnlib-version <2.0>)", *declaration]
     for name, low, high in zip(inputs, region.lower, region.upper, strict=True):
         lines += [f"(assert (>= {name} {low:f}))", f"(assert (<= {name} {high:f}))"]
     cases = [[_comparison(row, outputs) for row in case] for case in requirement.forbidden]
@@ -339,7 +339,9 @@ def _check_fit(signature: Signature | None, n: int, m: int, version: str) -> Non
         raise InputError("VNN-LIB 1.0 knows one input and one output; this network has more: write version 2.0")
 
 
-def _declared(signature: Signature | None, n: int, m: int) -> tuple[list[str], tuple[list[str], list[str]]]:
+def declared(
+    signature: Signature | None, n: int, m: int, network: str = "f"
+) -> tuple[list[str], tuple[list[str], list[str]]]:
     """The declaration of a network in 2.0, and the names of all inputs and of all outputs in order."""
     sides: tuple[tuple[Variable, ...], tuple[Variable, ...]] = (
         (Variable("", "real", (n,)),),
@@ -347,12 +349,12 @@ def _declared(signature: Signature | None, n: int, m: int) -> tuple[list[str], t
     )
     if signature is not None:
         sides = signature.inputs, signature.outputs
-    lines = ["(declare-network f"]
+    lines, suffix = [f"(declare-network {network}"], "" if network == "f" else f"_{network}"
     names: list[list[str]] = []
     for word, letter, variables in (("input", "X", sides[0]), ("output", "Y", sides[1])):
         names.append([])
         for k, variable in enumerate(variables):
-            name = letter if len(variables) == 1 else f"{letter}{k}"
+            name = (letter if len(variables) == 1 else f"{letter}{k}") + suffix
             shape = variable.shape or (1,)
             lines.append(f"    (declare-{word} {name} real [{','.join(map(str, shape))}])")
             names[-1] += [f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(*shape)]

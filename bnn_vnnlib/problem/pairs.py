@@ -221,7 +221,9 @@ def pairs_near(asked: Differences, points: Floats) -> list[Floats]:
             low, high = boxes.inner_lower[box], boxes.inner_upper[box]
             x = _near(np.clip(point[:n], low[:n], np.maximum(low[:n], high[:n])), low[:n], high[:n], kind)
             goal = np.where(point[n:] == 0, x, x - point[n:])
+            rounded = ~_exact(x, -point[n:])
             for towards in (x, 2 * goal - x):
+                goal = np.where(rounded, np.nextafter(goal, towards), goal)
                 y = goal.astype(kind).astype(np.float64)
                 beyond = np.where(towards >= goal, y < goal, y > goal)
                 y = np.where(beyond, np.nextafter(y.astype(kind), towards.astype(kind)).astype(np.float64), y)
