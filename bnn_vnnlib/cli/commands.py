@@ -108,6 +108,7 @@ EXAMPLES = {
         "property robust --center x.npy --radius 0.02 --clip 0 1 --network net.onnx -o p.vnnlib",
         "property within --lower 10,0.2 --upper 12,0.3 --least 0 --outputs 1 -o p.vnnlib",
         "property robust --center test.csv --radius 0.1 --network net.onnx --benchmark bench",
+        "property fair --sensitive 0 --eps 0.05 --delta 0.3 --lower 0 --upper 1 --network net.onnx -o p.vnnlib",
     ),
     "explain": ("explain p.vnnlib --network net.onnx",),
     "verify": (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.requirements import Region, Requirement, Version
 
 _CLASSES, _INPUTS, _FILES = "What is required", "For which inputs", "Files"
+_PAIRS = "Two inputs, two networks"
 
 
 def _numbers(help: str, panel: str = _INPUTS) -> Any:  # noqa: A002
@@ -35,7 +36,8 @@ def property(
             autocompletion=lambda: list(_NEEDS),
             help="robust: the label's output stays the largest. within: every output stays in an interval. Of expected "
             "probabilities: most_likely: the label's is the largest; confident: it is at least TAU; uncertain: none is "
-            "above TAU; least_cost: deciding the label costs least.",
+            "above TAU; least_cost: deciding the label costs least. Of two inputs (--lower, --upper): monotone, fair, "
+            "global; of two networks: equivalent.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write.", rich_help_panel=_FILES)] = None,
@@ -101,6 +103,23 @@ def property(
         str | None,
         typer.Option(metavar="NUMBER", help="confident, uncertain: a probability.", rich_help_panel=_CLASSES),
     ] = None,
+    input_: Annotated[
+        int | None, typer.Option("--input", min=0, help="monotone: the input that grows.", rich_help_panel=_PAIRS)
+    ] = None,
+    output: Annotated[
+        int | None,
+        typer.Option(min=0, show_default="0 of monotone, else all", help="This output alone.", rich_help_panel=_PAIRS),
+    ] = None,
+    decreasing: Annotated[
+        bool, typer.Option("--decreasing", help="monotone: it never rises.", rich_help_panel=_PAIRS)
+    ] = False,
+    sensitive: Annotated[
+        list[int] | None, typer.Option(min=0, help="fair: an input that may differ anyhow.", rich_help_panel=_PAIRS)
+    ] = None,
+    eps: Annotated[str | None, _numbers("fair, global: how far all other inputs may differ.", _PAIRS)] = None,
+    second: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="equivalent: the other network.", rich_help_panel=_PAIRS)
+    ] = None,
     costs: Annotated[str | None, _numbers("least_cost: K_i, of deciding class i where it is wrong.", _CLASSES)] = None,
     debug: Debug = False,
     **options: Any,
@@ -110,8 +129,22 @@ def property(
     with guard(console, debug):
         from bnn_vnnlib.question.options import Options
 
-        if kind not in _NEEDS:
-            raise OptionError(f"unknown kind {kind!r}; known are {', '.join(_NEEDS)}{did_you_mean(kind, _NEEDS)}")
+        pair = {"input": input_, "output": output, "decreasing": decreasing or None, "sensitive": sensitive or None,
+                "eps": eps, "second": second}  # fmt: skip
+        if kind in _RELATIONS:
+            one = {
+                "center": center, "radius": radius, "row": row, "clip": clip, "mean": mean, "std": std,
+                "benchmark": benchmark, "label": label, "least": least, "most": most, "tau": tau, "costs": costs,
+            }  # fmt: skip
+            _refuse_idle(kind, {**one, **pair, "delta": delta}, ("lower", "upper", *_RELATIONS[kind]))
+            Options(**options).question()
+            comment = {name: str(value) for name, value in options.items() if value is not None}
+            _write_relation(console, kind, out, network, lower, upper, {**pair, "delta": delta}, comment)
+            return
+        known = (*_NEEDS, *_RELATIONS)
+        if kind not in known:
+            raise OptionError(f"unknown kind {kind!r}; known are {', '.join(known)}{did_you_mean(kind, known)}")
+        _refuse_idle(kind, pair, _NEEDS[kind])
         if (out is None) == (benchmark is None):
             raise OptionError("say where to write: --out FILE for one property, or --benchmark FOLDER for many")
         if benchmark is not None and network is None:
@@ -154,6 +187,56 @@ def property(
             target = f"{out} --network {network or 'MODEL'}"
             say(console, f"required: {found[0][2].says}, for every input {found[0][1].says}", f"wrote {out}",
                 f"next: bnn-vnnlib verify {target}")  # fmt: skip
+
+
+_RELATIONS: dict[str, tuple[str, ...]] = {
+    "monotone": ("input", "output", "decreasing"), "fair": ("sensitive", "eps", "delta", "output"),
+    "global": ("eps", "delta", "output"), "equivalent": ("second", "delta", "output"),
+}  # fmt: skip
+
+
+def _refuse_idle(kind: str, given: dict[str, Any], taken: tuple[str, ...]) -> None:
+    idle = [name for name, value in given.items() if value is not None and name not in taken]
+    if idle:
+        raise OptionError(f"--{idle[0]} says nothing to {kind}, which takes --{', --'.join(taken)}")
+
+
+def _write_relation(
+    console: Any, kind: str, out: Path | None, network: Path | None, lower: str | None, upper: str | None,
+    given: dict[str, Any], comment: dict[str, str],
+) -> None:  # fmt: skip
+    """A property of two inputs or two networks."""
+    from bnn_vnnlib import relations
+    from bnn_vnnlib.files.examples import read_vector
+    from bnn_vnnlib.files.vnncomp import write_text
+    from bnn_vnnlib.model.files import keep_inputs
+
+    optional = ("output", "decreasing")
+    wanted = [name for name in _RELATIONS[kind] if name not in optional and given[name] is None]
+    missing = [
+        name for name, value in (("out", out), ("network", network), ("lower", lower), ("upper", upper)) if not value
+    ]
+    if missing + wanted or out is None or network is None or lower is None or upper is None:
+        raise OptionError(f"{kind} needs --{(missing + wanted)[0]}")
+    model, box = _model(network), (read_vector(lower, "--lower"), read_vector(upper, "--upper"))
+    which = None if given["output"] is None else [given["output"]]
+    eps = None if given["eps"] is None else read_vector(given["eps"], "--eps")
+    match kind:
+        case "monotone":
+            found = relations.monotone(
+                model, *box, given["input"], given["output"] or 0, decreasing=bool(given["decreasing"])
+            )
+        case "fair":
+            found = relations.fair(model, *box, given["sensitive"], eps, given["delta"], which)  # type: ignore[arg-type]
+        case "global":
+            found = relations.global_robustness(model, *box, eps, given["delta"], which)  # type: ignore[arg-type]
+        case _:
+            found = relations.equivalent(model, _model(given["second"]), *box, given["delta"], which)
+    keep_inputs(out, network, given["second"])
+    settings = f"; bnn-vnnlib: {' '.join(f'{name}={value}' for name, value in comment.items())}\n" if comment else ""
+    write_text(out, settings + found.text)
+    files = f"--network f={network}" + (f" --network g={given['second']}" if given["second"] else "")
+    say(console, f"required: {found.says}", f"wrote {out}", f"next: bnn-vnnlib verify {out} {files}")
 
 
 @dataclass
