@@ -38,7 +38,7 @@ CHUNK = 2**9
 BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """Probabilities that the claims of a leaf may fail; the best of them is taken."""
 
-MARGIN = 1e-9
+MARGIN = 1e-7
 """By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
 
 GAIN = 0.995
