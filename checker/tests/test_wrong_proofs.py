@@ -161,6 +161,22 @@ def test_a_variation_that_is_claimed_too_small(tmp_path: Path) -> None:
     rejected(one, one.claim(items(leaf), arrays | change, bound="0.99"), "proved is P_safe >= 0;")
 
 
+@pytest.mark.parametrize("slope", [-3.0, 0.0, 0.5, 1.0, 1e300])
+def test_slopes_are_hints(tmp_path: Path, slope: float) -> None:
+    """The offset of a line is computed: y = relu(x) is never proved to stay below 0.9 on [0.99, 1.01]."""
+    layers = [([[1.0]], [0.0]), ([[1.0]], [0.0])]
+    noise = [([[1e-6]], [0.0]), ([[1e-6]], [0.0])]
+    arrays = one_leaf([0.5], [1.5]) | {"l": np.array([[-0.5]]), "u": np.array([[2.5]])}
+    leaf = {**tails(["l"], ["u"]), "slopes": ["s"]}
+    arrays["s"] = np.full((1, 2, 1), slope)
+    one = Instance(tmp_path, model(layers, noise), prop([("0.99", "1.01")], 1, "(>= Y_0 0.9)"))
+    rejected(one, one.claim(items(leaf), arrays, bound="0.001"), "proved is P_safe >= 0;")
+    true = Instance(tmp_path, model(layers, noise), prop([("0.99", "1.01")], 1, "(>= Y_0 3)"))
+    manifest = true.claim(items(leaf), arrays, "bound", "0.5")
+    if slope in (0.5, 1.0):
+        assert true.said(manifest).startswith(ACCEPTED)
+
+
 def test_an_empty_claim(tmp_path: Path) -> None:
     one, leaf, arrays = gaussian(tmp_path)
     rejected(one, one.claim(items(leaf), arrays | {"l": np.array([[3.0, -2.0]])}, bound="0.99"), "layer 0 is empty")
