@@ -1,0 +1,252 @@
+"""Questions about two networks: fairness of a small BNN, copies of classifiers, and both templates on ACAS Xu.
+
+    python scripts/measure/pairs.py fairness
+    python scripts/measure/pairs.py copies POSTERIORS --points 10
+    python scripts/measure/pairs.py acasxu NETWORKS --count 3 --seconds 20
+    python scripts/measure/pairs.py widths
+
+Seconds are processor seconds, except for time limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+import typer
+from decision import read
+from decision_spread import random_net
+from onnx import numpy_helper
+
+from bnn_vnnlib import Model, read_model, verify
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.model.reading import model_from_proto
+from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.families import sample
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.pairs import differences
+from bnn_vnnlib.problem.problem import from_property
+from bnn_vnnlib.question.property import Property
+from bnn_vnnlib.relations import equivalent, fair, monotone
+
+app = typer.Typer(add_completion=False)
+
+
+def with_weights(model: Model, tensors: dict[str, np.ndarray], posterior: GaussianDiagonal | None = None) -> Model:
+    """The model with other weights of the same names and shapes, in the file's own type."""
+    proto = onnx.load_model_from_string(model.onnx_bytes)
+    for tensor in proto.graph.initializer:
+        if tensor.name in tensors:
+            old = numpy_helper.to_array(tensor)
+            new = np.asarray(tensors[tensor.name]).reshape(old.shape).astype(old.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(new, tensor.name))
+    return replace(model_from_proto(proto, likelihood=model.likelihood), posterior=posterior)
+
+
+def pruned(tensors: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+    """Without this share of the entries of each matrix, those of the least size."""
+    return {
+        name: np.where(np.abs(t) <= np.quantile(np.abs(t), share), 0, t) if t.ndim > 1 else t
+        for name, t in tensors.items()
+    }
+
+
+def trained(seed: int = 0, hidden: int = 24, decay: float = 1e-4) -> Model:
+    """A 2-24-2 network for y_0 = sin(2 x_1) / 2 + x_0 / 20 and y_1 = x_0 - x_1 / 2 on [0, 1]^2, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = {"generator": generator, "dtype": torch.float64}
+    x = torch.rand(2000, 2, **kind)
+    y = torch.stack([torch.sin(2 * x[:, 1]) / 2 + x[:, 0] / 20, x[:, 0] - x[:, 1] / 2], 1)
+    weights = [torch.randn(hidden, 2, **kind), 0.5 * torch.randn(hidden, **kind), torch.randn(2, hidden, **kind) / 5,
+               torch.zeros(2, dtype=torch.float64)]  # fmt: skip
+    for weight in weights:
+        weight.requires_grad_()
+    descent = torch.optim.Adam(weights, lr=0.01)
+    for _ in range(3000):
+        w, b, v, c = weights
+        loss = ((torch.relu(x @ w.T + b) @ v.T + c - y) ** 2).mean() + decay * sum((p**2).sum() for p in weights)
+        descent.zero_grad()
+        loss.backward()
+        descent.step()
+    values = dict(zip(("W0", "b0", "W1", "b1"), (p.detach().numpy() for p in weights), strict=True))
+    return with_weights(random_net([2, hidden, 2], "gaussian"), values)
+
+
+def relative(model: Model, deviation: float) -> Model:
+    """Independent Gaussian weights with this share of their size as standard deviation."""
+    return replace(
+        model, posterior=GaussianDiagonal({n: (deviation * t) ** 2 for n, t in model.network.tensors.items()})
+    )
+
+
+def most_apart(
+    model: Model, posterior: GaussianDiagonal | None, prop: Property, output: int, draws: int = 200
+) -> np.ndarray:
+    """(draws,) the largest |f - g| that random pairs of T show, for drawn networks (one copy for both)."""
+    rng, n = np.random.default_rng(1), prop.signature.input_size // 2
+    x = rng.random((20_000, n))
+    u = rng.random((20_000, n))
+    u[:, 1] = np.clip(x[:, 1] + rng.uniform(-0.05, 0.05, len(x)), 0, 1)
+    drawn = {} if posterior is None else sample(model.network, posterior, draws, torch.Generator().manual_seed(0))
+    values = [evaluate(model.network, torch.as_tensor(part), drawn)[..., output] for part in (x, u)]
+    return (values[0] - values[1]).abs().amax(-1).reshape(-1).numpy()
+
+
+@app.command()
+def fairness(seconds: float = 30.0) -> None:
+    """P_safe of |y_f0 - y_g0| <= 0.3 for |x_f1 - x_g1| <= 0.05 and any x_f0, x_g0 in [0, 1]; and by the product."""
+    net = trained()
+    print("deviation  largest: mean, of 200 draws  P_safe                  CPU s   product: P_safe  CPU s")
+    for deviation in (0.01, 0.05):
+        model = relative(net, deviation)
+        asked = fair(model, 0, 1, 0, 0.05, 0.3, [0]).property
+        shown = most_apart(net, None, asked, 0).max(), most_apart(model, model.posterior, asked, 0).max()
+        row = []
+        for way in (model, side_by_side(model)):
+            begun = time.process_time()
+            found = verify(way, asked if way is model else one_network(asked), timeout=seconds)
+            row += [f"[{found.p_safe.lower:.6g}, {found.p_safe.upper:.6g}]", f"{time.process_time() - begun:.1f}"]
+        print(f"{deviation:9}  {shown[0]:.4f}  {shown[1]:.4f}", *row, sep="   ")
+
+
+def side_by_side(model: Model, second: Model | None = None) -> Model:
+    """The product network as a network by itself, for which the program knows no differences."""
+    found = product(model, second or model, "independent", same=second is None)
+    return replace(found, pair=None, onnx_bytes=b"")
+
+
+def one_network(prop: Property) -> Property:
+    """A property of two networks as one of their product."""
+    return replace(prop, second=None)
+
+
+@app.command()
+def copies(posteriors: Path, points: int = 10, radius: float = 0.01, seconds: float = 10.0) -> None:
+    """The least eps for which a digits classifier and its float16, pruned and mean forms are proved to agree, over the
+    largest difference that an attack finds: in the query that the form is about."""
+    model = read(posteriors / "digits_vi_64x1.npz", "categorical")
+    own = dict(model.network.tensors)
+    half = {name: tensor.astype(np.float16).astype(np.float64) for name, tensor in own.items()}
+    forms = {
+        "float16": with_weights(model, half),
+        **{f"pruned {s:.0%}": with_weights(model, pruned(own, s)) for s in (0.1, 0.3)},
+    }
+    fixed = replace(model, posterior=None)
+    inputs = np.load(posteriors / "digits_vi_64x1.npz")["X"][:points]
+    for name, form in forms.items():
+        ratios, begun = [], time.process_time()
+        for x in inputs:
+            ends = np.clip(x - radius, 0, 1).round(9), np.clip(x + radius, 0, 1).round(9)
+            found = largest(fixed, form, *ends)
+            ratios.append(next((ratio for ratio in (1.01, 1.05, 1.1, 1.2, 1.5, 2, 3, 5) if verify(
+                (fixed, form), equivalent(fixed, form, *ends, repr(ratio * found)).property, timeout=seconds
+            ).verdict == "unsat"), np.inf))  # fmt: skip
+        spent = (time.process_time() - begun) / points
+        print(f"{name}: deterministic, proved / attacked {ratios}; CPU s a point {spent:.1f}")
+
+
+def largest(first: Model, second: Model, lower: np.ndarray, upper: np.ndarray) -> float:
+    """The largest |f - g| over a box that signed gradients find, from the centre and 16 corners, for every output."""
+    low, high = torch.as_tensor(lower), torch.as_tensor(upper)
+    rng, best = torch.Generator().manual_seed(0), 0.0
+    outputs = first.network.signature.output_size
+    start = torch.cat([(low + high)[None] / 2, torch.where(torch.rand(16, len(low), generator=rng) < 0.5, low, high)])
+    for sign in (1, -1):
+        x = start.repeat(outputs, 1)
+        which = torch.arange(outputs).repeat_interleave(len(start))[:, None]
+        for _ in range(6):
+            x = x.detach().requires_grad_()
+            value = sign * (evaluate(first.network, x) - evaluate(second.network, x)).gather(1, which)
+            best = max(best, float(value.detach().max()))
+            (slope,) = torch.autograd.grad(value.sum(), x)
+            x = torch.where(slope > 0, high, low)
+    return best
+
+
+def templates(folder: Path, count: int) -> Iterator[tuple[str, str, tuple[Model, ...], Property]]:
+    """Both official templates on networks of ACAS Xu: kind, name, models, property."""
+    rng = np.random.default_rng(0)
+    for path in sorted(folder.glob("ACASXU_*.onnx"))[:2]:
+        net = read_model(path)
+        tensors = dict(net.network.tensors)
+        for k in range(count):
+            lower = rng.uniform(-0.3, 0.25, 5).round(3)
+            upper = lower + np.where(rng.random(5) < 0.6, 0.05, 0.0)
+            upper[0] = lower[0] + 0.05
+            output = int(rng.integers(5))
+            relation = monotone(net, lower, upper.round(3), 0, output, decreasing=bool(rng.integers(2)))
+            yield "monotone", f"{path.stem[14:18]} {k}", (net,), relation.property
+        noisy = {name: t * (1 + 1e-3 * rng.standard_normal(t.shape)) for name, t in tensors.items()}
+        others = {"noise 1e-3": noisy, **{f"pruned {s:.0%}": pruned(tensors, s) for s in (0.05, 0.1, 0.3)}}
+        for name, changed in others.items():
+            form = with_weights(net, {key: np.float32(value) for key, value in changed.items()})
+            for k in range(count):
+                lower = rng.uniform(-0.3, 0.25, 5).round(3)
+                upper = (lower + 0.05).round(3)
+                eps = largest(net, form, lower, upper) * (1.3 if k % 2 else 0.9)
+                relation = equivalent(net, form, lower, upper, f"{eps:.9f}")
+                yield name, f"{path.stem[14:18]} {k}", (net, form), relation.property
+
+
+@app.command()
+def acasxu(networks: Path, count: int = 10, seconds: float = 60.0) -> None:
+    """Verdicts on generated instances of both templates, each beside 100,000 random pairs of T."""
+    tally: dict[str, list[str]] = {}
+    for kind, name, models, prop in templates(networks, count):
+        begun, clock = time.process_time(), time.monotonic()
+        found = verify(models, prop, timeout=seconds)
+        wrong = found.verdict == "unsat" and violated_by_chance(models, prop)
+        tally.setdefault(kind, []).append(found.verdict)
+        spent = f"{time.monotonic() - clock:5.1f} s, CPU {time.process_time() - begun:5.1f} s"
+        print(f"{kind:12} {name:8} {found.verdict:8} {spent}{' CONTRADICTED' if wrong else ''}", flush=True)
+    for kind, verdicts in tally.items():
+        print(kind, {word: verdicts.count(word) for word in sorted(set(verdicts))})
+
+
+def violated_by_chance(models: tuple[Model, ...], prop: Property, count: int = 100_000) -> bool:
+    """A random pair of T, or nearly, violates the property by more than rounding."""
+    rng, n = np.random.default_rng(2), prop.signature.input_size // 2
+    low, high = prop.boxes.lower[0], prop.boxes.upper[0]
+    x = low[:n] + rng.random((count, n)) * (high - low)[:n]
+    equal = np.isclose(low[:n], low[n:]) & np.isclose(high[:n], high[n:])
+    u = np.where(equal, x, low[n:] + rng.random((count, n)) * (x - low[n:]))
+    if prop.second is not None and prop.second.relation == "equal-to":
+        u[:, 0] = low[n] + rng.random(count) * (x[:, 0] - low[n])
+    y = np.concatenate(
+        [evaluate(m.network, torch.as_tensor(z)).numpy() for m, z in ((models[0], x), (models[-1], u))], 1
+    )
+    left = y @ prop.rows.outputs.T - prop.rows.bound
+    return any(bool((left[:, prop.rows.owner == case] < -1e-9).all(1).any()) for case in range(prop.num_cases))
+
+
+@app.command()
+def widths() -> None:
+    """Ranges of y_f - y_g from differences and from the product, of random networks with weights in boxes."""
+    print("network        |d| <=   differences   product   ratio   CPU ms: differences, product")
+    for sizes in ([4, 32, 2], [4, 64, 64, 2], [8, 64, 64, 64, 2]):
+        model = random_net(sizes, "gaussian")
+        for eps in (0.01, 0.05, 0.2):
+            prop = fair(model, -0.5, 0.5, (), eps, 1).property
+            joined = product(model, model, "independent", same=True)
+            asked = differences(joined, prop)[0]
+            found, spent = [], []
+            for network, posed in ((asked.model.network, asked.inner), (joined.network, prop)):
+                items = from_property(posed)
+                weights = weight_sets.centred(network, model.posterior, "cpu").scaled(torch.full((1, 1), 0.1).double())
+                begun = time.process_time()
+                low = Engine(network).rows(weights, items.lower, items.upper, items.rows.outputs).lower
+                spent.append(1000 * (time.process_time() - begun))
+                found.append(-float(low.min()))
+            row = f"{found[0]:11.4f} {found[1]:9.4f} {found[1] / found[0]:7.1f}   {spent[0]:.0f}, {spent[1]:.0f}"
+            print(f"{'-'.join(map(str, sizes)):14} {eps:6}   {row}")
+
+
+if __name__ == "__main__":
+    app()
