@@ -31,7 +31,8 @@ FIRST_STEP, LAST_STEP = 0.5, 1e-4
 class Attack:
     """Settings: `steps` gradient steps from `restarts` starting points an item, the best of `pool` times as many.
 
-    With a lower `precision` points are looked for in it, and what they are worth is computed again in float64.
+    With a lower `precision` points are looked for in it, and what they are worth is computed again in float64. The
+    `deepest` violation is looked for, or any one.
     """
 
     steps: int = 30
@@ -40,6 +41,7 @@ class Attack:
     seed: int = 0
     deadline: Deadline = Deadline()
     precision: torch.dtype = torch.float64
+    deepest: bool = False
 
 
 def run(
@@ -112,7 +114,7 @@ def _run(
         better = (value.detach() < best_value) & ~done[:, None]
         best = torch.where(better[..., None], x.detach(), best)
         best_value = torch.where(better, value.detach(), best_value)
-        if i >= attack.steps // 2 and aim != "common":
+        if i >= attack.steps // 2 and aim != "common" and not attack.deepest:
             done = best_value.amin(1) < 0  # frozen, so that an item does not depend on its neighbours
         if i == attack.steps or bool(done.all()) or attack.deadline.passed:
             break

@@ -146,7 +146,8 @@ class Setting:
         from bnn_vnnlib.attack import Attack
 
         kind = torch.float32 if self.options.search == "float32" else torch.float64
-        return Attack(**effort, seed=self.seed, deadline=self.deadline, precision=kind)
+        deepest = self.differences is not None  # points are moved afterwards, and have to stay violations
+        return Attack(**effort, seed=self.seed, deadline=self.deadline, precision=kind, deepest=deepest)
 
     def attacked(self, problem: Problem, attack: Attack) -> tuple[Tensor, Tensor]:
         """Points (1, N, n) at which the mean network is the nearest to a violation, and its values (1, N)."""

@@ -10,7 +10,7 @@ from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.question.property import violated_case
 from bnn_vnnlib.relations import equivalent, fair, global_robustness, monotone
 from bnn_vnnlib.result import Verdict
-from support.builders import model
+from support.builders import model, random_model
 
 WEIGHT = np.array([[2.0, -0.5, 0.0], [0.25, 1.0, -1.0]])
 LINEAR = model([(WEIGHT, np.array([0.0, 1.0]))])
@@ -75,6 +75,17 @@ def test_equivalent() -> None:
     assert verdict(equivalent(LINEAR, LINEAR, -1, 1, 0, relation="equal-to"), LINEAR) == "unsat"
     wide = model([(np.ones((4, 3)), np.zeros(4)), (np.zeros((2, 4)), np.array([0.0, 1.0]))])
     assert verdict(equivalent(LINEAR, wide, 0, 0, 0.1, relation=None), LINEAR, wide) == "unsat"  # both are (0, 1) at 0
+
+
+def test_corners_that_no_float_holds_have_a_witness() -> None:
+    """Differences of float64 numbers such as 0.203 and -0.568 are rounded; a pair nearby is not."""
+    net = random_model(3, [3, 5, 2], spread=0.05)
+    found = verify((net, net), monotone(net, [-0.568, -0.453, -0.216], [0.203, 0.1, 0.5], 0).property, timeout=20)
+    other = monotone(net, [-0.568, -0.453, -0.216], [0.203, 0.1, 0.5], 0, decreasing=True)
+    answers = found, verify((net, net), other.property, timeout=20)
+    assert Verdict.SAT in [answer.verdict for answer in answers]
+    for answer in answers:
+        assert answer.p_safe.upper >= 0.95 or answer.verdict == "sat"
 
 
 def test_text_says_what_it_asks() -> None:

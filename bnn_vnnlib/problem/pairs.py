@@ -18,6 +18,7 @@ It says the same of the same pairs of inputs: x_f and d are in boxes, and what t
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -208,15 +209,17 @@ def _rounded(x: Floats, y: Floats, towards: float) -> Floats:
 def pairs_near(asked: Differences, points: Floats) -> list[Floats]:
     """For each point (x_f, d) of (P, 2 n) the pairs (x_f, x_g) nearby that are in T, arrays (2 n,) in order of points.
 
-    Numbers are rounded to the model's float32, or to float64; x_g is tried on the side of x_f first, where |d| is no
-    larger than asked, and then on the other. Where the box of x_f is a point, that number is kept as it is.
+    Numbers are rounded to the model's float32, or to float64 and, as differences of those are rarely exact, to float32;
+    x_g is tried on the side of x_f first, where |d| is no larger than asked, and then on the other. Where the box of
+    x_f is a point, that number is kept as it is.
     """
     property, n = asked.property, points.shape[1] // 2
     kinds = {variable.element_type for variable in asked.model.network.signature.inputs}
-    kind = np.float32 if kinds == {"float32"} else np.float64
+    types: tuple[type[np.floating], ...] = (np.float64, np.float32)  # the second: exact differences
+    types = types[1:] if kinds == {"float32"} else types
     boxes = property.boxes
     found = []
-    for point in points:
+    for point, kind in itertools.product(points, types):
         for box in np.unique(property.case_box).tolist():
             low, high = boxes.inner_lower[box], boxes.inner_upper[box]
             x = _near(np.clip(point[:n], low[:n], np.maximum(low[:n], high[:n])), low[:n], high[:n], kind)

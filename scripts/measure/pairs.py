@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ from decision import read
 from decision_spread import random_net
 from onnx import numpy_helper
 
-from bnn_vnnlib import Model, read_model, verify
+from bnn_vnnlib import Bounds, Model, read_model, verify
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.model.reading import model_from_proto
 from bnn_vnnlib.network.evaluate import evaluate
@@ -61,7 +62,7 @@ def pruned(tensors: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray
 def trained(seed: int = 0, hidden: int = 24, decay: float = 1e-4) -> Model:
     """A 2-24-2 network for y_0 = sin(2 x_1) / 2 + x_0 / 20 and y_1 = x_0 - x_1 / 2 on [0, 1]^2, float64."""
     generator = torch.Generator().manual_seed(seed)
-    kind = {"generator": generator, "dtype": torch.float64}
+    kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     x = torch.rand(2000, 2, **kind)
     y = torch.stack([torch.sin(2 * x[:, 1]) / 2 + x[:, 0] / 20, x[:, 0] - x[:, 1] / 2], 1)
     weights = [torch.randn(hidden, 2, **kind), 0.5 * torch.randn(hidden, **kind), torch.randn(2, hidden, **kind) / 5,
@@ -107,12 +108,16 @@ def fairness(seconds: float = 30.0) -> None:
     for deviation in (0.01, 0.05):
         model = relative(net, deviation)
         asked = fair(model, 0, 1, 0, 0.05, 0.3, [0]).property
-        shown = most_apart(net, None, asked, 0).max(), most_apart(model, model.posterior, asked, 0).max()
+        shown = (
+            most_apart(net, None, asked, 0).max(),
+            most_apart(model, cast("GaussianDiagonal", model.posterior), asked, 0).max(),
+        )
         row = []
         for way in (model, side_by_side(model)):
             begun = time.process_time()
             found = verify(way, asked if way is model else one_network(asked), timeout=seconds)
-            row += [f"[{found.p_safe.lower:.6g}, {found.p_safe.upper:.6g}]", f"{time.process_time() - begun:.1f}"]
+            shares = found.p_safe or Bounds(0.0, 1.0)
+            row += [f"[{shares.lower:.6g}, {shares.upper:.6g}]", f"{time.process_time() - begun:.1f}"]
         print(f"{deviation:9}  {shown[0]:.4f}  {shown[1]:.4f}", *row, sep="   ")
 
 
@@ -186,7 +191,7 @@ def templates(folder: Path, count: int) -> Iterator[tuple[str, str, tuple[Model,
         noisy = {name: t * (1 + 1e-3 * rng.standard_normal(t.shape)) for name, t in tensors.items()}
         others = {"noise 1e-3": noisy, **{f"pruned {s:.0%}": pruned(tensors, s) for s in (0.05, 0.1, 0.3)}}
         for name, changed in others.items():
-            form = with_weights(net, {key: np.float32(value) for key, value in changed.items()})
+            form = with_weights(net, {key: np.asarray(value, np.float32) for key, value in changed.items()})
             for k in range(count):
                 lower = rng.uniform(-0.3, 0.25, 5).round(3)
                 upper = (lower + 0.05).round(3)
@@ -239,7 +244,9 @@ def widths() -> None:
             found, spent = [], []
             for network, posed in ((asked.model.network, asked.inner), (joined.network, prop)):
                 items = from_property(posed)
-                weights = weight_sets.centred(network, model.posterior, "cpu").scaled(torch.full((1, 1), 0.1).double())
+                weights = weight_sets.centred(network, cast("GaussianDiagonal", model.posterior), "cpu").scaled(
+                    torch.full((1, 1), 0.1).double()
+                )
                 begun = time.process_time()
                 low = Engine(network).rows(weights, items.lower, items.upper, items.rows.outputs).lower
                 spent.append(1000 * (time.process_time() - begun))
