@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,38 @@ WIDTH = 3.4
 STYLE: Any = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8,
     "ytick.labelsize": 8, "axes.grid": True, "grid.linewidth": 0.4, "grid.color": "#cccccc", "axes.axisbelow": True,
-    "lines.linewidth": 1.3, "lines.markersize": 4, "savefig.dpi": 200, "pdf.fonttype": 42,
+    "lines.linewidth": 1.3, "lines.markersize": 4, "savefig.dpi": 200, "pdf.fonttype": 42, "svg.hashsalt": "studies",
 }  # fmt: skip
+
+
+_WORDS = {
+    "mnist": "MNIST", "hcas": "collision avoidance", "signs": "traffic signs", "concrete": "concrete",
+    "powerplant": "power plant", "vi": "variational", "vogn": "VOGN", "ivon": "IVON", "hmc": "HMC",
+    "rob": "robust likelihood", "conv": "convolutional",
+}  # fmt: skip
+
+
+def in_words(name: str) -> str:
+    """The name of a network's file as a title; what is not known of it stays.
+
+    >>> in_words("mnist_vogn_128x1_eps0.1"), in_words("mine")
+    ('MNIST, VOGN, 1 x 128, trained with eps 0.1', 'mine')
+    """
+    said = []
+    for part in name.split("_"):
+        layers = re.fullmatch(r"(\d+)x(\d+)", part)
+        number = re.fullmatch(r"(eps|pra|tau)([\d.]+)", part)
+        if layers:
+            said.append(f"{layers[2]} x {layers[1]}" if int(layers[2]) < 10 else f"{layers[1]}, {layers[2]}")
+        elif number:
+            said.append(
+                {"eps": "trained with eps {}", "pra": "advisory {} before", "tau": "tau {}"}[number[1]].format(
+                    number[2]
+                )
+            )
+        else:
+            said.append(_WORDS.get(part, part))
+    return ", ".join(said)
 
 
 def panels(columns: int = 1, rows: int = 1, width: float = WIDTH, height: float = 2.7) -> tuple[Figure, list[Axes]]:
@@ -69,11 +100,15 @@ def boxplot(axes: Axes, data: Sequence[NDArray], names: Sequence[str]) -> None:
 
 
 def save(figure: Figure, out: Path, name: str) -> None:
-    """Write NAME.png and NAME.pdf."""
+    """Write NAME.png, and NAME.pdf and NAME.svg, which have no pixels."""
     from matplotlib import pyplot as plt
 
     out.mkdir(parents=True, exist_ok=True)
-    for suffix, extra in (("png", {}), ("pdf", {"metadata": {"CreationDate": None}})):
+    for suffix, extra in (
+        ("png", {}),
+        ("pdf", {"metadata": {"CreationDate": None}}),
+        ("svg", {"metadata": {"Date": None}}),
+    ):
         options: dict[str, Any] = extra
         figure.savefig(out / f"{name}.{suffix}", **options)
     plt.close(figure)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from studies.figures import OPEN, SAFE, UNSAFE, panels, save
+from studies.figures import OPEN, SAFE, UNSAFE, in_words, panels, save
 from studies.places import Floats, Labels
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def draw_map(
     axes[3].add_artist(legend)  # a second legend would take its place
     axes[3].legend(handles=_marks(STATES, STATE_COLOURS), title="P_safe", loc="lower left", frameon=False)
     heading = np.degrees(places[0, 2])
-    figure.suptitle(f"{name}, relative heading {heading:.0f} deg; own aircraft at 0, flying to the right", fontsize=9)
+    figure.suptitle(
+        f"{in_words(name)}; relative heading {heading:.0f} deg; own aircraft at 0, flying to the right", fontsize=9
+    )
     save(figure, out, f"hcas_map_{name}")
 
 

@@ -22,7 +22,7 @@ from bnn_vnnlib.sweeps import (
 )
 from studies import published as paper
 from studies import tables
-from studies.figures import MARKS, SERIES, grid, panels, save
+from studies.figures import MARKS, SERIES, grid, in_words, panels, save
 from studies.places import Net, Places, mnist, mnist_held_out, nets, own_models
 from studies.tables import Row
 from studies.watching import watched
@@ -90,7 +90,7 @@ def draw_decisions(out: Path, found: dict[str, UncertaintyResult]) -> None:
             low, high = (mean + sign * deviation for sign in (-1, 1))
             one.fill_between(EPS, low.clip(0), high.clip(max=1), color=colour, alpha=0.18, linewidth=0)
             one.plot(EPS, mean, color=colour, marker=mark, label=word)
-        one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-0.02, 1.02))
+        one.set(title=in_words(name), xlabel="eps (pixels in [0, 1])", ylim=(-0.02, 1.02))
     axes[0].set_ylabel("D of the label, mean and sd")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, out, "mnist_decision")

@@ -16,7 +16,7 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import Model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import tables
-from studies.figures import MARKS, SERIES, grid, save
+from studies.figures import MARKS, SERIES, grid, in_words, save
 from studies.places import Floats, Places, mnist, mnist_held_out, nets, own_models
 from studies.tables import Row
 from studies.watching import watched
@@ -104,7 +104,7 @@ def draw(out: Path, found: Mapping[str, Mapping[str, UncertaintyResult]]) -> Non
         for k, (kind, result) in enumerate(results.items()):
             shares = [100 * reading.uncertain for reading in result.readings]
             one.plot(EPS, shares, color=SERIES[k % 6], marker=MARKS[k % 6], label=kind)
-        one.set(title=name, xlabel="eps (pixels in [0, 1])", ylim=(-3, 103), xticks=(0, 0.05, 0.1))
+        one.set(title=in_words(name), xlabel="eps (pixels in [0, 1])", ylim=(-3, 103), xticks=(0, 0.05, 0.1))
     axes[0].set_ylabel(f"proved uncertain, tau {TAU} (%)")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)

@@ -34,7 +34,7 @@ from bnn_vnnlib.sweeps import Bounding, Inputs, Radii, RadiusResult, Source, mak
 from studies import boxes, tables
 from studies import regression as by_regression
 from studies.drawing import LEVEL, networks
-from studies.figures import boxplot, grid, save
+from studies.figures import boxplot, grid, in_words, save
 from studies.places import UCI_FILES, Floats, Net, Places, nets, regression
 from studies.tables import Row
 from studies.watching import watched
@@ -208,6 +208,6 @@ def draw(out: Path, found: dict[str, Outcome]) -> None:
     for one, (name, outcome) in zip(axes, found.items(), strict=True):
         data = [values[np.isfinite(values)] for values in (outcome.robust, outcome.reached, outcome.unrobust)]
         boxplot(one, data, ["MaxRR\n(proved)", "attacks", "MinUR\n(proved)"])
-        one.set(title=name, ylabel=f"radius ({outcome.unit})")
+        one.set(title=in_words(name), ylabel=f"radius ({outcome.unit})")
         one.set_ylim(bottom=0)
     save(figure, out, "validation_radii")

@@ -16,7 +16,7 @@ from bnn_vnnlib.model import Model, read_model
 from bnn_vnnlib.sweeps import Reading, Source, UncertaintyResult, make_inputs, uncertainty
 from studies import published as paper
 from studies import tables
-from studies.figures import SERIES, WIDTH, panels, save
+from studies.figures import SERIES, WIDTH, in_words, panels, save
 from studies.places import Floats, Labels, Places, named, own_models, signs, signs_held_out
 from studies.tables import Row
 from studies.watching import watched
@@ -117,7 +117,7 @@ def draw(out: Path, results: Mapping[str, Mapping[str, UncertaintyResult]]) -> N
             one.set_axis_off()
             continue
         panel(one, found[kind], kind)
-        one.set_title(f"{name}\n{kind}" if line == 0 else kind)
+        one.set_title(f"{in_words(name)}\n{kind}" if line == 0 else kind)
         if place == 0:
             one.set_ylabel("D of the label" if kind == SIGNS else "largest D of any class")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

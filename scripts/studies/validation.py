@@ -36,7 +36,7 @@ from bnn_vnnlib.sweeps import Bounding, Pair, Source, sweep
 from studies import boxes, tables
 from studies.boxes import Boxes
 from studies.drawing import LEVEL, networks
-from studies.figures import boxplot, grid, save
+from studies.figures import boxplot, grid, in_words, save
 from studies.places import Floats, Places, nets
 from studies.tables import Row
 from studies.watching import watched
@@ -220,7 +220,7 @@ def draw(out: Path, found: dict[str, Outcome]) -> None:
     for one, (name, outcome) in zip(axes, found.items(), strict=True):
         data = [outcome.low, outcome.least, outcome.most, outcome.high]
         boxplot(one, data, ["lower\nbound", "attack\ndown", "attack\nup", "upper\nbound"])
-        one.set(title=name, ylabel=outcome.what)
+        one.set(title=in_words(name), ylabel=outcome.what)
         if outcome.what == "D of the label":
             one.set_ylim(-0.03, 1.03)
     save(figure, out, "validation")
