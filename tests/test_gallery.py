@@ -26,7 +26,7 @@ def test_no_example_needs_what_the_repository_does_not_hold():
         assert "shared" not in path.read_text(encoding="utf-8"), path
 
 
-@pytest.mark.parametrize("name", ["ensemble", "regression", "hmc"])
+@pytest.mark.parametrize("name", ["ensemble", "regression", "deterministic"])
 def test_an_example_runs(name, tmp_path):
     if lacking := SCRIPT["missing"](name):
         pytest.skip(f"{', '.join(lacking)} is not installed")
