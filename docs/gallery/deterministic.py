@@ -1,4 +1,4 @@
-"""A Bayesian network beside its mean: what is proved of the mean network may say little about the networks drawn.
+"""A Bayesian network beside its mean: what a deterministic verifier proves of the mean, and P_safe, on the same boxes.
 
     python docs/gallery/deterministic.py [FOLDER]
 
