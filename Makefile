@@ -126,7 +126,7 @@ $(VENV)-docs/.installed: pyproject.toml
 # The package and what it needs, nothing else.
 $(VENV)-demo/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-demo
-	[ -z "$(TORCH_INDEX)" ] || $(VENV)-demo/bin/python -m pip install --quiet --index-url $(TORCH_INDEX) torch \
+	[ -z "$(TORCH_INDEX)" ] || $(VENV)-demo/bin/python -m pip install --quiet --retries 1 --index-url $(TORCH_INDEX) torch \
 		|| echo "$(TORCH_INDEX) has no torch for this machine: the default build follows, which is larger"
 	$(VENV)-demo/bin/python -m pip install --quiet --editable .
 	@touch $@
