@@ -102,7 +102,7 @@ def test_refusals() -> None:
         plain().drawn_by(lambda n, rng: {})
     assert isinstance(net.posterior, Sampler)
     proto = onnx.load_model_from_string(net.onnx_bytes)
-    with pytest.raises(InputError, match="needs its law"):
+    with pytest.raises(InputError, match="a function that draws networks"):
         attach(proto, net.posterior)
     changing = plain().drawn_by(lambda n, rng: {"b0" if n < 9 else "W0": np.zeros((n, 1) if n < 9 else (n, 1, 1))})
     with pytest.raises(PosteriorError, match=r"draws \['W0'\], expected \['b0'\]"):
