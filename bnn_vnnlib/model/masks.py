@@ -24,7 +24,7 @@ def with_masks(proto: ModelProto) -> tuple[ModelProto, dict[str, float], tuple[s
 
     Raises
     ------
-    UnsupportedError : a mask whose shape follows an open axis, a ratio that is computed, a mask that is an output
+    UnsupportedError : a mask whose shape follows an open axis, a ratio that is computed, a mask that is used elsewhere
     """
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     if not any(node.op_type == "Dropout" for node in nodes):
@@ -45,7 +45,7 @@ def with_masks(proto: ModelProto) -> tuple[ModelProto, dict[str, float], tuple[s
         while name in names:
             name += "_"
         names.add(name)
-        shape = _shape(node, kinds)
+        shape = _shape(flow, node, kinds)
         ratios[name] = _ratio(flow, node)
         (place,) = (i for i, one in enumerate(own.graph.node) if node.output[0] in one.output)
         own.graph.node[place].CopyFrom(helper.make_node("Mul", [node.input[0], name], [node.output[0]], name=node.name))
@@ -59,7 +59,7 @@ def _inferred(proto: ModelProto) -> list[onnx.ValueInfoProto]:
     return [*graph.input, *graph.value_info, *graph.output]
 
 
-def _shape(node: NodeProto, kinds: dict[str, onnx.TypeProto.Tensor]) -> tuple[int, ...]:
+def _shape(flow: Flow, node: NodeProto, kinds: dict[str, onnx.TypeProto.Tensor]) -> tuple[int, ...]:
     kind = kinds.get(node.input[0])
     sizes = () if kind is None else tuple(axis.dim_value for axis in kind.shape.dim)
     if kind is None or not all(sizes):
@@ -67,8 +67,9 @@ def _shape(node: NodeProto, kinds: dict[str, onnx.TypeProto.Tensor]) -> tuple[in
             "runs in training mode, with a mask whose shape follows an open axis: such noise is drawn for each input, "
             "and there is no one network; export with a batch of 1", node=label(node),
         )  # fmt: skip
-    if len(node.output) > 1 and node.output[1]:
-        raise UnsupportedError("runs in training mode and gives its mask as an output, too", node=label(node))
+    mask = node.output[1] if len(node.output) > 1 else ""
+    if mask in flow.consumers or mask in flow.outputs:
+        raise UnsupportedError("runs in training mode, and its mask is used elsewhere, too", node=label(node))
     return sizes
 
 
