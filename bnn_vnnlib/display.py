@@ -18,6 +18,7 @@ from bnn_vnnlib.signature import Variable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bnn_vnnlib.estimate import Estimate
     from bnn_vnnlib.model import Description
     from bnn_vnnlib.model.recovery import Recovery
     from bnn_vnnlib.posteriors.origin import Origin
@@ -102,6 +103,20 @@ def show_result(console: Console, result: Result) -> None:
     console.print(Text.assemble((result.verdict.value, _STYLES[result.verdict]), "  ", meaning(result)), facts)
     if result.diagnosis is not None:
         show_notes(console, result.diagnosis.lines)
+
+
+def show_estimate(console: Console, found: Estimate) -> None:
+    """Print figures that are none of a proof, and say so first."""
+    facts = _facts()
+    facts.add_row("broken", f"{found.broken:.4g} of {found.networks} drawn networks (standard error {found.error:.2g})")
+    facts.add_row("at one point", f"{found.at_point:.4g} of them; X in the JSON file")
+    for index, (low, high, spread) in enumerate(zip(found.lower, found.upper, found.spread, strict=True)):
+        if index == _MAX_ROWS:
+            facts.add_row("", f"... and {len(found.lower) - _MAX_ROWS} more outputs")
+            break
+        facts.add_row(f"mean output {index}", f"{low:.6g} to {high:.6g} found; networks differ by {spread:.3g} (sd)")
+    facts.add_row("time", f"{found.seconds:.2f} s")
+    console.print(Text("estimates, no bounds: an attack may miss what is there"), facts)
 
 
 def show_model(console: Console, model: Description, origin: Origin, missing: Iterable[str]) -> None:

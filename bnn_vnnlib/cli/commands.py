@@ -19,6 +19,7 @@ from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
+from bnn_vnnlib.cli.estimate import estimate
 from bnn_vnnlib.cli.explain import explain
 from bnn_vnnlib.cli.guard import NAME, in_plain_words, silent
 from bnn_vnnlib.cli.inspect import inspect as inspect_
@@ -115,6 +116,7 @@ EXAMPLES = {
         "verify p.vnnlib --network net.onnx --timeout 60",
         "verify p.vnnlib --network net.onnx --query decision --results-file out.txt",
     ),
+    "estimate": ("estimate p.vnnlib --network net.onnx --n 500",),
     "run": (
         "run benchmark --out results --workers 4",
         "run benchmark --out results --query decision --only '*robust*'",
@@ -183,6 +185,7 @@ _PLAIN: tuple[Callable[..., None], ...] = (
     property,
     explain,
     verify,
+    estimate,
     run,
     sweep,
     radius,

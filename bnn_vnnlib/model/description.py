@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.network.families import family_of, marginal_variances
-from bnn_vnnlib.network.network import Model, Network, WeightSamples
+from bnn_vnnlib.network.network import DropoutMasks, Model, Network, WeightSamples
 from bnn_vnnlib.network.nodes import Activation, Conv, Linear, Max, Product, Sum
 from bnn_vnnlib.signature import Likelihood, Signature
 
@@ -108,6 +108,9 @@ def _deviations(model: Model) -> dict[str, Floats]:
     """Standard deviation of every uncertain weight."""
     if model.posterior is None:
         return {}
+    if isinstance(model.posterior, DropoutMasks):
+        masks = model.posterior.ratios.items()
+        return {name: np.full(model.network.tensors[name].shape, np.sqrt(ratio / (1 - ratio))) for name, ratio in masks}
     shapes = {name: mean.shape for name, mean in model.network.tensors.items()}
     return {name: np.sqrt(v).reshape(shapes[name]) for name, v in marginal_variances(model.posterior).items()}
 

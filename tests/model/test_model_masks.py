@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bnn_vnnlib import read_model, verify, verify_batch
 from bnn_vnnlib.errors import InputError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import attach
+from bnn_vnnlib.model import attach, describe
 from bnn_vnnlib.model.reading import model_from_proto
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.network.draws import Draws
@@ -131,6 +131,13 @@ def test_decision_and_witness() -> None:
 def test_refused_by_name(proto: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         model_from_proto(proto)
+
+
+def test_inspect_says_what_is_random() -> None:
+    found = describe(model_from_proto(exported(0.2)))
+    assert (found.family, found.uncertain_weights) == ("dropout", 6)
+    (mask,) = (tensor for tensor in found.tensors if tensor.uncertain)
+    assert mask.relative_sd == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_certain_bounds_and_files_refuse_it() -> None:
