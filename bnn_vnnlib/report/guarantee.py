@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bnn_vnnlib.report.row import Row
@@ -143,6 +143,7 @@ def guarantee(row: Row) -> Guarantee:
             "Everything.",
             how,
         )
+    how = f"{how} {_certificate(row)}".strip()
     match row.query:
         case Query.PROBABILISTIC:
             return _probabilistic(row, how)
@@ -152,6 +153,16 @@ def guarantee(row: Row) -> Guarantee:
             return _deterministic(row, how)
         case None:
             return Guarantee(f"The record says {row.verdict.value}, but not of which query: nothing follows.", "", how)
+
+
+def _certificate(row: Row) -> str:
+    """What the certificate beside the answer claims, if there is one."""
+    found = row.details.get("certificate")
+    claim = found.get("verdict") if isinstance(found, Mapping) else None
+    if claim not in ("unsat", "sat", "bound"):
+        return ""
+    less = ", which is less than the answer" if claim == "bound" else ""
+    return f"A certificate claims {claim}{less}; bnn-vnnlib-check accepts or rejects it without this program."
 
 
 def _statistical(row: Row, how: str) -> Guarantee:

@@ -108,6 +108,15 @@ def test_no_verdict_claims_nothing_but_its_bounds(verdict):
     assert "There are no bounds" in guarantee(replace(row(safe(verdict, 0.2, 0.96)), p_safe=None)).says
 
 
+def test_a_certificate_is_named_for_what_it_claims():
+    unsat = row(safe("unsat", 0.97, 1.0))
+    assert "ertificate" not in guarantee(unsat).how
+    for claim, words in {"unsat": "claims unsat; bnn-vnnlib-check", "bound": "claims bound, which is less"}.items():
+        assert words in guarantee(replace(unsat, details={"certificate": {"verdict": claim}})).how
+    for nothing in ({"file": None, "why": "time is up"}, "unsat", {"verdict": ["unsat"]}):
+        assert "ertificate" not in guarantee(replace(unsat, details={"certificate": nothing})).how
+
+
 def test_an_error_guarantees_nothing():
     assert guarantee(row("no such file")).says.startswith("Nothing")
 
