@@ -240,7 +240,7 @@ def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor],
     """
     forest = Forest(problem, leaves.failures(problem))
     size = CHUNK if isinstance(leaves, Fixed) else 2**5
-    looked, total = 2**8, forest.roots().sum()
+    looked, total = 2**10, forest.roots().sum()
     while len(forest) < most and not deadline.passed:
         if len(forest) > looked and isinstance(leaves, Tails):
             looked, before, total = 2 * looked, total, forest.roots().sum()
