@@ -72,6 +72,13 @@ def test_variations_are_paid_and_help(tmp_path: Path) -> None:
     plain = bound_of(one.said(one.claim(items(tails(["l"], ["u"])), without, "bound", "0.5")))
     near = bound_of(one.said(one.claim(items(tails(["l"], ["u"], ["v"])), arrays, "bound", "0.5")))
     assert plain < near < 1
+    fold, s = math.sqrt(2 / math.pi), 0.2
+    sides = [upper_tail((gap - fold * s * 0.01) / (s * 1.01)) for gap in (2.97 - 2, 4 - 3.03)]
+    varies = upper_tail((0.05 - (3 + fold * s) * 0.01) / (s * 0.01))
+    spread = s * math.sqrt(4**2 + 1.01**2)
+    rows = [upper_tail((2.97 + 1 - fold * s * (rho + 0.01)) / spread) for rho in (1, 0.05)]
+    assert 1 - plain == pytest.approx(sum(sides) + rows[0], abs=2e-9)
+    assert 1 - near == pytest.approx(sum(sides) + varies + 2 * rows[1], abs=2e-9)
 
 
 def test_a_tree(tmp_path: Path) -> None:
