@@ -42,6 +42,7 @@ class BatchResult:
     verdicts : (N,) of `Verdict`
     points : (N, n) the attacked point of each box (NaN where there is none)
     method : the methods that gave the bounds
+    confidence : with guarantee statistical, that of each box's bounds and verdict; None: they are certain
     draws : (N, 4) with guarantee statistical: networks counted for each box, of these proved safe, proved to violate,
         and open; a box without any is certain. NaN where the box was skipped, and for safe and violating under decision
     lower_by, upper_by : (N,) of each box: the methods behind its lower and its upper bounds, "none" where there is
@@ -59,6 +60,7 @@ class BatchResult:
     seconds: float
     row_lower: Floats | None = None
     row_upper: Floats | None = None
+    confidence: float | None = None
     draws: Floats | None = None
     lower_by: NDArray[np.object_] | None = None
     upper_by: NDArray[np.object_] | None = None
@@ -148,6 +150,7 @@ def verify_batch(
     return BatchResult(
         **full, verdicts=verdicts, method=used, seconds=time.monotonic() - begun, query=setting.query,
         tau_safe=asked.tau_safe, tau_unsafe=asked.tau_unsafe,
+        confidence=None if setting.sampling is None else setting.sampling.confidence,
         labels=None if labels is None else _array(labels).astype(np.int64),
     )  # fmt: skip
 

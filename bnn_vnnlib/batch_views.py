@@ -38,6 +38,10 @@ def columns(result: BatchResult) -> dict[str, NDArray]:
     else:
         for j in range(result.lower.shape[1]):
             found |= {f"lower_{j}": result.lower[:, j], f"upper_{j}": result.upper[:, j]}
+    if result.confidence is not None and result.draws is not None:
+        found["confidence"] = np.full(len(result.verdicts), result.confidence)
+        names = ("draws_counted", "draws_safe", "draws_violating", "draws_open")
+        found |= dict(zip(names, result.draws.T, strict=True))
     by = {"lower_by": result.lower_by, "upper_by": result.upper_by}
     return found | {name: values for name, values in by.items() if values is not None}
 
@@ -57,13 +61,17 @@ def facts(result: BatchResult) -> list[tuple[str, str, str]]:
     verdicts, count = result.verdicts[~skipped], int((~skipped).sum())
     proved, refuted = (int((verdicts == verdict).sum()) for verdict in (Verdict.UNSAT, Verdict.SAT))
     safe, unsafe = _meaning(result)
+    how = "proved" if result.confidence is None else "with the confidence"
     lines = [
         ("inputs", f"{count}", f"{skipped.sum()} more were skipped" if skipped.any() else ""),
-        ("unsat", f"{proved}", f"proved: {safe}"),
-        ("sat", f"{refuted}", f"proved: {unsafe}"),
+        ("unsat", f"{proved}", f"{how}: {safe}"),
+        ("sat", f"{refuted}", f"{how}: {unsafe}"),
         ("open", f"{count - proved - refuted}", "unknown or timeout: the bounds are valid, but do not decide"),
     ]
-    if count:
+    if result.confidence is not None:  # what is said of all inputs together would have another one
+        told = f"statistical: each input by itself, with confidence {result.confidence!r} over the draws"
+        lines.append(("guarantee", "", told))
+    elif count:
         low, high = 100 * proved / count, 100 * (count - refuted) / count
         share = f"{digits(low, down=True, places=4)} to {digits(high, down=False, places=4)} %"
         lines.append(("certified share", share, "of the inputs for which the requirement holds"))
@@ -141,17 +149,27 @@ def plot(result: BatchResult, ax: Any = None) -> Any:
     pad = 0.004 * max(float(np.ptp(np.concatenate([lower[order], upper[order]]))) if len(order) else 0.0, 1e-9)
     drawn: dict[str, Any] = {}
     verdicts = result.verdicts[order]
+    certain = result.confidence is None
     for verdict, (colour, label) in COLOURS.items():
         at = np.flatnonzero(verdicts == verdict)
         if len(at):
             ends = lower[order[at]], upper[order[at]]
+            told = label if certain else f"{label.replace('proved to ', '')}, confidence {result.confidence!r}"
             known = (
                 None
                 if label in drawn
-                else f"{label} ({sum(verdicts == v for v, (_, s) in COLOURS.items() if s == label).sum()})"
+                else f"{told} ({sum(verdicts == v for v, (_, s) in COLOURS.items() if s == label).sum()})"
             )
             width = float(np.clip(300 / len(order), 0.6, 8))
-            drawn[label] = ax.vlines(at, ends[0] - pad, ends[1] + pad, colors=colour, linewidth=width, label=known)
+            drawn[label] = ax.vlines(
+                at,
+                ends[0] - pad,
+                ends[1] + pad,
+                colors=colour,
+                linewidth=width,
+                label=known,
+                linestyles="solid" if certain else "dotted",
+            )
     for level, style in _levels(result):
         ax.axhline(level, color="black", linewidth=0.8, linestyle=style)
     ax.set_xlabel("inputs, sorted by their bounds")

@@ -11,6 +11,7 @@ import torch
 from scipy.special import ndtri
 
 from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib.batch_views import columns
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.files.vnncomp import results_text, standard_output
@@ -193,3 +194,20 @@ def test_one_seed_serves_several_boxes_and_nested_ones_agree() -> None:
                          **ASKED)  # fmt: skip
     assert (np.diff(found.draws[:, 2]) >= 0).all()
     assert (found.draws[:, 3] == 0).all()
+
+
+def test_views_of_a_batch_never_say_proved() -> None:
+    found, certain = asked(0.99, seed=1), asked_certain()
+    told, other = found.summary(), certain.summary()
+    assert "proved" in other
+    assert "statistical" not in other
+    assert "proved" not in told
+    assert "each input by itself, with confidence 0.999999" in told
+    assert "certified share" not in told
+    assert "confidence" in columns(found)
+    assert "confidence" not in columns(certain)
+
+
+def asked_certain() -> Any:
+    above = [(np.array([[-1.0]]), np.array([-5.0]), np.array([False]))]
+    return verify_batch(threshold_model(), [[0.0]], [[1.0]], properties=above, query="probabilistic")
