@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.bounds.walk import Ranges
+from bnn_vnnlib.network.evaluate import FUNCTIONS, evaluate
 from bnn_vnnlib.network.families import names_of, sample
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.nodes import Gap, Known
+from bnn_vnnlib.network.nodes import GAPS, Gap, Known
 from bnn_vnnlib.network.pairs import in_differences
 from support.attack import Falsifier
 from support.networks import dense_network
@@ -124,3 +126,31 @@ def test_known_ranges_stop_a_walk() -> None:
     for method in METHODS:
         found = Engine(apart.network, method).rows(boxes_of(apart), *box, rows).lower[0, 0]
         torch.testing.assert_close(found, torch.full((3,), -0.25, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_lines_of_a_gap_hold_at_sampled_places(kind: str) -> None:
+    """On d of one sign they go through 0; on d of both signs they lie around every sampled f(x) - f(x - d)."""
+    from bnn_vnnlib.bounds.activations import ACTIVATIONS
+    from bnn_vnnlib.bounds.linear import gap_lines
+
+    rng = np.random.default_rng(seed_of(kind))
+    alpha = {"clip": (-0.5, 0.75), "leaky_relu": 0.1, "gelu": 0.7}.get(kind, 0.0)
+    node = Gap("gap", (0, 1, 2, 3, 4), (40,), kind, alpha)
+    x = torch.as_tensor(np.sort(rng.normal(size=(2, 1, 1, 40)) * 2, 0))
+    d = torch.as_tensor(np.sort(rng.normal(size=(2, 1, 1, 40)), 0))
+    y = torch.stack([x[0] - d[1], x[1] - d[0]])
+    values = {i: Interval(*ends) for i, ends in enumerate((x, y, d))}
+    lines_of = {3 + i: ACTIVATIONS[kind].lines(alpha, *ends) for i, ends in enumerate((x, y))}
+    walk = SimpleNamespace(ranges=Ranges(values, {}, lines_of))
+    lines = gap_lines(node, walk).lines
+    share = torch.as_tensor(rng.random((2, 500, 1, 1, 40)))
+    at, gap = x[0] + share[0] * (x[1] - x[0]), d[0] + share[1] * (d[1] - d[0])
+    function = FUNCTIONS[kind]
+    value = function(alpha, at) - function(alpha, at - gap)
+    assert bool((lines.lower_slope * gap + lines.lower_intercept <= value + 1e-12).all())
+    assert bool((value <= lines.upper_slope * gap + lines.upper_intercept + 1e-12).all())
+    one_sign = (d[0] >= 0) | (d[1] <= 0)
+    assert bool(one_sign.any())
+    assert not bool(lines.upper_intercept[one_sign].any())
+    assert bool(lines.upper_intercept[~one_sign].any())
