@@ -50,6 +50,21 @@ class Box:
         return column(between(low, high) for low, high in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
     @cached_property
+    def middle(self) -> arb_mat:
+        """(n, 1)."""
+        return column((arb(a) + arb(b)) / 2 for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
+
+    @cached_property
+    def radius(self) -> arb_mat:
+        """(n, 1): half the widths."""
+        return column((arb(b) - arb(a)) / 2 for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
+
+    def least(self, rows: Floats) -> arb_mat:
+        """(R, 1): the least values of rows (R, n), at corners."""
+        plus, minus = matrix(np.maximum(rows, 0.0)), matrix(np.minimum(rows, 0.0))
+        return plus * column(self.lower.tolist()) + minus * column(self.upper.tolist())
+
+    @cached_property
     def largest(self) -> arb_mat:
         """(n, 1): max |z|, exact."""
         return column(np.maximum(np.abs(self.lower), np.abs(self.upper)).tolist())
@@ -93,10 +108,10 @@ class Chain:
         return h if weight is None else weight * h
 
     def intervals(self, k: int, h: Box) -> Box:
-        """The range of z_k by the range of h_k alone."""
-        weight = self._weights[k]
-        z = (h.balls if weight is None else weight * h.balls) + self._biases[k]
-        return Box(*ends(z.entries()))
+        """The range of z_k by the range of h_k alone; no ball is as wide as a range, since radii have few digits."""
+        weight, reach = self._weights[k], self.size(k, h.radius)
+        z = (h.middle if weight is None else weight * h.middle) + self._biases[k]
+        return Box(ends((z - reach).entries())[0], ends((z + reach).entries())[1])
 
     def at(self, x: Sequence[Fraction]) -> list[Fraction] | list[arb]:
         """The outputs at x: exact, or balls where an activation has no rational values."""
@@ -249,10 +264,10 @@ def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> ar
         elif not (surely_at_least(ZERO, at) or surely_at_least(at, arb(1))):
             return arb(sign) * arb.pos_inf()  # the place is not known: no line
     values = [_value(layer, p) - s * p for p in places]
-    best = values[0]
-    for value in values[1:]:
-        best = best.union(value)
-    return best.upper() if sign > 0 else best.lower()
+    best, *others = [value.upper() if sign > 0 else value.lower() for value in values]
+    for end in others:
+        best = end if surely_less(best, end) == (sign > 0) else best
+    return best if all(value.is_finite() for value in values) else sign * arb.pos_inf()
 
 
 # Walks
@@ -304,8 +319,10 @@ class Ranges:
     def folded(self, k: int, rows: Floats, inputs: Floats | None = None) -> list[arb]:
         """Lower bounds of rows over z_k, plus `inputs` over x, from the range of h_k alone."""
         exact = matrix(rows)
-        total = self.chain.through(k, exact) * self.h[k].balls + exact * self.chain.bias(k)
-        total = total if inputs is None else total + matrix(inputs) * self.box.balls
+        wanted = self.chain.through(k, exact)
+        a = middle(wanted)
+        total = exact * self.chain.bias(k) + self.h[k].least(a) + (wanted - matrix(a)) * self.h[k].balls
+        total = total if inputs is None else total + self.box.least(inputs)
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
 
     def walk(self, k: int, rows: Floats, inputs: Floats | None = None, noise: Noise | None = None) -> list[arb]:
@@ -323,8 +340,7 @@ class Ranges:
             if at:
                 a, paid = self._across(at - 1, a)
                 exact, total = matrix(a), total + paid
-        plus, minus = matrix(np.maximum(a, 0.0)), matrix(np.minimum(a, 0.0))
-        total = total + plus * column(self.box.lower.tolist()) + minus * column(self.box.upper.tolist())
+        total = total + self.box.least(a)
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
 
     def _across(self, k: int, a: Floats) -> tuple[Floats, arb_mat]:

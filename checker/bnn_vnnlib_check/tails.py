@@ -60,11 +60,6 @@ class Known:
     near: list[arb] | None
 
     @cached_property
-    def radius(self) -> arb_mat:
-        """(n, 1): rho, half the width of the range; hc is its middle, a real number that nobody needs."""
-        return column(_halves(self.range))
-
-    @cached_property
     def squares(self) -> arb_mat:
         """(n, 1): (|hc| + rho)^2 = (max |h|)^2."""
         return entrywise(lambda h: h * h, self.range.largest)
@@ -93,7 +88,7 @@ class Charged(Noise):
             spread = squared * variance  # s_j^2, a row each
             self.square = _sum(self.square, spread * known.squares)
             deviation = entrywise(root, spread)
-            self.folded = _sum(self.folded, deviation * known.radius)
+            self.folded = _sum(self.folded, deviation * known.range.radius)
             if known.near is None:
                 self.centred = False
             else:
@@ -110,7 +105,7 @@ class Leaf:
     def __init__(self, gaussian: Gaussian, box: Box, claims: list[Claim], hints: dict[int, Floats]) -> None:
         self._gaussian, self._chain = gaussian, gaussian.chain
         self._ranges = Ranges(self._chain, box, hints)
-        self._known = [Known(box, _halves(box))]
+        self._known = [Known(box, box.radius.entries())]
         self.q, waiting = ZERO, list(claims)
         for k in range(len(self._chain) - 1):
             if not self._chain.random(k):
@@ -183,9 +178,3 @@ class Leaf:
                 q = other if surely_less(other, q) else q
             found.append(at_most_one(q))
         return found
-
-
-def _halves(box: Box) -> list[arb]:
-    """Half the width of each side of a box: how far x is from the middle."""
-    sides = zip(box.lower.tolist(), box.upper.tolist(), strict=True)
-    return [((arb(high) - arb(low)) / 2).upper() for low, high in sides]

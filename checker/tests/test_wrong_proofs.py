@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,42 @@ def rejected(one: Instance, manifest: Any, why: str, **asked: str) -> None:
 def test_a_row_that_is_not_false(tmp_path: Path, violation: str) -> None:
     one = fixed(tmp_path, violation)
     rejected(one, one.claim(items(), one_leaf([1], [2])), "does not exclude a violation")
+
+
+@pytest.mark.parametrize(("power", "accepted"), [(-59, True), (-61, False)])
+def test_what_a_float_misses_is_paid_for(tmp_path: Path, power: int, accepted: bool) -> None:
+    """y = (1 + 2^-30)^2 at x = 1, which has 61 binary digits: no coefficient of a walk holds it."""
+    with localcontext() as context:
+        context.prec = 100
+        threshold = format(1 + Decimal(2) ** -29 + Decimal(2) ** power, "f")
+    a = 1 + 2.0**-30
+    one = Instance(tmp_path, model([([[a]], [0.0]), ([[a]], [0.0])]), prop([(1, 1)], 1, f"(>= Y_0 {threshold})"))
+    manifest = one.claim(items(), one_leaf([1], [1]))
+    if accepted:
+        assert one.said(manifest).startswith(ACCEPTED)
+    else:
+        rejected(one, manifest, "does not exclude a violation")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_a_slope_misses_is_paid_for(tmp_path: Path, accepted: bool) -> None:
+    """max a relu(x) - c x on [-1, 2] is 2 a - 2 c, c the float near a s, rounded down, and s the slope of the chord."""
+    s = 2.0 / 3.0
+    a = next(a for a in np.linspace(1.1, 1.9, 9).tolist() if Fraction(a * s) < Fraction(a) * Fraction(s))
+    most = 2 * Fraction(a) - 2 * Fraction(a * s)
+    missed = Fraction(a) * Fraction(s) - Fraction(a * s)
+    most = most + Fraction(1, 2**80) if accepted else most - missed
+    with localcontext() as context:
+        context.prec = 400
+        threshold = format(Decimal(most.numerator) / Decimal(most.denominator), "f")
+        slope = format(Decimal(a * s), "f")
+    violation = f"(>= Y_0 (+ (* {slope} X_0) {threshold}))"
+    one = Instance(tmp_path, model([([[1.0]], [0.0]), ([[a]], [0.0])]), prop([(-1, 2)], 1, violation))
+    manifest = one.claim(items(), one_leaf([-1], [2]))
+    if accepted:
+        assert one.said(manifest).startswith(ACCEPTED)
+    else:
+        rejected(one, manifest, "does not exclude a violation")
 
 
 def test_one_of_two_cases_stays_open(tmp_path: Path) -> None:
