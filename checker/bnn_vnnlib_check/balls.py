@@ -64,9 +64,9 @@ def _beyond(x: arb, end: float, reached: Callable[[arb, arb], bool]) -> float:
         return end
     value = float(x.lower() if end < 0 else x.upper())
     value = math.nextafter(value, end) if value == -end else value  # beyond the floats, on the other side
-    while math.isfinite(value) and not reached(x, arb(value)):
-        value = math.nextafter(value, end)
-    return value
+    near = math.nextafter(value, end)  # float() may be off by more among subnormal numbers: then a coarse step
+    candidates = (value, near, math.nextafter(near, end), 0.0, math.copysign(2.0**-1000, end))
+    return next((one for one in candidates if math.isfinite(one) and reached(x, arb(one))), end)
 
 
 def matrix(values: Floats) -> arb_mat:

@@ -34,6 +34,7 @@ def test_floats_around_a_ball(value: float) -> None:
     third = arb(value) / 3
     assert not surely_less(third, arb(below(third)))
     assert not surely_less(arb(above(third)), third)
+    assert above(third) - below(third) <= 2 * max(2.0**-52 * abs(value), 2.0**-1000)
     assert below(arb(value, 1)) <= value - 1
     assert above(arb(value, 1)) >= value + 1
     assert (below(arb.nan()), above(arb.pos_inf())) == (-math.inf, math.inf)
