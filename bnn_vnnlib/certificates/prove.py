@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bnn_vnnlib.certificates.file import Arrays, write_certificate
 from bnn_vnnlib.certificates.trees import Claims, Fixed, Tails, grow, preorder
-from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.methods.safety.by_weights import decided_samples
 from bnn_vnnlib.model.description import onnx_operators
 from bnn_vnnlib.network.families import family_of
@@ -170,6 +170,8 @@ def certified(
         found = certify(path, files, setting, prop, result)
     except OutOfTime:
         found = "time is up"
+    except InputError as error:  # a disk that is full must not cost the answer
+        found = error.message
     told: dict[str, Any] = {"file": str(path), "seconds": time.monotonic() - begun}
     if isinstance(found, str):
         told |= {"file": None, "why": found}

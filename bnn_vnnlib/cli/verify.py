@@ -63,6 +63,8 @@ def verify(
         check_positive("--timeout", timeout)
         if serialise_assignments is not None:
             make_writable_folder(serialise_assignments)
+        if certificate is not None:
+            make_writable_folder(certificate.parent)
         how = Options(**options).seeded
         outlet = Outlet(results_file, json_file, how.seed or 0, timeout, started)
     with guard(console, debug, outlet), in_time(console, outlet) as disarm:

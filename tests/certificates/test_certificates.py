@@ -294,6 +294,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert told["size"] == path.stat().st_size
     assert checker.check(model, prop, path, {"tau_safe": "0.9"}).startswith("accepted: probabilistic, unsat")
     path.unlink()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    done = call("verify", prop, "--network", model, "--certificate", folder, "--tau-safe", "0.9")  # cannot be written
+    assert done.stdout.startswith("unsat")
+    assert "no certificate was written" in done.stderr
     for refused, why in ((("--query", "decision"), "no rule for query decision"), (("--shrink", "0.5"), "--shrink")):
         done = call("verify", prop, "--network", model, "--certificate", path, *refused, code=2)
         assert why in " ".join(done.stderr.split())
