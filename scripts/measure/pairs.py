@@ -142,12 +142,12 @@ def tabular(points: int = 10, seconds: float = 6.0) -> None:
     tally: dict[str, list[str]] = {}
     begun = time.process_time()
     for centre in x[:: len(x) // points][:points]:
-        ends = [np.clip(centre - 0.02, 0, 1).round(6), np.clip(centre + 0.02, 0, 1).round(6)]
-        ends[0][1], ends[1][1] = 0.0, 1.0  # either sex
-        wider = [ends[0].copy(), ends[1].copy()]
-        wider[0][2], wider[1][2] = max(0.0, centre[2].round(6) - 0.1), min(1.0, centre[2].round(6) + 0.1)
-        questions = {f"fair, {delta} sd": fair(model, *ends, 1, 0.01, delta) for delta in (1, 0.7, 0.4)}
-        questions["monotone in bmi"] = monotone(model, *wider, input=2)
+        lower, upper = np.clip(centre - 0.02, 0, 1).round(6), np.clip(centre + 0.02, 0, 1).round(6)
+        lower[1], upper[1] = 0.0, 1.0  # either sex
+        questions = {f"fair, {delta} sd": fair(model, lower, upper, 1, 0.01, delta) for delta in (1, 0.7, 0.4)}
+        lower, upper = lower.copy(), upper.copy()
+        lower[2], upper[2] = max(0.0, centre[2].round(6) - 0.1), min(1.0, centre[2].round(6) + 0.1)
+        questions["monotone in bmi"] = monotone(model, lower, upper, 2)
         for name, asked in questions.items():
             tally.setdefault(name, []).append(verify(model, asked.property, timeout=seconds).verdict)
     for name, verdicts in tally.items():
