@@ -93,10 +93,13 @@ class Task:
             limit.append(f"--certificate={certificate_path(results)}")
         return ["verify", self.prop, *networks, f"--results-file={results}", *limit, *self.arguments]
 
-    def check_command(self, results: Path, query: str) -> list[str]:
+    def check_command(self, results: Path, query: str | None) -> list[str]:
         """The command line that checks its witness; query and thresholds are in the record."""
-        needed = {Query.DECISION: ("--seed=", "--likelihood=", "--outputs=", "--coupling="),
-                  Query.PROBABILISTIC: ("--seed=", "--coupling=")}.get(Query(query), ("--seed=",))  # fmt: skip
+        of_query: dict[str | None, tuple[str, ...]] = {
+            Query.DECISION: ("--seed=", "--likelihood=", "--outputs=", "--coupling="),
+            Query.PROBABILISTIC: ("--seed=", "--coupling="),
+        }
+        needed = of_query.get(query, ("--seed=",))
         same = [option for option in self.arguments if option.startswith(needed)]
         second = [f"--network={name}={path}" for name, path in self.models[1:]]
         return ["check-witness", self.models[0][1], self.prop, str(results), *second, *same]
