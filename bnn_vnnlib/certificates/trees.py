@@ -194,7 +194,7 @@ class Tails:
         near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
         z = [run.ranges.values[place] for place in self._places]
         lines = [run.ranges.lines.get(place + 1) for place in self._places]
-        slopes = [torch.stack(line.parts[::2], 2) if line else torch.ones(1, len(value), 2, 1) for line in lines]
+        slopes = [torch.stack(line.parts[::2], 2) if line else value.new_ones(1, len(value), 2, 1) for line in lines]
         sides = [one.lower for one in z], [one.upper for one in z], near
         found = [[part[0].reshape(len(value), -1).cpu().numpy() for part in side] for side in sides]
         hints = [part[0].reshape(len(value), 2, -1).cpu().numpy() for part in slopes]

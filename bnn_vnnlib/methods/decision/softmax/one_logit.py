@@ -116,7 +116,11 @@ class GaussianLogits:
     def _logits(self, like: Tensor) -> Tensor:
         """(L, m): the rows of the outputs that are logits."""
         m = self.bounds.engine.network.signature.output_size
-        return like.new_tensor([[-1.0, 1.0]]) if self.bounds.transform == "softmax" else torch.eye(m).to(like)
+        return (
+            like.new_tensor([[-1.0, 1.0]])
+            if self.bounds.transform == "softmax"
+            else torch.eye(m, dtype=like.dtype, device=like.device)
+        )
 
     def _expected(self, lower: Tensor, upper: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L) each: bounds on E sigmoid of the logits (steps 1 and 2)."""
