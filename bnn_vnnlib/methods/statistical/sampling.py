@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,9 @@ from bnn_vnnlib.network.network import Posterior
 
 _FIRST, _MOST, _GROWTH = 32, 2**10, 4
 """Draws of a batch: at least, at most, and one in so many of those before it: so many are drawn in vain at most."""
+
+_SECONDS = 0.2
+"""That a batch takes under a time limit, about."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,22 @@ class DrawnNetworks:
         return Draws(self.engine.network, self.posterior, self.sampling.seed)
 
     def batches(self, rows: int) -> Iterator[Ints]:
-        """The numbers of all draws in their order, as many at a time as memory allows for an item with so many rows."""
-        start, most = 0, max(1, min(_MOST, self.engine.chunk(1, rows)))
-        while start < self.sampling.draws:
+        """The numbers of all draws in their order, as many at a time as memory allows for an item with so many rows.
+
+        Under a time limit a batch takes `_SECONDS` or so, by what those before it took, and none is begun for which no
+        time is left: what is cut off would not count.
+        """
+        start, deadline, room = 0, self.engine.deadline, max(1, min(_MOST, self.engine.chunk(1, rows)))
+        most = room if deadline.at is None else 1
+        while start < self.sampling.draws and not deadline.passed:
             stop = min(start + min(max(_FIRST, start // _GROWTH), most), self.sampling.draws)
+            begun = time.monotonic()
             yield np.arange(start, stop)
+            if deadline.at is not None:
+                pace = (time.monotonic() - begun) / (stop - start)
+                most = max(1, min(4 * most, room, int(_SECONDS / max(pace, 1e-9))))
+                if time.monotonic() + pace > deadline.at:
+                    return
             start = stop
 
     def take(self, index: Ints) -> tuple[WeightBoxes, Tensor]:
