@@ -18,7 +18,7 @@ from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Statistics, Verdict
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Statistics, Verdict
 from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, of_property, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
@@ -162,7 +162,8 @@ def _by_the_property(setting: Setting) -> Result:
 
 def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
     """`_solve`; of two networks in differences, in all ways that there are until one of them gives a verdict."""
-    if setting.model.pair is None or setting.transform != "identity":
+    median = setting.query is Query.DECISION and setting.question.rule is Rule.MEDIAN  # no difference of medians
+    if setting.model.pair is None or setting.transform != "identity" or median:
         return _solve(setting, property, restarts, most)
     from bnn_vnnlib.problem.pairs import differences
 

@@ -256,3 +256,18 @@ def test_a_checked_witness_is_asked_again() -> None:
     assert check_witness((net, net), prop, ResultsFile(Verdict.SAT, values), question).judgement is Judgement.VALID
     values["U"] = values["U"] + 0.25
     assert check_witness((net, net), prop, ResultsFile(Verdict.SAT, values), question).judgement is Judgement.INVALID
+
+
+def test_medians_of_both_are_no_median_of_the_difference() -> None:
+    """Samples 0, 0, 9 and -5, 0, 0.1: both medians are 0, and the median of f - g over all nine pairs is 5."""
+    stored = [(np.zeros((3, 1, 1)), np.array([[0.0], [0.0], [9.0]]))]
+    f = model([(np.zeros((1, 1)), np.zeros(1))], samples=stored, probabilities=[1 / 3] * 3, likelihood="gaussian")
+    shifted = [(np.zeros((3, 1, 1)), np.array([[-5.0], [0.0], [0.1]]))]
+    g = model([(np.zeros((1, 1)), np.zeros(1))], samples=shifted, probabilities=[1 / 3] * 3, likelihood="gaussian")
+    text = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X real [1,1]) (declare-output Y real [1,1]))
+(declare-network g (isomorphic-to f) (declare-input U real [1,1]) (declare-output V real [1,1]))
+(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (== X[0,0] U[0,0]) (>= Y[0,0] (+ V[0,0] 0.05))))
+"""
+    found = verify((f, g), parse_property(text), query="decision", rule="median", timeout=10)
+    assert found.verdict is not Verdict.SAT
