@@ -37,7 +37,7 @@ from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
-from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, LastLayer, last_layer
+from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, last_layer, of_logits
 from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.portfolio import safety_bounds
@@ -258,20 +258,19 @@ def _softmax_by_safety(task: DecisionTask) -> Steps:
 def _gaussian_logits_serve(task: DecisionTask) -> str | None:
     if task.rule is Rule.MEDIAN:
         return "medians are asked for"
-    two = task.bounds.transform == "softmax" and task.network.signature.output_size == 2
-    if not (two or task.bounds.transform == "sigmoid"):
+    logits = of_logits(task.bounds)
+    two = logits.transform == "softmax" and task.network.signature.output_size == 2
+    if not (two or logits.transform == "sigmoid"):
         return "the decision is no sigmoid, and no softmax of two outputs"
     if not isinstance(task.posterior, Gaussian):
         return "the posterior is made of weight samples, or a mixture"
-    if last_layer(task.network, task.posterior) is None:
+    if last_layer(logits.engine.network, task.posterior) is None:
         return "not the last dense layer alone is random"
     return task.boxes_asked_for
 
 
 def _gaussian_logits(task: DecisionTask) -> Steps:
-    posterior = cast("Gaussian", task.posterior)
-    layer = cast(LastLayer, last_layer(task.network, posterior))
-    logits = GaussianLogits.over(task.bounds, posterior, layer, task.device)
+    logits = GaussianLogits.over(of_logits(task.bounds), cast("Gaussian", task.posterior), task.device)
     return Steps(quick=(logits,), longest=(SplitInputs(logits, task.network, task.deadline),))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -35,7 +35,7 @@ from bnn_vnnlib.gaussian.tanh import expectations_for
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.network import Gaussian, Network
-from bnn_vnnlib.network.nodes import Linear, Reshape, Shift, params_of
+from bnn_vnnlib.network.nodes import Activation, Linear, Reshape, Shift, params_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
@@ -69,6 +69,20 @@ def last_layer(network: Network, posterior: Gaussian) -> LastLayer | None:
     return LastLayer(position, tuple(biases)) if whole and alone and uses else None
 
 
+def of_logits(bounds: OutputBounds) -> OutputBounds:
+    """The same outputs, with a Sigmoid that ends the graph as what is done to them."""
+    network = bounds.engine.network
+    position = network.outputs[0]
+    while isinstance(node := network.nodes[position], Reshape):
+        (position,) = node.inputs
+    if bounds.transform != "identity" or len(network.outputs) > 1 or network.softmax_axis is not None:
+        return bounds
+    if not (isinstance(node, Activation) and node.kind == "sigmoid"):
+        return bounds
+    before = replace(network, outputs=node.inputs)
+    return OutputBounds(replace(bounds.engine, network=before), "sigmoid")
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianLogits:
     """A `decision.method.RowMethod` for a sigmoid on every output, or the softmax of two."""
@@ -82,12 +96,14 @@ class GaussianLogits:
     name: ClassVar[str] = "Gaussian logit"
 
     @staticmethod
-    def over(bounds: OutputBounds, posterior: Gaussian, layer: LastLayer, device: torch.device) -> GaussianLogits:
+    def over(bounds: OutputBounds, posterior: Gaussian, device: torch.device) -> GaussianLogits:
         """Those of a network whose last layer alone is random."""
         network = bounds.engine.network
-        means, deviations = weight_sets.mean_weights(network, device), weight_sets.centred(
-            network, independent(posterior), device
-        )  # fmt: skip
+        layer = last_layer(network, posterior)
+        if layer is None:
+            raise ValueError("not the last dense layer alone is random")
+        means = weight_sets.mean_weights(network, device)
+        deviations = weight_sets.centred(network, independent(posterior), device)
         return GaussianLogits(bounds, layer, means, deviations, correlation(network, posterior, device))
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:

@@ -147,6 +147,18 @@ def test_boxes_hold_what_is_attained(family, outputs):
         assert (found.upper[i] - found.lower[i] <= 1.6 * (known.max(0) - known.min(0)) + 0.02).all()
 
 
+@pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian"])
+def test_a_sigmoid_in_the_graph(likelihood):
+    """E sigmoid is the expected output, whatever the outputs stand for."""
+    layers, spread = [(np.array([[1.0, -2.0]]), np.array([0.3]))], [(np.array([[1.0, 0.25]]), np.array([0.04]))]
+    x = np.array([[0.5, 0.1], [-1.0, 2.0]])
+    inside = verify_batch(model(layers, spread, end=("Sigmoid",), likelihood=likelihood), x, x, query="decision")
+    known = [[true_mean(m, s)] for m, s in zip(x @ [1.0, -2.0] + 0.3, np.sqrt(x**2 @ [1.0, 0.25] + 0.04), strict=True)]
+    assert (inside.lower <= np.array(known) + 1e-15).all()
+    assert (inside.upper >= np.array(known) - 1e-15).all()
+    assert (inside.upper - inside.lower <= 5e-9).all()
+
+
 def test_other_networks_are_not_served():
     net = network_of("diagonal", 2)
     posterior = net.posterior
