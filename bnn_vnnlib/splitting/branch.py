@@ -125,7 +125,8 @@ class Pairs:
         network = self.bounds.engine.network
         for settings, index in self.grids:
             some = self.weights.boxes(settings)
-            params = {name: some.centers[name] for name, center in self.weights.centers.items() if len(center) > 1}
+            alone = self.weights.count == 1  # one setting need not be that of the network's own tensors
+            params = {n: some.centers[n] for n, center in self.weights.centers.items() if alone or len(center) > 1}
             value = evaluate(network, x[index] if params else x[index].flatten(0, 1), params)
             value = transformed(value.reshape(*index.shape, -1), self.bounds.transform)
             y = scatter(y, value, index, len(x))

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_labels, from_property
-from bnn_vnnlib.splitting.branch import Branching
+from bnn_vnnlib.splitting.branch import Branching, Pairs
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, problem, properties, random_model, random_samples, rows
+from support.networks import dense_network
 
 METHODS = [Branching, NeuronBranching]
 CLOSE, APART = 1e-6, {Branching: 0.01, NeuronBranching: 1e-5}
@@ -211,3 +213,16 @@ def test_inputs_are_split_for_smooth_activations():
     for bound, kind in ((seen - 1e-3, "safe"), (seen + 1e-3, "violated")):
         found = decided(Branching, net, problem([-1, -1], [1, 1], rows([1.0], bound), outputs=1))
         assert bool(getattr(found, kind))
+
+
+def test_one_setting_is_evaluated_with_its_own_weights() -> None:
+    """Points are looked for under the setting, not under the tensors of the network, which may be its mean."""
+    net = dense_network((2, 3, 2))
+    centers = {name: torch.tensor(tensor)[None] + 1.0 for name, tensor in net.tensors.items()}
+    weights = WeightBoxes(centers, {}, torch.ones(1, 1, dtype=torch.float64))
+    zero = torch.zeros(3, 2, dtype=torch.float64)
+    question = from_labels(zero, zero + 1, torch.zeros(3, dtype=torch.int64), 2)
+    pairs = Pairs(OutputBounds(Engine(net), "identity"), weights, torch.zeros(3, dtype=torch.int64), question)
+    x = torch.rand(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(pairs.outputs(x), evaluate(net, x, centers)[0].reshape(3, 2))
+    assert not torch.equal(pairs.outputs(x), evaluate(net, x).reshape(3, 2))
