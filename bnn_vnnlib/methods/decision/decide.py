@@ -32,6 +32,9 @@ PREDICTIVE = 32
 _ALIVE = 8
 """Arrays of the size of a row that a method keeps at once, in units of the outputs."""
 
+_TOGETHER = 256
+"""So many rows and outputs are bounded together, however little memory there is: in parts bounds differ a little."""
+
 RANGES = "ranges"
 """In place of a method's name: of a bound that the closed ranges of the last activations give."""
 
@@ -150,7 +153,7 @@ class _Run:
         part, (outputs, inputs) = self._problem.items(index), self._both_signs(index)
         n, rows, m = len(index), 2 * self._rows, self._outputs
         found = torch.full_like(self.low[index], -torch.inf)
-        fits = at_once(_ALIVE * n * m)  # rows over the outputs
+        fits = max(_TOGETHER, at_once(_ALIVE * n * m))  # rows over the outputs
 
         def work(columns: Tensor) -> None:
             """Bounds of rows and outputs, by their places in `low`."""
