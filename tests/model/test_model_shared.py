@@ -12,7 +12,6 @@ import torch
 
 from bnn_vnnlib.errors import InputError, ModelError, UnsupportedError
 from bnn_vnnlib.model import (
-from bnn_vnnlib.network.network import DropoutMasks
     GaussianDiagonal,
     Model,
     Replayer,
@@ -23,6 +22,7 @@ from bnn_vnnlib.network.network import DropoutMasks
 )
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.network.evaluate import evaluate
+from bnn_vnnlib.network.network import DropoutMasks
 from doubled import doubled
 
 ROOT = Path(__file__).resolve().parents[2]
