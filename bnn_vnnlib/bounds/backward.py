@@ -22,7 +22,6 @@ from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Input, Linear, Max, Reshape, Select, Shift, Transpose
 from bnn_vnnlib.rounding import TINY
-from bnn_vnnlib.system.clock import Deadline
 
 
 def walk_back(
@@ -117,13 +116,12 @@ class Descent:
         )
 
 
-def descend(walk: Walk, last: int, rules: Rules, deadline: Deadline = Deadline()) -> Descent:
-    """Take a walk that has been started from node `last` to the input; raises OutOfTime where time is up on the way."""
+def descend(walk: Walk, last: int, rules: Rules) -> Descent:
+    """Take a walk that has been started from node `last` to the input."""
     rows: list[tuple[int, Block]] = []
     for position in range(last, -1, -1):
         if (a := walk.pending.pop(position, None)) is None:
             continue
-        deadline.check()
         node = walk.network.nodes[position]
         if isinstance(node, Input):
             rows.append((node.start, a))

@@ -48,7 +48,7 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
-from bnn_vnnlib.system.clock import Deadline, OutOfTime
+from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
 # 1. Claims
@@ -222,14 +222,14 @@ class Run:
 
     def _walk(
         self, seeds: list[tuple[int, Block]], smooth: bool, *, own: frozenset[int] = frozenset(),
-        inputs: Tensor | None = None, detailed: bool = False, until: Deadline = Deadline(),
+        inputs: Tensor | None = None, detailed: bool = False,
     ) -> tuple[Tail, Tail]:  # fmt: skip
-        """The tails of rows over nodes, and of their middles; raises OutOfTime."""
+        """The tails of rows over nodes, and of their middles."""
         zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], seeds[0][1].values.shape[2])
         walk, noise = self._start(zero, smooth, own, detailed)
         for position, a in seeds:
             walk.give(position, a)
-        return self._finish(walk, noise, max(walk.pending), until, inputs)
+        return self._finish(walk, noise, max(walk.pending), inputs)
 
     def _start(self, zero: Tensor, smooth: bool, own: frozenset[int], detailed: bool = False) -> tuple[Walk, Noise]:
         ranges, far = self.ranges, None
@@ -240,10 +240,8 @@ class Run:
         walk = Walk(self.network, self.means, ranges, {}, zero, zero[..., :1])
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
-    def _finish(
-        self, walk: Walk, noise: Noise, last: int, until: Deadline, inputs: Tensor | None = None
-    ) -> tuple[Tail, Tail]:
-        found = backward.descend(walk, last, noise.rules(), until)
+    def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
+        found = backward.descend(walk, last, noise.rules())
         self._largest = max(walk.largest, noise.largest)
         if inputs is None and not noise.own:
             tail = noise.tail(found.minimum(self.box))
@@ -372,13 +370,7 @@ class Run:
                 self.deadline.check()
             index = units[start : start + step]
             rows = block.units(index, shape, (k, items), self.box.lower, both=True)
-            try:
-                found = [self._walk([(position, rows)], smooth, own=own, until=self.deadline) for smooth in styles]
-            except OutOfTime:
-                if known:
-                    return
-                raise
-            yield index, _merged(found)
+            yield index, _merged([self._walk([(position, rows)], smooth, own=own) for smooth in styles])
             start, step = start + step, at_once(32 * k * items * self._largest)
 
     def _own(self, position: int) -> frozenset[int]:
@@ -499,7 +491,7 @@ class Run:
             return self._stopped(position, noise)
         if not backward.start_at_units(walk, position):
             raise TypeError("a dense layer starts a walk")
-        return self._finish(walk, noise, position, self.deadline)
+        return self._finish(walk, noise, position)
 
     def _is_input(self, position: int) -> bool:
         """The input, moved or shifted by known numbers at most."""
