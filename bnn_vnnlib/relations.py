@@ -149,6 +149,7 @@ class _Pair:
 
     @classmethod
     def of(cls, signature: Signature, lower: ArrayLike, upper: ArrayLike) -> _Pair:
+        """Two copies of a network's variables over one box of inputs; refuses ends that do not fit."""
         n, m = signature.input_size, signature.output_size
         low, high = numbers(lower, n, "the lower end of the inputs"), numbers(upper, n, "the upper end of the inputs")
         for i, (a, b) in enumerate(zip(low, high, strict=True)):

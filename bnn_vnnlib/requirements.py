@@ -103,13 +103,14 @@ def robust(outputs: int, label: int) -> Requirement:
 
 
 def within(lower: Sequence[Number | None], upper: Sequence[Number | None]) -> Requirement:
-    """lower_j <= Y_j <= upper_j for every output j; None and infinite ends ask nothing."""
+    """lower_j <= Y_j <= upper_j for every output j; None, -inf below and inf above ask nothing."""
     if len(lower) != len(upper):
         raise OptionError(
             f"an interval for each output is needed, found {len(lower)} lower and {len(upper)} upper ends"
         )
     cases, said = [], []
-    for j, (low, high) in enumerate(zip(map(_end, lower), map(_end, upper), strict=True)):
+    ends = [_end(value, "-") for value in lower], [_end(value, "+") for value in upper]
+    for j, (low, high) in enumerate(zip(*ends, strict=True)):
         if low is not None and high is not None and low > high:
             raise OptionError(f"output {j} must lie between {low} and {high}: there is no such number")
         cases += [(Row({j: Decimal(1)}, low, strict=True),)] if low is not None else []
@@ -177,8 +178,10 @@ def _probability(tau: Number) -> Decimal:
     return value
 
 
-def _end(value: Number | None) -> Decimal | None:
-    if value is None or str(value).strip().lower().lstrip("+-") in ("inf", "infinity"):
+def _end(value: Number | None, open_: str) -> Decimal | None:
+    """None where nothing is asked: no end, or the infinity of this sign. The other one is refused: nothing meets it."""
+    text = str(value).strip().lower()
+    if value is None or (text.lstrip("+-") in ("inf", "infinity") and (text[0] == "-") == (open_ == "-")):
         return None
     return decimal(value, "an end of an interval")
 

@@ -99,6 +99,8 @@ def test_words_say_what_is_required_and_what_is_forbidden():
         (lambda: requirements.robust(3, 3), "one of 0 to 2, found 3"),
         (lambda: requirements.within([2], [1]), "must lie between 2 and 1"),
         (lambda: requirements.within([None], ["inf"]), "nothing is asked"),
+        (lambda: requirements.within(["inf"], [None]), "an end of an interval must be a finite number"),
+        (lambda: requirements.within([None], [-np.inf]), "an end of an interval must be a finite number"),
         (lambda: requirements.within([0, 0], [1]), "2 lower and 1 upper"),
         (lambda: requirements.confident(3, 0, 1.5), "tau is a probability"),
         (lambda: requirements.least_cost([1, -1], 0), "positive"),

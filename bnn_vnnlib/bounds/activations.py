@@ -114,7 +114,7 @@ class Sigmoidal:
     infimum: float
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a nondecreasing function: its values at the ends, rounded outward, within its range."""
+        """The range of a nondecreasing function: its values at the ends, rounded outward, within its range."""
         at_lower, at_upper = self.function(lower), self.function(upper)
         return (
             (at_lower - ELEMENTARY * at_lower.abs() - TINY).clamp(min=self.infimum),

@@ -74,7 +74,7 @@ def defined(network: Network, weights: WeightBoxes, box: Interval, random: Colle
 def _ranges(
     network: Network, weights: WeightBoxes, box: Interval, random: Collection[str]
 ) -> tuple[list[Interval], Tensor]:
-    """Of every node, and whether all functions are surely defined."""
+    """The closed range of every node, and whether all functions are surely defined."""
     found: list[Interval] = []
     known = torch.ones(1, 1, dtype=torch.bool, device=box.lower.device)
     for node in network.nodes:

@@ -101,7 +101,10 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """Of some boxes, (N, width) for each claimed layer; slopes : (N, 2, width), none where they are the usual ones."""
+    """Claims about N boxes, (N, width) for each claimed layer.
+
+    slopes : (N, 2, width), none where they are the usual ones
+    """
 
     lower: list[NDArray[np.float64]]
     upper: list[NDArray[np.float64]]
@@ -109,7 +112,7 @@ class Claims:
     slopes: list[NDArray[np.float64]] = field(default_factory=list)
 
     def of(self, index: int) -> Claims:
-        """Those of one box."""
+        """The claims about one box."""
         return Claims(*([one[index : index + 1] for one in part] for part in vars(self).values()))
 
 
@@ -201,7 +204,7 @@ class Tails:
         return value.clamp(max=1.0), Claims(found[0], found[1], found[2], hints)
 
     def steepness(self, problem: Problem) -> Tensor:
-        """Of the mean network's rows."""
+        """Slopes that hint how the mean network's rows vary."""
         return Fixed(self._bounds, self._means).steepness(replace(problem, instance=torch.zeros_like(problem.instance)))
 
     def _run(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Run:

@@ -144,7 +144,7 @@ class Draws:
                 return Drawn(law.centers(z, list(self.radius)), self.radius, valid)
 
     def _masked(self, ratios: Mapping[str, float], words: Words) -> Drawn:
-        """Step 6."""
+        """Masks of dropout by their ratios (step 6)."""
         centers, radius, known, start = {}, {}, np.ones(len(words), np.bool_), 0
         for name, ratio in ratios.items():
             shape = self.network.tensors[name].shape
@@ -160,7 +160,7 @@ class Draws:
         return Drawn(centers, radius, torch.as_tensor(known))
 
     def _sampled(self, posterior: Sampler, index: Ints) -> Drawn:
-        """Step 5."""
+        """What the function of a `Sampler` draws, by numbers (K,) of draws (step 5)."""
         centers: dict[str, list[Tensor]] = {name: [] for name in posterior.names}
         blocks, place = np.unique(index // _TOGETHER, return_inverse=True)
         for block in blocks.tolist():

@@ -189,7 +189,10 @@ class Pairs:
 
 
 class Witnesses:
-    """Of Q pairs: violated (Q,), proved at `point` (Q, n); the points are any in the items' boxes at first."""
+    """What is known of Q pairs: violated (Q,), proved at `point` (Q, n).
+
+    At first the points are any in the items' boxes.
+    """
 
     def __init__(self, point: Tensor) -> None:
         self.point = point.clone()

@@ -178,7 +178,7 @@ class Frontier(Generic[_T]):
 
 
 def paired(network: Network, steepness: Tensor) -> Tensor:
-    """Of two networks in differences all parts of an input are as steep as x_f - x_g is, at least; (P, n).
+    """(P, n): of two networks in differences, all parts of an input are as steep as x_f - x_g is, at least.
 
     A difference of two activations has lines in the difference alone, whose slopes depend on the ranges of both
     inputs: the width of x_f costs as much, and no slope tells.

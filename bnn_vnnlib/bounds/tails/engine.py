@@ -216,6 +216,7 @@ class TailEngine:
         self.check(deviations)
 
         def improved(part: slice) -> Tensor:
+            """Failures of the items of a part, with budgets tuned for them."""
             rows = self._rows(means, deviations, box, outputs, inputs, 1, part)
             least, rounded = some(bound, part), rows.to(self.search)
             tuning = self.start(rounded, budgets[part].to(self.search))

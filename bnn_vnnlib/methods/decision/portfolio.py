@@ -283,6 +283,7 @@ def _expectation(
     """A method for chains that suit; `what` names them in the reason why another is not served."""
 
     def serves(task: DecisionTask) -> str | None:
+        """Why this closed form does not serve; None where it does."""
         if task.rule is Rule.MEDIAN:
             return "medians are asked for"
         if task.bounds.transform != "identity" or task.network.softmax_axis is not None:

@@ -115,7 +115,7 @@ class _Run:
 
     @property
     def _open(self) -> Tensor:
-        """(I,)."""
+        """(I,): the instances for which more draws are wanted."""
         return self._task.goal.open(self.found)
 
     def _look(self, index: Ints) -> None:

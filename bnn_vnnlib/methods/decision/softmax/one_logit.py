@@ -70,7 +70,7 @@ def last_layer(network: Network, posterior: Gaussian) -> LastLayer | None:
 
 
 def of_logits(bounds: OutputBounds) -> OutputBounds:
-    """The same outputs, with a Sigmoid that ends the graph as what is done to them."""
+    """The logits of a graph that ends in a Sigmoid, which becomes the transform; other bounds stay as they are."""
     network = bounds.engine.network
     position = network.outputs[0]
     while isinstance(node := network.nodes[position], Reshape):
