@@ -54,7 +54,7 @@ demo: $(DEMO)/.installed
 	$(DEMO)/bin/python scripts/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --durations=20
 	cd checker && ../$(BIN)/python -m pytest -q
 
 # Alone: an environment without torch and bnn_vnnlib.

@@ -146,7 +146,11 @@ class Sigmoidal:
         return _CRITICAL + 4 * UNIT * slope * (lower.abs() + upper.abs())
 
     def _slope_above(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Convex part only: the chord. Concave part only: tangent in the middle. Else through (l, f(l)) and tangent."""
+        """The chord, where the tangent at u stays above f(l); else a tangent.
+
+        Tangents at t >= 0 are valid from the one on that goes through (l, f(l)). Of these the lowest in the middle of
+        [l, u] is taken: the one at the middle, if it is valid, else the first one.
+        """
         at_lower = self.function(lower)
         chord = _chord(lower, upper, at_lower, self.function(upper))
         left, right = torch.zeros_like(upper), upper.clamp(min=0)
@@ -154,10 +158,9 @@ class Sigmoidal:
             middle = (left + right) / 2
             early = self.derivative(middle) * (middle - lower) > self.function(middle) - at_lower
             left, right = torch.where(early, middle, left), torch.where(early, right, middle)
-        slope = torch.where(chord <= self.derivative(upper), chord, self.derivative(right))
-        slope = torch.where(lower >= 0, self.derivative((lower + upper) / 2), slope)
-        slope = torch.where(upper <= 0, chord, slope).nan_to_num(0.0, 0.0, 0.0)
-        return _sloping(slope)
+        tangent = self.derivative(torch.maximum(right, (lower + upper) / 2))
+        slope = torch.where((upper <= 0) | (chord <= self.derivative(upper)), chord, tangent)
+        return _sloping(slope.nan_to_num(0.0, 0.0, 0.0))
 
 
 def _sloping(slope: Tensor) -> Tensor:

@@ -144,6 +144,23 @@ def test_lines_touch(kind: str, alpha: float) -> None:
     assert ((lines.upper_slope[:, None] * z + lines.upper_intercept[:, None] - f).amin(1) < size).all()
 
 
+@pytest.mark.parametrize(("kind", "alpha"), SMOOTH)
+def test_lines_are_the_best_in_the_middle(kind: str, alpha: float) -> None:
+    """No line of another slope is closer to the function at the middle of the interval."""
+    rng = np.random.default_rng(2)
+    lower, upper = torch.as_tensor(np.sort(rng.normal(size=(300, 2)) * 4, 1)).unbind(1)
+    lines, middle = ACTIVATIONS[kind].lines(alpha, lower, upper), (lower + upper) / 2
+    z = lower[:, None] + torch.linspace(0, 1, 801, dtype=torch.float64) * (upper - lower)[:, None]
+    f = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}[kind](z)
+    above, below = torch.full_like(lower, torch.inf), torch.full_like(lower, -torch.inf)
+    for slope in torch.linspace(0, 1, 401, dtype=torch.float64):
+        rest = f - slope * z
+        above = torch.minimum(above, slope * middle + rest.amax(1))
+        below = torch.maximum(below, slope * middle + rest.amin(1))
+    assert (lines.upper_slope * middle + lines.upper_intercept <= above + 1e-4).all()
+    assert (lines.lower_slope * middle + lines.lower_intercept >= below - 1e-4).all()
+
+
 @pytest.mark.parametrize(("kind", "alpha"), KINDS)
 def test_points_have_no_width(kind: str, alpha: float) -> None:
     """On a degenerate interval both lines give the value, to about 1e-13."""
