@@ -6,15 +6,20 @@ says where (file, line and column, or node), what is wrong, what was expected an
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from bnn_vnnlib.printable import printable
 
 _LONGEST, _LONGEST_NAME = 4000, 200
 _LONG_WORD = re.compile(r"(\S{200})\S{50,}")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class BnnVnnlibError(Exception):
@@ -113,6 +118,31 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
     close = get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def names_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorator: a call that does not fit the signature is an OptionError that says what the function takes.
+
+    >>> names_arguments(lambda lower, upper: None)(lower=0, uper=1)
+    Traceback (most recent call last):
+    bnn_vnnlib.errors.OptionError: <lambda> has no option 'uper'; did you mean 'upper'?
+    """
+    signature, name = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
+    known = [one for one in signature.parameters if one != "self"]
+
+    @wraps(function)
+    def checked(*args: _P.args, **given: _P.kwargs) -> _R:
+        try:
+            signature.bind(*args, **given)
+        except TypeError as error:
+            for word in given:
+                if word not in known:
+                    hint = did_you_mean(word, known) or f"; it takes {', '.join(known)}"
+                    raise OptionError(f"{name} has no option {word!r}{hint}") from None
+            raise OptionError(f"{name}: {error}; it takes {', '.join(known)}") from None
+        return function(*args, **given)
+
+    return checked
 
 
 def _shown(text: str, longest: int) -> str:

@@ -11,7 +11,7 @@ import torch
 from bnn_vnnlib import attack
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.attack import Attack, Params
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
@@ -59,6 +59,7 @@ class Estimate:
     seconds: float
 
 
+@names_arguments
 @plain_state()
 def estimate(
     model: Model, property: Property, *, networks: int = 200, seed: int = 0, likelihood: Likelihood | None = None,

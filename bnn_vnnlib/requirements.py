@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.signature import Signature, Variable
@@ -97,11 +97,13 @@ class Requirement:
 _OF_PROBABILITIES = {"query": Query.DECISION.value, "outputs": "probabilities"}
 
 
+@names_arguments
 def robust(outputs: int, label: int) -> Requirement:
     """Output `label` is larger than every other one. Ties are forbidden."""
     return Requirement(f"output {label} is larger than every other output", outputs, _beaten(outputs, label), {})
 
 
+@names_arguments
 def within(lower: Sequence[Number | None], upper: Sequence[Number | None]) -> Requirement:
     """lower_j <= Y_j <= upper_j for every output j; None, -inf below and inf above ask nothing."""
     if len(lower) != len(upper):
@@ -122,12 +124,14 @@ def within(lower: Sequence[Number | None], upper: Sequence[Number | None]) -> Re
     return Requirement(_listed(said, " and "), len(lower), tuple(cases), {})
 
 
+@names_arguments
 def most_likely(outputs: int, label: int) -> Requirement:
     """The expected probability of class `label` is larger than that of every other class. Ties are forbidden."""
     says = f"class {label} has the largest expected probability"
     return Requirement(says, outputs, _beaten(outputs, label), {"query": Query.DECISION.value})
 
 
+@names_arguments
 def least_cost(costs: Sequence[Number], label: int) -> Requirement:
     """Deciding class i costs K_i where i is wrong: its expected cost is K_i (1 - Y_i), and that of `label` is least."""
     k = [decimal(cost, "a cost") for cost in costs]
@@ -141,6 +145,7 @@ def least_cost(costs: Sequence[Number], label: int) -> Requirement:
     return Requirement(f"{said} (i = 0, 1, ...)", len(k), cases, _OF_PROBABILITIES)
 
 
+@names_arguments
 def confident(outputs: int, label: int, tau: Number) -> Requirement:
     """The expected probability of class `label` is at least tau."""
     bound = _probability(tau)
@@ -149,6 +154,7 @@ def confident(outputs: int, label: int, tau: Number) -> Requirement:
     return Requirement(says, outputs, ((Row({label: Decimal(1)}, bound, strict=True),),), _OF_PROBABILITIES)
 
 
+@names_arguments
 def uncertain(outputs: int, tau: Number) -> Requirement:
     """No class has an expected probability above tau."""
     bound = _probability(tau)
@@ -210,6 +216,7 @@ class Region:
     says: str
 
 
+@names_arguments
 def around(
     center: ArrayLike, radius: Number | Sequence[Number] | ArrayLike,
     clip: tuple[Any, Any] | None = None, mean: Any = 0, std: Any = 1, called: str = "a given one",
@@ -244,6 +251,7 @@ def around(
     return _standardised(lower, upper, mean, std, says)
 
 
+@names_arguments
 def between(lower: ArrayLike, upper: ArrayLike, mean: Any = 0, std: Any = 1) -> Region:
     """All inputs between two ends; mean and std as in `around`."""
     low = numbers(lower, None, "the lower end of the inputs")
@@ -286,6 +294,7 @@ def _range(values: Sequence[Decimal]) -> str:
 # 3. The text
 
 
+@names_arguments
 def property_text(
     region: Region, requirement: Requirement, version: Version = "1.0", signature: Signature | None = None,
     comment: Mapping[str, str] | None = None,

@@ -11,16 +11,18 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, names_arguments
 
 Cases = list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]]
 
 
+@names_arguments
 def most_likely(classes: int, label: int) -> Cases:
     """0-1 loss: Y_label > Y_j for every other class j; the same as `labels`. Ties are violations."""
     return least_cost(np.ones(classes), label)
 
 
+@names_arguments
 def least_cost(costs: ArrayLike, label: int) -> Cases:
     """K-0 loss: deciding i costs K_i where i is wrong, so its expected cost is K_i (1 - Y_i); `label` costs least.
 
@@ -41,18 +43,21 @@ def least_cost(costs: ArrayLike, label: int) -> Cases:
     return [_row({label: k[label], j: -k[j]}, len(k), float(k[label] - k[j]), strict=False) for j in others]
 
 
+@names_arguments
 def confident(classes: int, label: int, tau: float) -> Cases:
     """Certified confident: Y_label >= tau."""
     _check(classes, label, tau)
     return [_row({label: 1.0}, classes, tau, strict=True)]
 
 
+@names_arguments
 def uncertain(classes: int, tau: float) -> Cases:
     """Certified uncertain: no class above tau, Y_i <= tau for every i."""
     _check(classes, 0, tau)
     return [_row({i: -1.0}, classes, -tau, strict=True) for i in range(classes)]
 
 
+@names_arguments
 def within(lower: ArrayLike, upper: ArrayLike) -> Cases:
     """Regression: lower_j <= Y_j <= upper_j for every output j; infinite ends ask nothing."""
     low, high = np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64)

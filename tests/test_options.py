@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import adapters, verify, verify_batch
 from bnn_vnnlib.cli.radius import radius
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.sweep import sweep
@@ -118,6 +119,30 @@ def test_commands_show_the_texts_of_the_options(command):
 def test_what_is_no_option_is_refused_by_name(call, message):
     with pytest.raises(OptionError, match=message.replace("?", r"\?").replace(".*", ".*")):
         call()
+
+
+PUBLIC = [
+    *(f"bnn_vnnlib.{name}" for name in ("verify", "verify_batch", "certify", "read_model", "attach", "to_torch")),
+    *(f"bnn_vnnlib.{name}" for name in ("read_property", "Options", "estimate.estimate")),
+    *(f"bnn_vnnlib.sweeps.{name}" for name in ("sweep", "radii", "uncertainty", "make_inputs", "make_table")),
+    *(f"bnn_vnnlib.requirements.{name}" for name in ("robust", "within", "around", "property_text")),
+    *(f"bnn_vnnlib.rules.{name}" for name in ("most_likely", "least_cost", "confident", "uncertain", "within")),
+    *(f"bnn_vnnlib.adapters.{name}" for name in adapters.__all__ if name.startswith(("from_", "check_"))),
+]
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_every_public_function_says_what_it_takes(path):
+    home, name = path.rsplit(".", 1)
+    function = getattr(importlib.import_module(home), name)
+    known = list(inspect.signature(function).parameters)
+    with pytest.raises(OptionError, match=f"^{name} has no option 'zzz'; it takes {', '.join(known)}$"):
+        function(zzz=1)
+    with pytest.raises(OptionError, match=f"^{name} has no option '{known[-1]}_'; did you mean '.*'\\?$"):
+        function(**{f"{known[-1]}_": 1})
+    if any(one.default is one.empty for one in inspect.signature(function).parameters.values()):
+        with pytest.raises(OptionError, match=f"^{name}: missing a required"):
+            function()
 
 
 def test_given_are_those_that_say_something():

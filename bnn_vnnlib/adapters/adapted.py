@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto
 
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import OptionError, PosteriorError
+from bnn_vnnlib.errors import OptionError, PosteriorError, names_arguments
 from bnn_vnnlib.model import Model, Posterior, WeightSamples, attach, model_from_proto, sample
 from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.network.families import checked_likelihood
@@ -80,6 +80,7 @@ class Agreement:
         )
 
 
+@names_arguments
 @plain_state()
 def check_predictive(
     model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", level: float = LEVEL, seed: int = 0
@@ -123,6 +124,7 @@ def check_predictive(
     return Agreement(len(theirs), count, worst, allowed, difference)
 
 
+@names_arguments
 @plain_state()
 def check_samples(
     model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", tolerance: float = 1e-4

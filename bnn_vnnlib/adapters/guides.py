@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from bnn_vnnlib.adapters.adapted import Adapted, array
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, placed, successive
-from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _KNOWN = ("AutoNormal", "AutoDiagonalNormal", "AutoMultivariateNormal", "AutoLowRankMultivariateNormal")
 
 
+@names_arguments
 @plain_state(device=False)
 def from_pyro_guide(
     guide: Any,
@@ -68,6 +69,7 @@ def from_pyro_guide(
     return placed(net, gaussian, likelihood=likelihood, **options)  # type: ignore[arg-type]
 
 
+@names_arguments
 @plain_state(device=False)
 def from_numpyro_guide(
     guide: Any,

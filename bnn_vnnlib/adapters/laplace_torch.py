@@ -9,7 +9,7 @@ import numpy as np
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, Link, adapt, array
 from bnn_vnnlib.adapters.export import evaluating, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
-from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.model import Posterior
 from bnn_vnnlib.network.network import GaussianKron, KronLayer
 from bnn_vnnlib.posteriors.parts import with_values
@@ -24,6 +24,7 @@ _LINEARISED = (
 )
 
 
+@names_arguments
 @plain_state(device=False)
 def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Adapted:
     """The posterior of a fitted Laplace approximation.

@@ -11,7 +11,7 @@ from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outp
 from bnn_vnnlib.adapters.export import evaluating, first, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import PosteriorError
+from bnn_vnnlib.errors import PosteriorError, names_arguments
 from bnn_vnnlib.posteriors.parts import with_values
 from bnn_vnnlib.system.environment import plain_state
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@names_arguments
 @plain_state(device=False)
 def from_ivon(
     optimizer: Any, module: nn.Module, x: Tensor, *, likelihood: str | None, draws: int = DRAWS, seed: int = 0
@@ -61,6 +62,7 @@ def from_ivon(
     return adapted.compared(_outputs(module, forward, seed), x, draws, seed=seed)
 
 
+@names_arguments
 @plain_state(device=False)
 def from_swag(
     swag: Any,

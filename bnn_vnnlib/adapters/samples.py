@@ -18,7 +18,7 @@ from onnx import ModelProto
 from bnn_vnnlib.adapters.adapted import Adapted, adapt, array, check_samples
 from bnn_vnnlib.adapters.export import evaluating, first, plain_export
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import OptionError, PosteriorError
+from bnn_vnnlib.errors import OptionError, PosteriorError, names_arguments
 from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.model.attributes import holders
 from bnn_vnnlib.model.files import read_proto
@@ -129,6 +129,7 @@ def _refuse_unknown(what: str, given: Collection[str], arrays: Collection[str]) 
 # 2. Samples
 
 
+@names_arguments
 @plain_state(device=False)
 def from_samples(
     net: str | Path | ModelProto | nn.Module,
@@ -172,6 +173,7 @@ def from_samples(
     return adapt(proto, WeightSamples(stacks, weights), likelihood, notes).against(check_samples, x, outputs)
 
 
+@names_arguments
 @plain_state(device=False)
 def from_ensemble(
     modules: Sequence[nn.Module], x: Tensor, probabilities: ArrayLike | None = None, *, likelihood: str | None

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.model import from_standard_deviations
 from bnn_vnnlib.system.environment import plain_state
 
@@ -46,6 +46,7 @@ class _Graph:
         self.value = name
 
 
+@names_arguments
 @plain_state(device=False)
 def from_tfp(model: Any, x: ArrayLike, *, likelihood: str | None, draws: int = DRAWS) -> Adapted:
     """The posterior of a Sequential model with layers of tensorflow_probability.

@@ -19,7 +19,7 @@ import numpy as np
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, adapt, array, drawn_outputs
 from bnn_vnnlib.adapters.export import copied, evaluating, exported, first, refuse_changed
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.model import from_standard_deviations
 from bnn_vnnlib.system.environment import plain_state
 
@@ -277,6 +277,7 @@ def _class(layer: nn.Module) -> str:
 # 2. Networks
 
 
+@names_arguments
 @plain_state(device=False)
 def from_torch(
     module: nn.Module,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import PosteriorError, naming
+from bnn_vnnlib.errors import PosteriorError, names_arguments, naming
 from bnn_vnnlib.model.attributes import array_of, holders
 from bnn_vnnlib.model.files import keep_inputs, read_proto
 from bnn_vnnlib.model.stored import KEY, MANIFEST_FORMAT, embedded, fingerprint, float_shapes, write_manifest
@@ -174,6 +174,7 @@ def _floats(key: str, array: NDArray[Any]) -> Floats:
 _FIRST_IR_WITH_PLAIN_INITIALIZERS = 4  # before, every initializer had to be a graph input
 
 
+@names_arguments
 @plain_state()
 def attach(
     model: str | Path | ModelProto, posterior: Posterior, *, likelihood: str | None = None, embed: bool = False

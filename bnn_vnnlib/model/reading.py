@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from bnn_vnnlib.errors import InputError, ModelError, PosteriorError, UnsupportedError, naming
+from bnn_vnnlib.errors import InputError, ModelError, PosteriorError, UnsupportedError, names_arguments, naming
 from bnn_vnnlib.model.attributes import array_of, holders, inlined
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
@@ -25,6 +25,7 @@ from bnn_vnnlib.system.environment import plain_state
 _REPLAYABLE_IR = 10  # what every onnxruntime since 1.18 accepts
 
 
+@names_arguments
 @plain_state()
 def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
     """Read an ONNX file and the posterior in it; from a stochastic export, the posterior is recovered, with a note.
@@ -47,6 +48,7 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
         return model_from_proto(proto, likelihood=chosen, path=found)
 
 
+@names_arguments
 @plain_state()
 def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None, path: Path | None = None) -> Model:
     """`read_model` for a model in memory (no external data)."""

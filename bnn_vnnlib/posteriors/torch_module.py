@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.model import Model, sample
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.parts import with_values
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+@names_arguments
 @plain_state()
 def to_torch(model: Model) -> nn.Module:
     """The network of the means as a torch module, in evaluation mode, with the weights as parameters.

@@ -13,11 +13,10 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean
+from bnn_vnnlib.errors import OptionError, UnsupportedError, did_you_mean, names_arguments
 from bnn_vnnlib.result import Query, Rule
 from bnn_vnnlib.signature import Likelihood
 
@@ -310,6 +309,8 @@ class Options:
         )  # fmt: skip
 
 
+Options.__init__ = names_arguments(Options.__init__)  # type: ignore[method-assign]
+
 IN_COMMENTS = ("query", "tau_safe", "tau_unsafe", "rule", "outputs")
 """Options that a property may set in a comment."""
 
@@ -406,8 +407,6 @@ def takes_options(without: Collection[str] = ()) -> Callable[[Callable[_P, _R]],
     """Decorator of a function with `**options: Unpack[OptionFields]`: those options, and no other keywords.
 
     What `help` shows then has all of them: the signature, and their texts in the place of `{options}` in the docstring.
-    A keyword that the function does not have is an OptionError that names the one that was meant.
-
     Parameters
     ----------
     without : options that say nothing to this function
@@ -416,20 +415,11 @@ def takes_options(without: Collection[str] = ()) -> Callable[[Callable[_P, _R]],
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         """The function with the options in its signature and its docstring, which refuses all other keywords."""
         added = parameters(without)
-        signature = signature_with(inspect.signature(function), added)
-        known = signature.parameters
-
-        @wraps(function)
-        def checked(*args: _P.args, **given: _P.kwargs) -> _R:
-            for name in given:
-                if name not in known:
-                    raise OptionError(f"{function.__name__} has no option {name!r}{did_you_mean(name, known)}")
-            return function(*args, **given)
-
         texts = "\n".join(f"{one.name} : {_told(one.name)}" for one in added)
-        checked.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", texts)
-        checked.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks for
-        return checked
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", texts)
+        signature = signature_with(inspect.signature(function), added)
+        function.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks for
+        return names_arguments(function)
 
     return decorate
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
@@ -353,6 +353,7 @@ class UncertaintyJob:
         return UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
 
 
+@names_arguments
 @plain_state()
 def uncertainty(
     source: Source, inputs: Inputs, radii: Sequence[float], reading: Reading | None = None, *,

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.files.arrays import integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.network.network import Floats, Model
 from bnn_vnnlib.sweeps.questions import Asked
@@ -216,6 +216,7 @@ class Inputs:
         return {f"array {name}": digest(values) for name, values in arrays.items() if values is not None}
 
 
+@names_arguments
 def read_inputs(path: str | Path, clip: tuple[float, float] | None = None) -> Inputs:
     """Read an npz or Parquet file: x (N, n); label (N,) and y (N,) or (N, m) if wanted; scale, valid_lower and
     valid_upper, each (n,) or, in Parquet, the same list in each row.
@@ -232,6 +233,7 @@ def read_inputs(path: str | Path, clip: tuple[float, float] | None = None) -> In
     return make_inputs(read_arrays(path, NAMES), clip, path)
 
 
+@names_arguments
 @plain_state()
 def make_inputs(
     arrays: Mapping[str, ArrayLike], clip: tuple[float, float] | None = None, path: Path | None = None

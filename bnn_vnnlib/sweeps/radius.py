@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
@@ -295,6 +295,7 @@ class RadiusJob:
         return RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)
 
 
+@names_arguments
 @plain_state()
 def radii(
     source: Source, inputs: Inputs, search: Radii, *, threshold: float | None = None, delta: ArrayLike | None = None,

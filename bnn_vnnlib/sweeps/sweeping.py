@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib import __version__
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
@@ -227,6 +227,7 @@ def _blocks(number: int, pair: Pair) -> list[_Block]:
     return blocks
 
 
+@names_arguments
 @plain_state()
 def sweep(
     pairs: Sequence[Pair], bounding: Options | None = None, *, out: str | Path | None = None, chunk: int | None = None,

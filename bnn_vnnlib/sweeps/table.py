@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bnn_vnnlib.errors import InputError
+from bnn_vnnlib.errors import InputError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays, integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.sweeps.questions import Asked
 from bnn_vnnlib.sweeps.source import digest
@@ -56,6 +56,7 @@ class Table:
         return {name: digest(values) for name, values in arrays.items() if values is not None}
 
 
+@names_arguments
 def read_table(path: str | Path) -> Table:
     """Read an npz or Parquet table.
 
@@ -71,6 +72,7 @@ def read_table(path: str | Path) -> Table:
     return make_table(read_arrays(path, NAMES), path)
 
 
+@names_arguments
 @plain_state()
 def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) -> Table:
     """A table of arrays in memory, named as in a file."""

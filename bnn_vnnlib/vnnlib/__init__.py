@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bnn_vnnlib.errors import names_arguments
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.system.environment import plain_state
@@ -19,6 +20,7 @@ from bnn_vnnlib.vnnlib.tree import SourceText
 __all__ = ["looks_like_vnnlib", "match", "parse_property", "read_property"]
 
 
+@names_arguments
 def read_property(path: str | Path, signature: Signature | None = None) -> Property:
     """Read a property from a .vnnlib file, plain or gzip.
 
