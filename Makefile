@@ -30,7 +30,7 @@ $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 endef
 
-.PHONY: help demo docs gallery test test-checker test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
+.PHONY: help demo docs docs-version gallery test test-checker test-libraries test-lowest fuzz fuzz-inputs fuzz-operators lint reference data-named panel wheel clean
 
 help:
 	@echo "make demo   verify some instances of the shipped benchmark and print tables"
@@ -46,6 +46,7 @@ help:
 	@echo "make study-NAME DATA=folder   tables and figures of a study into OUT (study-results); LIMIT=n inputs; docs/studies"
 	@echo "make panel   how useful answers are on ordinary networks; DATA=folder adds MNIST and concrete; benchmarks/panel"
 	@echo "make docs    the documentation as a site in site/, with its links checked"
+	@echo "make docs-version  the same as one version among others, in the local branch gh-pages"
 	@echo "make gallery  the examples of docs/gallery, with their figures"
 	@echo "make wheel  build the wheel into dist/"
 	@echo "make clean  remove what the others made"
@@ -107,6 +108,12 @@ panel: $(STAMP) $(VENV)-libraries/.installed
 docs: $(VENV)-docs/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --clean
 	@echo "read it: python3 -m http.server --directory site, then http://localhost:8000"
+
+# mike writes into the local branch gh-pages and pushes nothing.
+docs-version: $(VENV)-docs/.installed
+	version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' bnn_vnnlib/__init__.py) && PATH="$(abspath $(VENV)-docs)/bin:$$PATH" \
+		NO_MKDOCS_2_WARNING=1 DOCS_VERSIONS=mike mike deploy --update-aliases "$$version" latest
+	$(VENV)-docs/bin/mike set-default latest
 
 gallery: $(STAMP)
 	$(BIN)/python scripts/gallery.py

@@ -30,6 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[23];)</mi></msup>")
+BAR = re.compile(r"<mo (?:fence=\"false\" )?stretchy=\"false\">(&#x0007C;|&#x02016;)</mo>")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -40,6 +41,9 @@ def on_page_content(html: str, **_: Any) -> str:
         display = "block" if found[1] == "div" else "inline"
         converted: str = import_module("latex2mathml.converter").convert(unescape(found[2]), display=display)
         converted = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', converted)  # raised once, not twice
+        converted = BAR.sub(
+            r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', converted
+        )  # as brackets, not as a relation
         return f"<{found[1]}>{converted}</{found[1]}>"
 
     return FORMULA.sub(drawn, html)

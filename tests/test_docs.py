@@ -30,6 +30,18 @@ def test_every_link_leads_somewhere(page):
     assert [target for target in links(page) if not target.exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_lists_and_tables_begin_after_an_empty_line(page):
+    """GitHub draws them anywhere, the site as text that goes on."""
+    item, inside, before = re.compile(r"([-*]|\d+\.) "), False, ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        inside ^= line.startswith("```")
+        if not inside and before and not before.startswith(" "):
+            assert not item.match(line) or item.match(before), f"line {number}"
+            assert not line.startswith("| ") or before.startswith("|"), f"line {number}"
+        before = line
+
+
 def test_every_page_is_reached_from_the_readme():
     found: set[Path] = set()
     pending = [ROOT / "README.md"]
