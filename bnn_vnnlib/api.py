@@ -18,7 +18,7 @@ from bnn_vnnlib.methods.method import NONE
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
-from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Rule, Statistics, Verdict
+from bnn_vnnlib.result import Asked, Bounds, DecisionBounds, Query, Result, Statistics, Verdict
 from bnn_vnnlib.setting import Answer, Setting, ends_in_sigmoid, gives_probabilities, of_property, settle_run
 from bnn_vnnlib.system.clock import for_diagnosis
 from bnn_vnnlib.system.environment import plain_state
@@ -75,11 +75,12 @@ def verify(
     begun = time.monotonic()
     how = Options(query, **options)
     model = of_property(model, property, how.coupling)
-    certain = how.guarantee == "certain"  # what drawn networks leave open needs more of them: nothing to diagnose
+    certain = how.certain  # what drawn networks leave open needs more of them: nothing to diagnose
     limit = None if how.timeout is None else how.timeout - (for_diagnosis(how.timeout) if certain else 0.0)
     setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
+    setting = replace(setting, pilot=True)
     if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
-        _refuse_constants(setting, property)
+        refuse_constants(setting, property)
     said = _said(setting, property)
     if how.strict and said.vacuous:
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
@@ -128,7 +129,7 @@ def _hidden_nodes(model: Model, property: Property) -> Callable[[NDArray[np.floa
     return nodes
 
 
-def _refuse_constants(setting: Setting, property: Property) -> None:
+def refuse_constants(setting: Setting, property: Property) -> None:
     """`Y_0 >= 1500` meant for a logit would silently be compared with a probability."""
     network = setting.model.network
     if setting.transform == "identity" or network.softmax_axis is not None or ends_in_sigmoid(network):
@@ -162,8 +163,9 @@ def _by_the_property(setting: Setting) -> Result:
 
 def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
     """`_solve`; of two networks in differences, in all ways that there are until one of them gives a verdict."""
-    median = setting.query is Query.DECISION and setting.question.rule is Rule.MEDIAN  # no difference of medians
-    if setting.model.pair is None or setting.transform != "identity" or median:
+    level = setting.question.rule.level  # the quantile of a difference is no difference of quantiles
+    quantile = setting.query is Query.DECISION and level is not None
+    if setting.model.pair is None or setting.transform != "identity" or quantile:
         return _solve(setting, property, restarts, most)
     from bnn_vnnlib.problem.pairs import differences
 
@@ -299,6 +301,7 @@ def _proved(setting: Setting, answer: Answer, rows: int, outputs: int) -> dict[s
     (lower_by,), (upper_by,) = found.methods
     details: dict[str, Any] = {"lower_by": lower_by, "upper_by": upper_by}
     if found.draws is not None:
+        details |= {} if found.draws.layers is None else {"drawn_layers": found.draws.layers}
         return {
             "p_safe": Bounds(float(found.lower[0]), float(found.upper[0])), "details": details,
             "statistics": None if lower_by == CASELESS else _statistics(setting, found.draws),
@@ -317,12 +320,12 @@ def _statistics(setting: Setting, draws: DrawCounts) -> Statistics | None:
     from bnn_vnnlib.network.draws import GENERATOR
 
     counted, safe, violating, open_ = (
-        int(side[0]) for side in (draws.counted, draws.safe, draws.violating, draws.open)
+        side[0].item() for side in (draws.counted, draws.safe, draws.violating, draws.open)
     )
     sampling = setting.sampling
     if sampling is None:
         return None
-    return Statistics(sampling.confidence, counted, safe, violating, open_, sampling.seed, GENERATOR)
+    return Statistics(sampling.confidence, int(counted), safe, violating, open_, sampling.seed, GENERATOR)
 
 
 def _averaged(setting: Setting, counted: int, open_: int) -> Statistics | None:

@@ -6,6 +6,7 @@ can reach them; whoever uses a point checks it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,9 @@ from bnn_vnnlib.system.memory import at_once
 
 Params = dict[str, Tensor]
 
-Aim = Literal["each", "mean", "median", "common"]
-"""What is attacked of K sets of weights: each for itself, their mean or median output, or all at one common point."""
+Aim = Literal["each", "mean", "common"] | float
+"""What is attacked of K sets of weights: each for itself, their mean output, the quantile of their outputs of a level,
+or all at one common point."""
 
 FIRST_STEP, LAST_STEP = 0.5, 1e-4
 """First and last step, as shares of the box; geometric in between."""
@@ -60,8 +62,8 @@ def run(
     ----------
     params : K sets of weights, name -> (K, *shape); empty = the network's own weights (K = 1)
     transform : what is applied to the outputs before the rows: "identity", "softmax" or "sigmoid"
-    aim : "each" of the K sets; the "mean" or "median" of the transformed outputs over the sets; or the point that
-        is "common" to most sets: the mean of the violations over their standard deviation is the least there
+    aim : "each" of the K sets; the "mean", or a quantile, of the transformed outputs over the sets; or the point
+        that is "common" to most sets: the mean of the violations over their standard deviation is the least there
     start : (N, n) points of the items to start from, instead of their centres
 
     Returns
@@ -183,8 +185,7 @@ def _objective(
     count, restarts, items, size = x.shape
     flat = x.reshape(count, restarts * items, size)
     y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
-    y = y.mean(0, keepdim=True) if aim == "mean" else y
-    y = y.median(0, keepdim=True).values if aim == "median" else y
+    y = summary(y, aim)
     rows = problem.rows
     value = (y.unflatten(1, (restarts, items))[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:
@@ -204,6 +205,16 @@ def _objective(
         outside = (_excess(x.detach(), problem.constraints) > 0).any(-1)
         nearest = torch.where(outside, nearest.clamp(min=0) + 1.0, nearest)
     return nearest, target
+
+
+def summary(y: Tensor, aim: Aim) -> Tensor:
+    """(K, ..) -> (1, ..): the mean of the sets, or the quantile of a level; for other aims y itself."""
+    if aim == "mean":
+        return y.mean(0, keepdim=True)
+    if isinstance(aim, str):
+        return y
+    place = max(0, math.ceil(aim * len(y)) - 1)
+    return y.sort(0).values[place : place + 1]
 
 
 def _standardised(value: Tensor) -> Tensor:

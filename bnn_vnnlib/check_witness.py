@@ -29,10 +29,11 @@ INPUT_TOLERANCE = 1e-4
 
 
 class Judgement(StrEnum):
-    """What came of a check; the first three leave nothing to complain of."""
+    """What came of a check; the first four leave nothing to complain of."""
 
     VALID = "valid"
     TOLERATED = "valid within tolerance"
+    CONFIDENT = "valid with confidence"
     NOTHING = "no witness"
     UNCONFIRMED = "unconfirmed"
     INVALID = "invalid"
@@ -45,8 +46,8 @@ class Check:
     Attributes
     ----------
     judgement : valid: the check of the verdict was made again and holds; within tolerance: an input misses its bounds
-        by at most 1e-4, which the competition allows; unconfirmed: bounds were not tight enough to tell; invalid: the
-        witness does not show what the verdict says
+        by at most 1e-4, which the competition allows; with confidence: by drawn networks, as asked; unconfirmed: bounds
+        were not tight enough to tell; invalid: the witness does not show what the verdict says
     query : the query whose rules were applied
     reasons : for people
     facts : numbers behind the reasons
@@ -74,7 +75,8 @@ def check_witness(
     result : from `read_result`
     question : query and thresholds of the run, see `question_of`
     options : likelihood, outputs and coupling, if the run was given them; the seed of the attack that has to be
-        repeated, where the bound rests on more than one point; timeout: seconds for bounding again
+        repeated, where the bound rests on more than one point; timeout: seconds for bounding again; guarantee
+        statistical, confidence, draws: to count drawn networks at X, fresh ones, which had no part in choosing it
 
     Method: `deterministic`: by the competition's rules (see `_deterministic`). `probabilistic` and `decision`: X in T
     exactly, and the query asked once more of the property whose input set is {X} alone, from scratch.
@@ -106,13 +108,20 @@ def check_witness(
         if query is Query.DECISION:
             asked = replace(how, query=query, tau_safe=None, tau_unsafe=None, rule=question.rule)
         else:
-            asked = Options(query, question.tau_safe, question.tau_unsafe, seed=how.seed, timeout=how.timeout)
+            kept = ("seed", "timeout", "guarantee", "confidence", "draws")
+            asked = Options(
+                query, question.tau_safe, question.tau_unsafe, **{name: getattr(how, name) for name in kept}
+            )
         return verify(model, prop, **asked.given)
 
     at_x = ask(at_point(property, x))
+    check = _of_decision(at_x) if query is Query.DECISION else _of_mass(at_x, question)
+    if at_x.statistics is not None:
+        shown = Judgement.CONFIDENT if check.judgement is Judgement.VALID else Judgement.UNCONFIRMED
+        said = f"with confidence {at_x.statistics.confidence!r} over {at_x.statistics.counted} draws, no proof: "
+        return replace(check, judgement=shown, reasons=(said + check.reasons[0], *check.reasons[1:]))
     if query is Query.DECISION:
-        return _of_decision(at_x)
-    check = _of_mass(at_x, question)
+        return check
     if check.judgement is Judgement.VALID or type(model.posterior).__name__ not in ("WeightSamples", "Mixture"):
         return check
     return _of_parts(ask(property), check)

@@ -37,7 +37,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, from_property
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import case_in_words
-from bnn_vnnlib.result import Diagnosis, Query, Result, Rule, Verdict
+from bnn_vnnlib.result import Diagnosis, Query, Result, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.system.clock import Deadline, for_diagnosis
 
@@ -185,7 +185,8 @@ def _at_first(network: Network, problem: Problem) -> int:
 def _aim(setting: Setting) -> attack.Aim:
     if setting.query is not Query.DECISION:
         return "each"
-    return "median" if setting.question.rule is Rule.MEDIAN else "mean"
+    level = setting.question.rule.level
+    return "mean" if level is None else level
 
 
 def _networks(setting: Setting) -> tuple[int, int, bool]:
@@ -220,8 +221,7 @@ def _margins(setting: Setting, problem: Problem, params: Params, x: Tensor) -> T
     """(K, N, C) by how much each case is missed at x (K, N, n): see `_Seen`; infinite where there is no case."""
     network, rows, aim = setting.bounds.engine.network, problem.rows, _aim(setting)
     y = attack.transformed(evaluate(network, x, params) if params else evaluate(network, x), setting.transform)
-    y = y.mean(0, keepdim=True) if params and aim == "mean" else y
-    y = y.median(0, keepdim=True).values if params and aim == "median" else y
+    y = attack.summary(y, aim) if params else y
     value = (y[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:
         value = value + (x[..., None, :] * rows.inputs).sum(-1)
@@ -249,7 +249,7 @@ def _cause(setting: Setting, result: Result, seen: _Seen) -> tuple[str, str]:
             "an attack found a violation in float64, which a replay in the model's own type did not show",
         )
     if setting.query is Query.DECISION:
-        what = f"the {'median' if _aim(setting) == 'median' else 'mean'} of {drawn} (an estimate of the decision)"
+        what = f"the {question.rule.replace(':', ' ')} of {drawn} (an estimate of the decision)"
         if seen.margin > 0:
             return "weak bound", f"an attack on {what} found no violation; the nearest one was {seen.margin:.3g} away"
         return "weak network", f"an attack found an input at which {what} violates the property, by {-seen.margin:.3g}"

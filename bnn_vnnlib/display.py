@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bnn_vnnlib.printable import printable
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Rule, Statistics, Verdict
+from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Statistics, Verdict
 from bnn_vnnlib.signature import Variable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bnn_vnnlib.estimate import Estimate
+    from bnn_vnnlib.estimate import Estimate, Found
     from bnn_vnnlib.model import Description
     from bnn_vnnlib.model.recovery import Recovery
     from bnn_vnnlib.posteriors.origin import Origin
@@ -88,8 +88,8 @@ def show_result(console: Console, result: Result) -> None:
             warning = f"WARNING: nothing can violate this property, whatever the network: {result.asked.vacuous}"
             console.print(Text(warning, style="bold red"), soft_wrap=True)
     facts.add_row("query", result.query.value)
-    if result.rule is Rule.MEDIAN:
-        facts.add_row("rule", "median")
+    if result.rule is not None and result.rule.level is not None:
+        facts.add_row("rule", result.rule)
     if result.statistics is not None:
         _add_statistics(facts, result.statistics)
     if result.p_safe is not None:
@@ -117,6 +117,28 @@ def show_estimate(console: Console, found: Estimate) -> None:
         facts.add_row(f"mean output {index}", f"{low:.6g} to {high:.6g} found; networks differ by {spread:.3g} (sd)")
     facts.add_row("time", f"{found.seconds:.2f} s")
     console.print(Text("estimates, no bounds: an attack may miss what is there"), facts)
+
+
+def show_found(console: Console, found: Found) -> None:
+    """Print what is known of the strongest violation that an attack found: the check first, then estimates."""
+    facts = _facts()
+    facts.add_row("query", found.query.value)
+    for reason in found.check.reasons:
+        facts.add_row("check", _line(reason))
+    if found.share is not None:
+        told = f"{found.share:.4g} of {found.fresh} networks drawn anew (standard error {found.error:.2g})"
+        facts.add_row("violate at X", told)
+    unit = "{:.4g} of them" if found.query is Query.PROBABILISTIC else "by {:.4g}"
+    for case, figure in found.fails[:_MAX_ROWS]:
+        facts.add_row("fails", _line(f"{case} ({unit.format(figure)})"))
+    if not found.fails:
+        facts.add_row("fails", "nothing: no violation was found")
+    values = zip(found.decision[:_MAX_ROWS], found.spread, found.witness.y, strict=False)
+    for index, (value, spread, y) in enumerate(values):
+        means = f"{value:.6g}, networks differ by {spread:.3g} (sd); " if found.fresh > 1 else ""
+        facts.add_row(f"output {index} at X", f"{means}the {'mean ' if found.fresh > 1 else ''}network gives {y:.6g}")
+    facts.add_row("time", f"{found.seconds:.2f} s")
+    console.print(Text(f"{found.check.judgement}: all but the check are estimates, no bounds"), facts)
 
 
 def show_model(console: Console, model: Description, origin: Origin, missing: Iterable[str]) -> None:
@@ -195,8 +217,8 @@ def _add_statistics(facts: Table, statistics: Statistics) -> None:
     facts.add_row("guarantee", f"statistical, confidence {statistics.confidence!r} over the draws of each interval")
     parts = [f"{statistics.counted:,} counted"]
     if statistics.safe is not None:
-        parts += [f"{statistics.safe:,} proved safe", f"{statistics.violating:,} proved to violate"]
-    facts.add_row("draws", ", ".join([*parts, f"{statistics.open:,} open (seed {statistics.seed})"]))
+        parts += [f"{statistics.safe:,.10g} proved safe", f"{statistics.violating:,.10g} proved to violate"]
+    facts.add_row("draws", ", ".join([*parts, f"{statistics.open:,.10g} open (seed {statistics.seed})"]))
 
 
 def _add_decision(facts: Table, decision: DecisionBounds) -> None:

@@ -1,7 +1,8 @@
 """What draws show about an expectation, at every moment, with a stated confidence: a test martingale.
 
-Let Y_1, Y_2, ... in [0, 1] be independent and of one law with mean q, and let y_i be what was proved of Y_i: any number
-of [0, Y_i], however it was found and however long it took. With fixed bets c_j in (0, 1] and weights p_j > 0 of sum 1,
+Let Y_1, Y_2, ... in [0, 1] have the mean q each, given all that was drawn before (independent and of one law, say), and
+let y_i be what was proved of Y_i: any number of [0, Y_i], however it was found and however long it took. With fixed
+bets c_j in (0, 1] and weights p_j > 0 of sum 1,
 
     K_n(m) = sum_j p_j prod_{i <= n} (1 + c_j (y_i / m - 1)),        m in (0, 1).
 
@@ -16,9 +17,9 @@ Hence the best bound ever reached holds, whenever and for whatever reason one st
 prefix 1..n (no time, a crash, nan) counts 0; no draw of the prefix may be left out. An upper bound on q is 1 less a
 lower bound on E(1 - Y), from what is proved of 1 - Y_i, at a delta of its own.
 
-4. Quantiles. Let L_i be independent and of one law, and t_0 the largest t with P(L >= t) > m. For every t > t_0 the
-   number of L_i >= t is at most S = that of L_i > t_0, and P(L > t_0) <= m. Let s be the least number of ones among n
-   for which K_n(m) >= 1 / delta. But for an event of probability delta, S < s for all n, and then the s-th largest of
+4. Quantiles. Let L_i be independent and of one law, and t_0 the supremum of all t with P(L >= t) > m. For every t > t_0
+   the number of L_i >= t is at most S = that of L_i > t_0, and P(L > t_0) <= m. Let s be the least number of ones among
+   n for which K_n(m) >= 1 / delta. But for an event of probability delta, S < s for all n, and then the s-th largest of
    L_1 .. L_n is at most t_0: one delta serves all t at once.
 
 Numbers. y_i is rounded down to a level b / B, so that counts (.., B + 1) of the levels are all that is kept (B = 1:

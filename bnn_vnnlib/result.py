@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bnn_vnnlib.errors import SoundnessError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+
+_QUANTILE = re.compile(r"quantile:([0-9.eE+-]+)")
 
 
 class Verdict(StrEnum):
@@ -36,11 +39,43 @@ class Query(StrEnum):
     DETERMINISTIC = "deterministic"
 
 
-class Rule(StrEnum):
-    """Which decision is made of the predictive: what Y means under the query `decision`."""
+class Rule(str):
+    """Which decision is made of the predictive: what Y means under the query `decision`.
 
-    MEAN = "mean"
-    MEDIAN = "median"
+    "mean", "median", or "quantile:Q" with 0 < Q < 1; the median is quantile:0.5. Of an output, an alpha-quantile over
+    the posterior is any t with P(f <= t) >= alpha and P(f >= t) >= 1 - alpha.
+
+    Attributes
+    ----------
+    level : alpha, as float64 holds it; None: the mean
+    """
+
+    level: float | None
+    MEAN: ClassVar[Rule]
+    MEDIAN: ClassVar[Rule]
+
+    def __new__(cls, text: str) -> Rule:
+        """ValueError where the text is no rule."""
+        words = {None: "mean", 0.5: "median"}
+        found = _QUANTILE.fullmatch(text)
+        if found is None and text not in words.values():
+            raise ValueError(text)
+        level = float(found[1]) if found is not None else {word: q for q, word in words.items()}[text]
+        if level is not None and not 0 < level < 1:
+            raise ValueError(text)
+        rule = super().__new__(cls, words.get(level, f"quantile:{level!r}"))
+        rule.level = level
+        return rule
+
+    @property
+    def of_outputs(self) -> str:
+        """In words, of all outputs."""
+        if self.level is None:
+            return "means of the outputs"
+        return "medians of the outputs" if self.level == 0.5 else f"{self.level:g}-quantiles of the outputs"
+
+
+Rule.MEAN, Rule.MEDIAN = Rule("mean"), Rule("median")
 
 
 @dataclass(frozen=True)
@@ -64,16 +99,16 @@ class Statistics:
     confidence : that of each interval, over the draws
     counted : draws that the bounds are taken over, from the first one on without a gap
     safe, violating : of these, proved to be so on all of T, and at some point of T; None where draws are not counted
-        but averaged (decision)
+        but averaged (decision). Where a part of the layers is drawn, sums of the probabilities that are proved
     open : all others: of these nothing is proved, and they count against both bounds
     seed, generator : of the draws
     """
 
     confidence: float
     counted: int
-    safe: int | None
-    violating: int | None
-    open: int
+    safe: float | None
+    violating: float | None
+    open: float
     seed: int
     generator: str
 

@@ -78,6 +78,7 @@ class Setting:
     bounds : the engine behind that transform
     deadline, options, device : how
     differences : what was asked of two networks, where the model is in differences; else None
+    pilot : a long run of drawn networks may find out by itself how many of their layers to draw
     """
 
     model: Model
@@ -90,13 +91,14 @@ class Setting:
     options: Options
     device: torch.device
     differences: Differences | None = None
+    pilot: bool = False
 
     def in_differences(self, asked: Differences, deadline: Deadline | None = None) -> Setting:
         """The same run for two networks in differences, until its deadline or an earlier one."""
         until = self.deadline if deadline is None else deadline
         engine = replace(self.bounds.engine, network=asked.model.network, deadline=until)
         bounds = replace(self.bounds, engine=engine)
-        averaged = self.query is Query.DECISION and self.question.rule is Rule.MEAN
+        averaged = self.query is Query.DECISION and self.question.rule.level is None
         model = _averaged(asked.model) if averaged else asked.model
         return replace(self, model=model, bounds=bounds, deadline=until, differences=asked)
 
@@ -122,13 +124,13 @@ class Setting:
     @property
     def sampling(self) -> Sampling | None:
         """How drawn networks are counted; None: the bounds are certain."""
-        if self.options.guarantee == "certain":
+        if self.options.certain:
             return None
         from bnn_vnnlib.methods.statistical.sampling import Sampling
 
         confidence = CONFIDENCE if self.options.confidence is None else self.options.confidence
         most = self.options.draws or (DRAWS if self.deadline.at is None else sys.maxsize)
-        return Sampling(confidence, most, self.seed)
+        return Sampling(confidence, most, self.seed, self.options.drawn_layers, self.pilot)
 
     @property
     def _boxes(self) -> int:
@@ -336,17 +338,17 @@ def settle_run(
     if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
         given = {**comment, **given}
     refuse_idle(query, given, model, probabilities=gives_probabilities(model.network, query, likelihood))
-    if question.rule is Rule.MEDIAN:
-        _check_median(model, query, likelihood)
+    if question.rule.level is not None:
+        _check_quantile(model, query, question.rule, likelihood)
     transform = _transform(model.network, query, likelihood)
     if model.pair is not None and query is Query.DECISION and transform == "softmax":
         raise UnsupportedError(
             "query decision over the expected class probabilities of two networks is not supported; probabilistic and "
             "deterministic are, and decision of regressions and of bernoulli outputs"
         )
-    if query is Query.DECISION and question.rule is Rule.MEAN and transform == "identity":
+    if query is Query.DECISION and question.rule.level is None and transform == "identity":
         model = _averaged(model)
-    if options.guarantee == "certain":
+    if options.certain:
         logits = transform == "sigmoid" and _gaussian_logits(model)
         refuse_unserved(model, query, question.rule, options, transform, logits=logits)
     deadline = _deadline(options.timeout, started)
@@ -389,13 +391,13 @@ def _check_size(model: Model, property: Property) -> None:
         )
 
 
-def _check_median(model: Model, query: Query, likelihood: Likelihood | None) -> None:
-    """The median is the decision of a regression under the l1 loss, and of nothing else."""
+def _check_quantile(model: Model, query: Query, rule: Rule, likelihood: Likelihood | None) -> None:
+    """Quantiles are of a regression: the median is the decision under the l1 loss, others under tilted ones."""
     if query is not Query.DECISION:
-        raise OptionError(f"rule median says what Y means under query decision, and the query is {query}")
+        raise OptionError(f"rule {rule} says what Y means under query decision, and the query is {query}")
     if likelihood in ("categorical", "bernoulli") or model.network.softmax_axis is not None:
         raise UnsupportedError(
-            f"rule median is for regression, and the model is a classifier (likelihood {likelihood}): its decision "
+            f"rule {rule} is for regression, and the model is a classifier (likelihood {likelihood}): its decision "
             "compares expected probabilities, rule mean",
             path=model.path,
         )

@@ -27,7 +27,7 @@ from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.problem.weight_sets import SampledWeights, over
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
-from bnn_vnnlib.result import Rule, Witness
+from bnn_vnnlib.result import Witness
 from bnn_vnnlib.setting import Answer, Setting
 from bnn_vnnlib.system.clock import Deadline
 
@@ -42,7 +42,7 @@ ESTIMATE = 200
 """Networks sampled for the estimate that accompanies a probabilistic witness."""
 
 
-def _mean_output(model: Model, x: Floats) -> Floats:
+def mean_output(model: Model, x: Floats) -> Floats:
     return Replayer(model)(x[None])[0]
 
 
@@ -99,7 +99,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
     if not enough:
         shows += f"; the bound on P_safe rests on a witness of its own for each {kind}"
     check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
-    return Witness(x, _mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
+    return Witness(x, mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
 
 
 def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds) -> Witness:
@@ -114,14 +114,16 @@ def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds) -> Witnes
     weights, known = networks.take(np.arange(looked))
     at = point_box(part, point.expand(len(part), -1))
     held = violated_cases(_unhurried(setting.bounds), weights, part, *at).flatten(1).any(-1) & known
-    violating, total = int(counts.violating[0]), int(counts.counted[0])
+    violating, total = counts.violating[0].item(), int(counts.counted[0])
+    told = f"{violating:.6g} of {total} drawn networks are proved to violate the property"
+    if counts.layers is not None:
+        told = f"given the drawn layers, the probability of a violation is {violating / total:.4g} or more on average"
     shows = (
-        f"P_safe < {setting.question.tau_unsafe:g} with confidence {sampling.confidence!r}: {violating} of {total} "
-        f"drawn networks are proved to violate the property; at X, {int(held.sum())} of the first {looked} do; "
-        "Y is the mean network's output"
+        f"P_safe < {setting.question.tau_unsafe:g} with confidence {sampling.confidence!r}: {told}; at X, "
+        f"{int(held.sum())} of the first {looked} networks do; Y is the mean network's output"
     )
     check = {"point_in_inputs": True, "draws_looked_at": looked, "draws_violating_at_x": int(held.sum())}
-    return Witness(point[0].cpu().numpy(), _mean_output(setting.model, point[0].cpu().numpy()), shows, check)
+    return Witness(point[0].cpu().numpy(), mean_output(setting.model, point[0].cpu().numpy()), shows, check)
 
 
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
@@ -194,7 +196,7 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
             raise SoundnessError("the point of the draws is not in the property's input set")
         told = f"with confidence {setting.sampling.confidence!r}, (X, D(X)) violates the property"
         shows = f"{told}; Y is the mean network's output"
-        return Witness(x, _mean_output(setting.model, x), shows, {"point_in_inputs": True})
+        return Witness(x, mean_output(setting.model, x), shows, {"point_in_inputs": True})
     expect = portfolio(replace(setting.decision_task, bounds=_unhurried(setting.bounds)))
     if setting.differences is not None and not bool(violates(expect, part, point).all()):
         return None  # the point was moved to numbers of the model's type
@@ -203,15 +205,16 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
     unit = torch.eye(part.rows.outputs.shape[-1], dtype=torch.float64, device=setting.device)[None]
     lower, upper = (side(point, point, unit)[0].cpu().numpy() for side in (expect.lower, expect.upper))
     check = {"point_in_inputs": True, "decision_lower": lower, "decision_upper": upper}
-    value = "medians of the outputs at X" if setting.question.rule is Rule.MEDIAN else "D(X)"
+    rule = setting.question.rule
+    value = "D(X)" if rule.level is None else f"{rule.of_outputs} at X"
     shows = f"(X, {value}) violates the property; Y is the mean network's output"
-    return Witness(x, _mean_output(setting.model, x), shows, check)
+    return Witness(x, mean_output(setting.model, x), shows, check)
 
 
 def replayed(setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]) -> Witness | None:
     """Replay points (P, n) of these items: X in T, Y what onnxruntime computes, (X, Y) in V by exact comparison."""
     if setting.differences is None:
-        x = _storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
+        x = storable(setting.model, points.cpu().numpy(), property, np.unique(property.case_box)[items])
     else:
         property, pairs = setting.differences.property, pairs_near(setting.differences, points.cpu().numpy())
         if not pairs:
@@ -225,7 +228,7 @@ def replayed(setting: Setting, property: Property, points: Tensor, items: NDArra
     return None
 
 
-def _storable(model: Model, x: Floats, property: Property, boxes: NDArray[np.int64]) -> Floats:
+def storable(model: Model, x: Floats, property: Property, boxes: NDArray[np.int64]) -> Floats:
     """Round to the model's own input type without leaving the inner box, where the type has a value inside."""
     kinds = {variable.element_type for variable in model.network.signature.inputs}
     if kinds != {"float32"}:

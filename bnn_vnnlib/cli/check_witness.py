@@ -16,7 +16,8 @@ from bnn_vnnlib.question.options import Options
 FAILED = 3
 
 
-@with_options("query", "tau_safe", "tau_unsafe", "likelihood", "coupling", "seed", "outputs", "timeout")
+@with_options("query", "tau_safe", "tau_unsafe", "likelihood", "coupling", "guarantee", "confidence", "draws",
+              "seed", "outputs", "timeout")  # fmt: skip
 def check_witness(
     model: Annotated[Path, typer.Argument(help="The ONNX model.")],
     prop: Annotated[Path, typer.Argument(metavar="PROPERTY", help="The VNN-LIB property.")],
@@ -30,9 +31,9 @@ def check_witness(
 ) -> None:
     """Check the witness of a sat, with the files alone.
 
-    Standard output holds one line: valid, valid within tolerance, no witness, unconfirmed (the bounds computed again
-    are not tight enough), or invalid. Exit code: 0 for the first three, 3 for the other two, 2 refused input, 1 a fault
-    of this program.
+    Standard output holds one line: valid, valid within tolerance, valid with confidence (under --guarantee
+    statistical), no witness, unconfirmed (the bounds computed again are not tight enough), or invalid. Exit code: 3 for
+    the last two, else 0; 2 refused input, 1 a fault of this program.
     """
     console = stderr_console()
     with guard(console, debug):

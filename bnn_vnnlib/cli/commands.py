@@ -16,6 +16,7 @@ from typer.models import OptionInfo
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
+from bnn_vnnlib.cli.attack import attack
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
@@ -94,7 +95,7 @@ GROUPS = {
     **dict.fromkeys(
         ("query", "tau_safe", "tau_unsafe", "likelihood", "rule", "outputs", "strict", "mixed", "shrink", "threshold",
          "delta", "predicted", "clip", "tau", "epistemic", "largest", "tolerance", "first", "radius", "coupling",
-         "goal", "gap", "guarantee", "confidence", "draws"), _ASKED,
+         "goal", "gap", "guarantee", "confidence", "draws", "drawn_layers"), _ASKED,
     ),
     **dict.fromkeys(("method", "boxes", "num_boxes", "margin", "restarts", "search", "quick"), _BOUNDED),
     **dict.fromkeys(
@@ -117,6 +118,10 @@ EXAMPLES = {
         "verify p.vnnlib --network net.onnx --query decision --results-file out.txt",
     ),
     "estimate": ("estimate p.vnnlib --network net.onnx --n 500",),
+    "attack": (
+        "attack p.vnnlib --network net.onnx -o witness.txt",
+        "attack p.vnnlib --network net.onnx --query decision --outputs probabilities",
+    ),
     "run": (
         "run benchmark --out results --workers 4",
         "run benchmark --out results --query decision --only '*robust*'",
@@ -186,6 +191,7 @@ _PLAIN: tuple[Callable[..., None], ...] = (
     explain,
     verify,
     estimate,
+    attack,
     run,
     sweep,
     radius,

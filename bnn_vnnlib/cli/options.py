@@ -32,10 +32,11 @@ def with_options(*names: str, without: tuple[str, ...] = ()) -> Callable[[Comman
 def _on_command_line(one: inspect.Parameter) -> inspect.Parameter:
     """As typer reads it. What a value may be is checked by `Options`, which has more to say than a type."""
     option = OPTIONS[one.name]
-    kind: Any = Literal[tuple(map(str, option.words))] if option.words else _without_none(one.annotation)
+    listed = option.words and option.reads is None
+    kind: Any = Literal[tuple(map(str, option.words))] if listed else _without_none(one.annotation)
     spelt = [f"--{one.name.replace('_', '-')}"] if kind is bool else []  # and no --no-...
     described = typer.Option(
-        *spelt, help=option.help, metavar="NAME" if kind is str else None,
+        *spelt, help=option.help, metavar=("|".join(option.words) or "NAME") if kind is str else None,
         show_default=True if option.unset is None else option.unset,
     )  # fmt: skip
     return one.replace(annotation=Annotated[kind if one.default is not None else kind | None, described])

@@ -157,7 +157,12 @@ def _witness_lines(result: Result, prop: Property) -> list[str]:
         return []
     if result.witness is None:
         raise SoundnessError("the verdict is sat but there is no witness")
-    x, y = result.witness.x, result.witness.y
+    return witness_lines(result.witness, prop)
+
+
+def witness_lines(witness: Witness, prop: Property) -> list[str]:
+    """The witness as a results file has it below its verdict; by themselves they claim nothing (see `read_result`)."""
+    x, y = witness.x, witness.y
     if x.shape != (prop.signature.input_size,) or y.shape != (prop.signature.output_size,):
         raise SoundnessError(f"a witness of shapes {x.shape}, {y.shape} does not fit the property")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -165,7 +170,7 @@ def _witness_lines(result: Result, prop: Property) -> list[str]:
     if prop.version[0] >= 2:
         lines = {
             "input": _all_lines(prop.signature.inputs, x),
-            "hidden": list(map(_tensor_lines, prop.hidden, _hidden_values(result.witness, prop))),
+            "hidden": list(map(_tensor_lines, prop.hidden, _hidden_values(witness, prop))),
             "output": _all_lines(prop.signature.outputs, y),
         }
         return list(chain.from_iterable(lines[kind][i] for kind, i in prop.declared))

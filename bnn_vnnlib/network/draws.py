@@ -108,7 +108,7 @@ class Draws:
     network, posterior : what is drawn from
     seed : a whole number, not negative
     stream : draws of different streams have nothing to do with each other: 0 for those that are counted, others for
-        draws that choose what is counted
+        draws that choose what is counted, and for every part of the posterior that is drawn by itself
     """
 
     network: Network

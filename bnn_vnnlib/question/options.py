@@ -66,6 +66,7 @@ class _Option:
     must_be : else a key of the ranges; None: checked where it is used
     unset : what None stands for
     queries, about : those that it serves, and why no other
+    reads : of words of which one has a number in it: ValueError for what is none of them
     """
 
     help: str
@@ -74,10 +75,11 @@ class _Option:
     unset: str | None = None
     queries: tuple[Query, ...] = tuple(Query)
     about: str = ""
+    reads: Callable[[str], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:
         """Raise OptionError unless the option may have this value."""
-        if self.words and value not in self.words:
+        if self.words and not self._knows(value):
             hint = did_you_mean(value, self.words)
             raise OptionError(f"unknown {name} {value!r}; known are {', '.join(self.words)}{hint}")
         if self.must_be is not None:
@@ -87,6 +89,15 @@ class _Option:
                 accepted = False
             if not accepted:
                 raise OptionError(f"{name} must be {self.must_be}, found {value!r}")
+
+    def _knows(self, value: Any) -> bool:
+        if self.reads is None:
+            return value in self.words
+        try:
+            self.reads(str(value))
+        except ValueError:
+            return False
+        return True
 
 
 def _threshold(help: str, unset: str) -> _Option:  # noqa: A002
@@ -141,9 +152,11 @@ class Options:
         ),
     ] = None
     rule: Annotated[
-        Rule | str | None,
-        _of_decision("What Y means under query decision: expected outputs or probabilities, or medians of outputs.",
-                     "it says which decision Y is", tuple(Rule), "the property's comment, else mean"),
+        str | None,
+        _Option("What Y means under query decision: expected outputs or probabilities, medians of outputs, or their "
+                "Q-quantiles, 0 < Q < 1.",
+                words=("mean", "median", "quantile:Q"), unset="the property's comment, else mean",
+                queries=(Query.DECISION,), about="it says which decision Y is", reads=Rule),
     ] = None  # fmt: skip
     method: Annotated[
         MethodChoice,
@@ -198,6 +211,16 @@ class Options:
         _of_draws("With guarantee statistical: networks that are drawn, at most.", "a positive whole number",
                   f"{DRAWS:,}, or as many as a time limit allows"),
     ] = None  # fmt: skip
+    drawn_layers: Annotated[
+        int | None,
+        _Option(
+            "With guarantee statistical: random layers that are drawn, from the input on; the rest is bounded with "
+            "certainty. 0: all is, and so is the answer.",
+            must_be="a whole number that is not negative", queries=(Query.PROBABILISTIC,),
+            unset="all, unless a pilot of a long run finds that fewer serve better",
+            about="it is about P_safe of drawn networks",
+        ),
+    ] = None  # fmt: skip
     seed: Annotated[
         int | None,
         _Option("Seed of everything random.", must_be="a whole number that is not negative",
@@ -242,11 +265,16 @@ class Options:
         if self.num_boxes is not None and self.boxes == "mean":
             raise OptionError("num_boxes is the number of boxes around sampled weights: add boxes sampled")
 
-        if self.guarantee == "certain" and (self.confidence is not None or self.draws is not None):
-            idle = "confidence" if self.confidence is not None else "draws"
-            raise OptionError(f"{idle} is about drawn networks: add guarantee statistical, or leave it out")
+        idle = [name for name in ("confidence", "draws", "drawn_layers") if getattr(self, name) is not None]
+        if self.guarantee == "certain" and idle:
+            raise OptionError(f"{idle[0]} is about drawn networks: add guarantee statistical, or leave it out")
         if self.guarantee == "statistical" and (self.method != "auto" or self.boxes != "mean" or self.margin):
             raise OptionError("guarantee statistical verifies drawn networks: leave out method, boxes and margin")
+
+    @property
+    def certain(self) -> bool:
+        """Nothing is drawn: no layer is, if that is what was asked for."""
+        return self.guarantee == "certain" or self.drawn_layers == 0
 
     @property
     def seeded(self) -> Options:
@@ -327,7 +355,7 @@ class OptionFields(TypedDict, total=False):
     tau_unsafe: float | None
     likelihood: Likelihood | None
     coupling: Coupling | None
-    rule: Rule | str | None
+    rule: str | None
     method: MethodChoice
     boxes: BoxKind
     num_boxes: int | None
@@ -335,6 +363,7 @@ class OptionFields(TypedDict, total=False):
     guarantee: Guarantee
     confidence: float | None
     draws: int | None
+    drawn_layers: int | None
     goal: Aim
     gap: float | None
     seed: int | None
@@ -516,9 +545,8 @@ def refuse_unserved(
         ),
         f"boxes of weights need independent weights, and the posterior is of family {family}: leave out --boxes and "
         "--margin, and use method auto or tails": shared and boxes,
-        f"rule median does not serve posteriors of family {family}; weight samples do": (
-            correlated and decision and rule is Rule.MEDIAN
-        ),
+        f"rule {rule} does not serve posteriors of family {family} with certainty; weight samples do, and guarantee "
+        "statistical": correlated and decision and rule.level is not None,
         f"query decision does not serve posteriors of family {family} under a bernoulli likelihood; draw weight "
         "samples (bnn-vnnlib sample) for an estimate": shared and decision and transform == "sigmoid" and not logits,
     }

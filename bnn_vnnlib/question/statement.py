@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.question.options import Question
 from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
-from bnn_vnnlib.result import Query, Rule
+from bnn_vnnlib.result import Query
 from bnn_vnnlib.signature import Variable
 
 # 1. Vacuous properties
@@ -283,7 +283,7 @@ def what_unsat_means(query: Query, question: Question, has_posterior: bool, prob
             )
         case Query.DECISION:
             value = "expected probabilities" if probabilities else "expected outputs"
-            value = "medians of the outputs" if question.rule is Rule.MEDIAN else value
+            value = value if question.rule.level is None else question.rule.of_outputs
             return f"no such input, where the outputs stand for the {value} over the posterior"
         case Query.DETERMINISTIC:
             return f"the network{' of the posterior means' if has_posterior else ''} has no such input"

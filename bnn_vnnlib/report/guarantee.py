@@ -35,11 +35,10 @@ class Guarantee:
     how: str
 
 
-_VALUE = {
-    Rule.MEAN: "D(x) is the expected prediction over the posterior: the expected softmax or sigmoid of logits, else "
-    "the expected output.",
-    Rule.MEDIAN: "D(x) is a median of each output over the posterior.",
-}
+_EXPECTED = (
+    "D(x) is the expected prediction over the posterior: the expected softmax or sigmoid of logits, else the expected "
+    "output."
+)
 _DECISION = {
     Verdict.UNSAT: "Proved: no input x of T has (x, D(x)) in V; the decision of the BNN violates the property nowhere "
     "in T.",
@@ -178,9 +177,16 @@ def _statistical(row: Row, how: str) -> Guarantee:
         bound = f">= {_threshold(row.tau_safe)}" if row.verdict is Verdict.UNSAT else f"< {_threshold(row.tau_unsafe)}"
         said = "Every draw was verified on all of T; what was not proved of one counted against the bound."
         return Guarantee(f"{over}P_safe {bound}. {said}", left, how)
-    value = _VALUE[Rule.MEDIAN if row.rule == Rule.MEDIAN else Rule.MEAN]
+    value = _value(row)
     where = "(x, D(x)) is in V for no x of T" if row.verdict is Verdict.UNSAT else "(X, D(X)) is in V at the witness X"
     return Guarantee(f"{over}{where}. {value}", left, how)
+
+
+def _value(row: Row) -> str:
+    """What D(x) is."""
+    if row.rule in (None, Rule.MEAN):
+        return _EXPECTED
+    return f"D(x) is a {(row.rule or '').replace(':', ' ')} of each output over the posterior."
 
 
 def _how(row: Row) -> str:
@@ -231,7 +237,7 @@ def _probabilistic(row: Row, how: str) -> Guarantee:
 
 
 def _decision(row: Row, how: str) -> Guarantee:
-    value = _VALUE[Rule.MEDIAN if row.rule == Rule.MEDIAN else Rule.MEAN]
+    value = _value(row)
     left = (
         "inputs outside of T were not examined."
         if row.verdict is Verdict.UNSAT

@@ -236,7 +236,7 @@ class RadiusTask:
             "unrobust_gap": np.where(none, np.nan, np.where(none, 0.0, search.broken) - floor),
             "probes": np.full(len(self.row), search.rounds),
         }
-        if self.bounding.guarantee == "statistical":
+        if not self.bounding.certain:
             columns["confidence"] = np.full(len(self.row), self.bounding.confidence or CONFIDENCE)
         if asked.labels is not None:
             columns["label"] = asked.labels

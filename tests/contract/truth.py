@@ -134,14 +134,14 @@ class Truth:
 
     @cached_property
     def _rows(self) -> list[tuple[Array, Array]]:
-        """Of row 0, then of the outputs: mean or median (G, 1 + m), and its error by sampling or rounding."""
+        """Of row 0, then of the outputs: mean or quantile (G, 1 + m), and its error by sampling or rounding."""
         return [self._decision(i, x) for i, x in enumerate(self.points)]
 
     def _decision(self, item: int, x: Array) -> tuple[Array, Array]:
         (row,) = self.case.properties[item][0][0]
         y = transformed(self.outputs(x), self.case.transform)
-        if self.case.options.get("rule") == Rule.MEDIAN:
-            value, error = self._medians(y, row)
+        if self._level is not None:
+            value, error = self._quantiles(y, row, self._level)
         else:
             values = np.concatenate([y @ row[:, None], y], -1)
             value = np.tensordot(self.shares, values, 1)
@@ -153,8 +153,12 @@ class Truth:
             error = np.full_like(value, ROUNDING * (1 + np.abs(value).max()))
         return value, error
 
-    def _medians(self, y: Array, row: Array) -> tuple[Array, Array]:
-        """Where the median of the posterior surely lies, by order statistics; a row combines the medians."""
+    @property
+    def _level(self) -> float | None:
+        return Rule(self.case.options.get("rule", "mean")).level
+
+    def _quantiles(self, y: Array, row: Array, level: float) -> tuple[Array, Array]:
+        """Where the quantile of the posterior surely lies, by order statistics; a row combines those of the outputs."""
         order = np.argsort(y, 0)
         below = np.cumsum(self.shares[order], 0)
         margin = 1e-12 if self.known else -float(special.ndtri(LEVEL)) / (2 * np.sqrt(NETWORKS))
@@ -164,7 +168,7 @@ class Truth:
             place = (below < level).sum(0, keepdims=True).clip(max=len(y) - 1)
             return np.asarray(np.take_along_axis(ordered, place, 0)[0])
 
-        low, high = at(0.5 - margin), at(0.5 + margin)
+        low, high = at(level - margin), at(level + margin)
         value, error = (low + high) / 2, (high - low) / 2 + ROUNDING
         return np.concatenate([value @ row[:, None], value], -1), np.concatenate([error @ abs(row)[:, None], error], -1)
 
@@ -210,7 +214,7 @@ class Truth:
     def _exact_means(self, x: Array) -> Array | None:
         """(G, m): the decision of a network without activations, or of a regression with one layer of ReLU."""
         law, tensors = self._linear, list(self.case.model.network.tensors.values())
-        if law is not None and self.case.transform == "identity":
+        if law is not None and self.case.transform == "identity" and self._level in (None, 0.5):
             return np.asarray(x @ law.matrix.T + law.bias)
         if law is not None and self.case.transform == "softmax" and len(law.bias) == 2:
             moments = [law.of(np.array([1.0, -1.0]), point) for point in x]
@@ -219,7 +223,7 @@ class Truth:
         posterior = self.case.posterior
         kinds = [node.kind for node in self.case.model.network.nodes if isinstance(node, Activation)]
         one_layer = kinds == ["relu"] and len(tensors) == 4 and isinstance(posterior, GaussianDiagonal)
-        if not one_layer or self.case.transform != "identity" or self.case.options.get("rule") == Rule.MEDIAN:
+        if not one_layer or self.case.transform != "identity" or self._level is not None:
             return None
         variances = list(posterior.variances.values())  # type: ignore[union-attr]
         mean, deviation = x @ tensors[0].T + tensors[1], np.sqrt(x**2 @ variances[0].T + variances[1])

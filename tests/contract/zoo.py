@@ -227,3 +227,8 @@ def cases() -> Iterator[Case]:
         ("linear", "gaussian"), ("one layer", "gaussian"), ("residual", "gaussian"), ("one layer", "samples"),
     ):  # fmt: skip
         yield decision(graph, family, "narrow", "gaussian", rule="median")
+    for graph, family, rule in (
+        ("linear", "gaussian", "quantile:0.1"), ("one layer", "gaussian", "quantile:0.8"),
+        ("one layer", "samples", "quantile:0.3"),
+    ):  # fmt: skip
+        yield decision(graph, family, "narrow", "gaussian", rule=rule)

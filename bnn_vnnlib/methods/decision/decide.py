@@ -21,7 +21,6 @@ from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import refuted_by
-from bnn_vnnlib.result import Rule
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.memory import at_once
 
@@ -54,7 +53,7 @@ def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOut
 class _Run:
     """What is known so far; low (N, 2 (R + m)): the rows, the negated rows, the outputs and the negated outputs.
 
-    It starts from the closed ranges of the last activations, in which expectations and medians lie, too.
+    It starts from the closed ranges of the last activations, in which expectations and quantiles lie, too.
     """
 
     def __init__(self, expect: Portfolio, problem: Problem, settings: Attack) -> None:
@@ -261,7 +260,7 @@ class _Run:
         drawn = sample(network, task.posterior, PREDICTIVE, generator)
         params = {name: value.to(self.point) for name, value in drawn.items()}
         smaller = _smaller(self._settings)
-        aim: attack.Aim = "median" if task.rule is Rule.MEDIAN else "mean"
+        aim: attack.Aim = "mean" if task.rule.level is None else task.rule.level
         x = attack.run(network, part, params, smaller, task.bounds.transform, aim=aim)[0][0]
         self.point[index] = x
         self.violated[index] = violates(self._expect, part, x)

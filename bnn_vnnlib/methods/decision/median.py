@@ -1,19 +1,20 @@
-"""The decision under the l1 loss: Y_j is the median of output j over the posterior, with no observation noise.
+"""Y_j is a quantile of output j over the posterior, with no observation noise: the median, say, under the l1 loss.
 
-1. Bounds on the medians of the outputs over boxes of inputs.
-A median of f_j(x) is any t with P(f_j(x) <= t) >= 1/2 and P(f_j(x) >= t) >= 1/2. If P(f_j(x) < v) < 1/2, no median is
-below v: everything here proves such v, for f_j and for -f_j, so that the bounds hold every median.
+1. Bounds on the quantiles of the outputs over boxes of inputs.
+An alpha-quantile of f_j(x) is any t with P(f_j(x) <= t) >= alpha and P(f_j(x) >= t) >= 1 - alpha. If P(f_j(x) < v) <
+alpha, none is below v; and -t is a (1 - alpha)-quantile of -f_j(x). Everything here proves such v, for f_j at alpha and
+for -f_j at 1 - alpha, so that the bounds hold every quantile. alpha is a float, 1 - alpha is rounded to the safe side.
 
 Boxes of weights: f_j >= v_i for all x of the box and all weights of box i. With the boxes sorted by v_i in descending
-order, v_i is proved as soon as the union of the first i has a mass above 1/2. What no box covers thus counts as lying
-below all of them, which the paper's appendix gets right only where the mass is complete. One centred box of a mass
-just above 1/2 is the best of nested ones. Samples: the same with each sample as a box of its own probability.
-Tails: P(some x of the box has f_j(x) <= v) < 1/2, v found by bisection.
+order, v_i is proved as soon as the union of the first i has a mass above 1 - alpha. What no box covers thus counts as
+lying below all of them, which the paper's appendix gets right only where the mass is complete. One centred box of a
+mass just above 1 - alpha is the best of nested ones. Samples: the same, each a box of its own probability.
+Tails: P(some x of the box has f_j(x) <= v) < alpha, v found by bisection.
 Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (appendix, l1 loss).
 
-2. Rows a.Y + g.x are bounded from bounds on the medians over parts of the input box, which is split for all rows of an
-item at once. Which part to split, and where, is said by sampled networks, on which nothing rests.
-Guarantee: sound with probability 1, rounding included; every median counts where there are several.
+2. Rows a.Y + g.x are bounded from bounds on the quantiles over parts of the input box, which is split for all rows of
+an item at once. Which part to split, and where, is said by sampled networks, on which nothing rests.
+Guarantee: sound with probability 1, rounding included; every quantile counts where there are several.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,14 +36,14 @@ from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
-# 1. Medians
+# 1. Quantiles
 
 DOUBLINGS, HALVINGS = 10, 9
 """Steps of the search for v: away from where it cannot be, and back."""
 
 
 class MedianSource(Protocol):
-    """What bounds medians."""
+    """What bounds quantiles."""
 
     @property
     def name(self) -> str:
@@ -49,12 +51,17 @@ class MedianSource(Protocol):
         ...
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """(P, 2 m): no median of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
+        """(P, 2 m): no quantile of f_j(x), then of -f_j(x), is below, for all x of the boxes (P, n)."""
         ...
 
 
-def half_lower(value: Tensor, mass: Mass | Tensor) -> Tensor:
-    """The largest value_k with a mass above 1/2 of the boxes that are at least that high; value (.., K) -> (..).
+def above(level: float) -> float:
+    """1 - alpha, rounded up."""
+    return float(np.nextafter(1.0 - level, 1.0))
+
+
+def quantile_lower(value: Tensor, mass: Mass | Tensor, needed: Tensor) -> Tensor:
+    """The largest value_k with a mass above `needed` (..) of the boxes that are at least that high; (.., K) -> (..).
 
     mass : lower bounds on the masses of unions, or the probabilities (K,) of samples; -inf where no mass suffices.
     """
@@ -65,7 +72,7 @@ def half_lower(value: Tensor, mass: Mass | Tensor) -> Tensor:
     else:
         rank, first = order.argsort(-1), torch.arange(value.shape[-1], device=value.device)
         covered = mass(rank[..., None, :] <= first[:, None])
-    return torch.where(covered > 0.5, ordered, -torch.inf).amax(-1)
+    return torch.where(covered > needed[..., None], ordered, -torch.inf).amax(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,7 @@ class WeightMedians:
     bounds: OutputBounds
     weights: WeightBoxes | SampledWeights
     mass: BoxUnion | Tensor
+    level: float = 0.5
 
     @property
     def name(self) -> str:
@@ -82,12 +90,13 @@ class WeightMedians:
         return weights_name(self.mass)
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """(P, 2 m): below all medians of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
+        """(P, 2 m): below all quantiles of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
         unit = torch.eye(self.bounds.engine.network.signature.output_size, dtype=lower.dtype, device=lower.device)
         rows = torch.cat([unit, -unit])[None]
         value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)
-        return half_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower)
+        needed = lower.new_tensor([above(self.level), self.level]).repeat_interleave(len(unit))
+        return quantile_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower, needed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +105,19 @@ class TailMedians:
 
     Parameters
     ----------
-    typical : estimates of medians and standard deviations, where the search starts; nothing rests on them
+    typical : estimates of quantiles and standard deviations, where the search starts; nothing rests on them
     """
 
     tails: TailBounds
     typical: Sampled
+    level: float = 0.5
 
     name: ClassVar[str] = "tails"
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """(P, 2 m): below all medians of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
+        """(P, 2 m): below all quantiles of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
         center = (lower + upper) / 2
-        ends = torch.stack([self.typical.median(x) for x in (center, lower, upper)])
+        ends = torch.stack([self.typical.quantile(x, self.level) for x in (center, lower, upper)])
         middle = torch.cat([ends[0], -ends[0]], -1)
         step = self.typical.spread(center) + (ends - ends[0]).abs().amax(0)
         step = (0.1 * step + 1e-9 * (1 + ends[0].abs())).repeat(1, 2)
@@ -135,7 +145,7 @@ class TailMedians:
         return good.index_put((row, column), low)
 
     def _proved(self, lower: Tensor, upper: Tensor, side: Tensor, value: Tensor, outputs: int) -> Tensor:
-        """(M,): P(some x has +-f_j(x) <= value) < 1/2."""
+        """(M,): P(some x has +-f_j(x) <= value) < alpha, or 1 - alpha."""
         count, device = len(lower), lower.device
         rows = (
             torch.nn.functional.one_hot(side % outputs, outputs).to(lower)
@@ -146,7 +156,8 @@ class TailMedians:
         bound = value[:, None]
         half_spaces = Rows(rows[:, None], None, bound, bound, zero, case, case)
         problem = Problem(lower, upper, lower, upper, half_spaces, one, None, torch.arange(count, device=device), count)
-        return self.tails.item_failures(problem) < 0.5
+        level = torch.where(side < outputs, self.level, float(np.nextafter(1.0 - self.level, 0.0)))
+        return self.tails.item_failures(problem) < level
 
 
 # 2. Rows
@@ -161,12 +172,14 @@ class MedianRows:
 
     Parameters
     ----------
+    level : of the quantiles
     most : parts of an item; 1 = one look
     """
 
     source: MedianSource
     typical: Sampled
     deadline: Deadline
+    level: float = 0.5
     most: int = 1
 
     @property
@@ -185,14 +198,14 @@ class MedianRows:
             rows, added = picked(outputs, item), picked(inputs, item)
             x = ((lower + upper) / 2).detach().requires_grad_()
             with torch.enable_grad():
-                estimate = self.typical.median(x)
+                estimate = self.typical.quantile(x, self.level)
                 slopes = [torch.autograd.grad(part.sum(), x, retain_graph=True)[0] for part in estimate.unbind(-1)]
             slope = rows @ torch.stack(slopes, 1)
             slope = slope if added is None else slope + added
             return Look(self._looked(lower, upper, rows, added), slope, lower, upper)
 
         def value(item: Tensor, x: Tensor) -> Tensor:
-            return rows_at(self.typical.median(x), x, picked(outputs, item), picked(inputs, item))
+            return rows_at(self.typical.quantile(x, self.level), x, picked(outputs, item), picked(inputs, item))
 
         size = self.typical.spread((lower + upper) / 2)
         tolerance = ACCURACY * (outputs.abs() * size[:, None]).sum(-1) + 1e-12

@@ -34,8 +34,8 @@ large that they undo an underflow are left to the boxes."""
 MASSES = (0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
 """Masses of the nested boxes."""
 
-HALF = (0.5 + 1e-6,)
-"""That of the one box behind medians: of nested ones the smallest that holds half of the mass says most."""
+_SPARE = 2e-6
+"""Of the mass outside, what boxes behind quantiles hold beyond the mass that they need."""
 
 
 SAMPLED, FEW = 65, 256
@@ -47,7 +47,7 @@ POINTS_AT_ONCE = 512
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """K networks of the posterior and their shares (K,): estimates of medians and standard deviations."""
+    """K networks of the posterior and their shares (K,): estimates of quantiles and standard deviations."""
 
     network: Network
     params: dict[str, Tensor]
@@ -63,18 +63,18 @@ class Sampled:
         params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
         return Sampled(network, params, torch.full((SAMPLED,), 1 / SAMPLED, dtype=torch.float64, device=device))
 
-    def median(self, x: Tensor) -> Tensor:
+    def quantile(self, x: Tensor, level: float) -> Tensor:
         """(P, m) at points (P, n)."""
-        return torch.cat([self._median(part) for part in x.split(POINTS_AT_ONCE)])
+        return torch.cat([self._quantile(part, level) for part in x.split(POINTS_AT_ONCE)])
 
     def spread(self, x: Tensor) -> Tensor:
         """(P, m) standard deviations of the outputs over the drawn networks, at points (P, n)."""
         parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(POINTS_AT_ONCE)]
         return torch.cat(parts)
 
-    def _median(self, x: Tensor) -> Tensor:
+    def _quantile(self, x: Tensor, level: float) -> Tensor:
         y, order = evaluate(self.network, x, self.params).sort(0)
-        middle = (self.share[order].cumsum(0) < 0.5).sum(0, keepdim=True).clamp(max=len(y) - 1)
+        middle = (self.share[order].cumsum(0) < level).sum(0, keepdim=True).clamp(max=len(y) - 1)
         return y.gather(0, middle)[0]
 
 
@@ -121,7 +121,7 @@ class DecisionTask:
 
     Attributes
     ----------
-    rule : D is the expected output, or the outputs' medians
+    rule : D is the expected output, or quantiles of the outputs
     boxes, number : "sampled" takes `number` boxes around samples instead of nested ones at the mean
     margin : of the boxes in standard deviations; None: several (2.5 if sampled)
     seed : of sampled boxes
@@ -164,7 +164,10 @@ class DecisionTask:
                 self.network, self.posterior, self.number, width, self.seed, self.device
             )
             return family.weights, family.union
-        masses = HALF if self.rule is Rule.MEDIAN else MASSES
+        level = self.rule.level
+        masses: tuple[float, ...] = MASSES
+        if level is not None:  # of nested boxes the smallest that hold enough say most, one for each side
+            masses = tuple(q + _SPARE * (1 - q) for q in sorted({level, 1 - level}))
         nested = weight_sets.centred_family(self.network, self.posterior, masses, self.device, margin=self.margin)
         return nested.weights, nested.union
 

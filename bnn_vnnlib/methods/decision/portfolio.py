@@ -8,7 +8,7 @@ Guarantee: sound with probability 1, rounding included; not complete.
    correlated weights by its tails (`softmax.by_tails`).
 2. The expected softmax, or sigmoid of one output.
 3. Expected outputs, of chains of dense Gaussian layers.
-4. Medians.
+4. Medians, and other quantiles.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, M
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.weight_sets import SampledWeights
-from bnn_vnnlib.result import Rule
 from bnn_vnnlib.splitting.frontier import Effort
 from bnn_vnnlib.system.clock import Deadline
 
@@ -112,18 +111,22 @@ class _Components:
         return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
 
 
+def _no_means(task: DecisionTask) -> str | None:
+    return None if task.rule.level is None else "quantiles are asked for"
+
+
 def _components_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, Correlated | Mixture):
         return "the posterior's weights are independent, or samples"
     if isinstance(task.posterior, Correlated) and task.bounds.transform == "sigmoid":
         return "every output has a sigmoid of its own"
-    return "medians are asked for" if task.rule is Rule.MEDIAN else None
+    return _no_means(task)
 
 
 def _weights_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, GaussianDiagonal | WeightSamples):
         return "the posterior's weights are not independent"
-    return "medians are asked for" if task.rule is Rule.MEDIAN else None
+    return _no_means(task)
 
 
 def _weights(task: DecisionTask) -> Steps:
@@ -256,8 +259,8 @@ def _softmax_by_safety(task: DecisionTask) -> Steps:
 
 
 def _gaussian_logits_serve(task: DecisionTask) -> str | None:
-    if task.rule is Rule.MEDIAN:
-        return "medians are asked for"
+    if (reason := _no_means(task)) is not None:
+        return reason
     logits = of_logits(task.bounds)
     two = logits.transform == "softmax" and task.network.signature.output_size == 2
     if not (two or logits.transform == "sigmoid"):
@@ -284,8 +287,8 @@ def _expectation(
 
     def serves(task: DecisionTask) -> str | None:
         """Why this closed form does not serve; None where it does."""
-        if task.rule is Rule.MEDIAN:
-            return "medians are asked for"
+        if (reason := _no_means(task)) is not None:
+            return reason
         if task.bounds.transform != "identity" or task.network.softmax_axis is not None:
             return "the decision is no expected output"
         if task.no_closed_forms is not None:
@@ -302,8 +305,8 @@ def _expectation(
 
 
 def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
-    if task.rule is Rule.MEDIAN:
-        return "medians are asked for"
+    if (reason := _no_means(task)) is not None:
+        return reason
     if task.bounds.transform != "identity" or task.network.softmax_axis is not None:
         return "the decision is no expected output"
     if not isinstance(task.posterior, GaussianDiagonal):
@@ -319,18 +322,22 @@ def _expectation_by_tails(task: DecisionTask) -> Steps:
     return Steps(thorough=(tails,), longest=(SplitInputs(tails, task.network, task.deadline, MOST_DEAR),))
 
 
-# 4. Medians
+# 4. Medians, and other quantiles
 
 MAX_PARTS = {"samples": 400, "one layer": 200, "tails": 16}
 """Parts of an item, at most."""
 
 
 def _median_rows(task: DecisionTask, source: MedianSource, most: int = 1) -> MedianRows:
-    return MedianRows(source, task.typical, task.deadline, most)
+    return MedianRows(source, task.typical, task.deadline, _level(task), most)
+
+
+def _level(task: DecisionTask) -> float:
+    return 0.5 if task.rule.level is None else task.rule.level
 
 
 def _no_medians(task: DecisionTask) -> str | None:
-    return None if task.rule is Rule.MEDIAN else "expectations are asked for"
+    return "expectations are asked for" if task.rule.level is None else None
 
 
 def _medians_by_weights_serve(task: DecisionTask) -> str | None:
@@ -340,7 +347,7 @@ def _medians_by_weights_serve(task: DecisionTask) -> str | None:
 
 def _medians_by_weights(task: DecisionTask) -> Steps:
     """One look at each item; samples are split, too."""
-    source = WeightMedians(task.bounds, *task.weights)
+    source = replace(WeightMedians(task.bounds, *task.weights), level=_level(task))
     split = (_median_rows(task, source, MAX_PARTS["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
     return Steps(any_graph=(_median_rows(task, source),), thorough=split)
 
@@ -349,6 +356,8 @@ def _medians_of_one_layer_serve(task: DecisionTask) -> str | None:
     reason = _no_medians(task) or task.no_closed_forms
     if reason is not None:
         return reason
+    if task.rule.level != 0.5:
+        return "another quantile than the median is asked for"
     if task.network.softmax_axis is None and task.chain is not None and OneLayerMedians.serves(task.chain):
         return None
     return "the network is not one hidden layer of ReLU with independent Gaussian weights"
@@ -368,7 +377,7 @@ def _medians_by_tails_serve(task: DecisionTask) -> str | None:
 
 def _medians_by_tails(task: DecisionTask) -> Steps:
     tails = TailBounds(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline)
-    rows = (_median_rows(task, TailMedians(tails, task.typical), MAX_PARTS["tails"]),)
+    rows = (_median_rows(task, TailMedians(tails, task.typical, _level(task)), MAX_PARTS["tails"]),)
     return Steps(thorough=rows) if _medians_of_one_layer_serve(task) else Steps(last=rows)
 
 

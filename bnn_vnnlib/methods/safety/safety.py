@@ -41,11 +41,16 @@ NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class DrawCounts:
-    """Of I instances (I,): draws that were counted, those proved safe, and those proved to violate."""
+    """Of I instances (I,): draws that were counted, those proved safe, and those proved to violate.
+
+    Where a part of each network was drawn (`layers` of its random layers, in some of the draws at least), a draw counts
+    with the probabilities that are proved of the rest.
+    """
 
     counted: Tensor
     safe: Tensor
     violating: Tensor
+    layers: int | None = None
 
     @property
     def open(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decision with a stated confidence: rows over expected outputs, or over medians, from drawn networks.
+"""The decision with a stated confidence: rows over expected outputs, or over quantiles, from drawn networks.
 
 Every draw i gives certified lower bounds L_i of rows a.Y + g.x over all x of an item, for all weights of its box
 (`network.draws`), with Y the outputs, probabilities included, of that network. Negated rows give upper bounds.
@@ -8,8 +8,10 @@ Every draw i gives certified lower bounds L_i of rows a.Y + g.x over all x of an
    down and at least 0, is no more than the number whose mean is q. So a lower bound m on q (`martingale`) gives
    lo + (hi - lo) m. A row without such a range has no bound: draws do not tell how much the tails of its law weigh.
    Where what is asked has none, the question is refused.
-2. Median. At every x, every median over the draws of a row over one output is at least t if P(min row >= t) > 1/2: the
-   order statistic of the L_i that step 4 of `martingale` names.
+2. Quantiles. Let the row be an output, and P(min row >= t) > m = 1 - alpha. At every x every alpha-quantile q is at
+   least t: were q < t, then P(row <= q) >= alpha and P(row >= t) <= 1 - alpha. If that holds for all t < t_0, then
+   q >= t_0, which is at least the order statistic of the L_i that step 4 of `martingale` names. Of the negated output
+   -q is a quantile at 1 - alpha, and m = alpha. A row a Y_j + g.x takes the m of its sign.
 3. A draw that is not known, or whose bound time cut off, has y_i = 0, and L_i = -inf.
 4. Each side of m outputs has delta / (2 m), so that all their intervals together hold with the stated confidence; each
    side of a row has half of delta, so that every row's interval does by itself. A case is refuted if one of its rows is
@@ -65,7 +67,7 @@ def decide(
 
     Raises
     ------
-    UnsupportedError : expected outputs that have no certain range; rows over medians of several outputs
+    UnsupportedError : expected outputs that have no certain range; rows over quantiles of several outputs
     """
     run = _Run(bounds, posterior, rule, problem, settings, sampling, gap)
     run.work()
@@ -95,13 +97,13 @@ class _Rows:
 
 
 class _Evidence:
-    """What the draws show of rows: counts of levels for means, the bounds themselves for medians."""
+    """What the draws show of rows: counts of levels for means, the bounds themselves for quantiles."""
 
     def __init__(self, bounds: OutputBounds, rows: _Rows, rule: Rule) -> None:
         self._bounds, self._rows, self._rule = bounds, rows, rule
         size = rows.delta.size
         self._levels = min(LEVELS, 2 ** max(6, int(np.log2(_COUNTS / max(1, size)))))
-        self._counts: Ints = np.zeros((size, self._levels + 1 if rule is Rule.MEAN else 1), np.int64)
+        self._counts: Ints = np.zeros((size, self._levels + 1 if rule.level is None else 1), np.int64)
         self._kept: list[Floats] = []
 
     def add(self, weights: WeightBoxes, known: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class _Evidence:
         found = self._bounds.rows(weights, rows.lower, rows.upper, rows.outputs, rows.inputs).lower
         found = torch.where(known[:, None, None], found.nan_to_num(-torch.inf, torch.inf, -torch.inf), -torch.inf)
         found = found.expand(len(known), -1, -1)
-        if self._rule is Rule.MEAN:
+        if self._rule.level is None:
             share = (down(found - rows.low).clamp(min=0.0) / rows.width * (1 - 4 * UNIT)).nan_to_num(0.0, 0.0, 0.0)
             self._counts += levels_of(share.clamp(max=1.0).flatten(1).cpu().numpy(), self._levels)
         else:
@@ -120,30 +122,34 @@ class _Evidence:
     def lower(self) -> Tensor:
         """(N, S) lower bounds."""
         rows, shape = self._rows, self._rows.low.shape
-        if self._rule is Rule.MEAN:
+        if self._rule.level is None:
             share = torch.as_tensor(lower_bounds(self._counts, rows.delta.ravel())).to(rows.low).reshape(shape)
             gain = torch.where(share > 0, rows.width * share, 0.0)
             paid = 4 * UNIT * (gain + rows.low.abs()) + TINY
             return torch.maximum(rows.low, rows.low + gain - paid)
         every = np.concatenate(self._kept) if self._kept else np.zeros((0, rows.delta.size))
-        return torch.maximum(rows.low, torch.as_tensor(self._medians(every)).to(rows.low).reshape(shape))
+        return torch.maximum(
+            rows.low, torch.as_tensor(self._quantiles(every, self._rule.level)).to(rows.low).reshape(shape)
+        )
 
     def shown(self, threshold: Tensor) -> Tensor:
-        """(N, S): the mean, or every median, of the row is proved to exceed the threshold (N, S)."""
+        """(N, S): the mean, or every quantile, of the row is proved to exceed the threshold (N, S)."""
         rows = self._rows
-        if self._rule is not Rule.MEAN:
+        if self._rule.level is not None:
             return self.lower() > threshold
         m = up(up(threshold - rows.low) / rows.width).nan_to_num(1.0, 1.0, 1.0)
         exceeded = exceeds(self._counts, m.flatten().cpu().numpy(), rows.delta.ravel())
         return torch.as_tensor(exceeded, device=m.device).reshape(m.shape) | (rows.low > threshold)
 
-    def _medians(self, every: Floats) -> Floats:
+    def _quantiles(self, every: Floats, level: float) -> Floats:
         """(N S,) order statistics of bounds (n, N S)."""
-        delta, found = self._rows.delta.ravel(), np.full(every.shape[1], -np.inf)
-        for value in np.unique(delta):
-            needed = ones_needed(len(every), 0.5, float(value)) if len(every) else None
+        found = np.full(every.shape[1], -np.inf)
+        negated = (self._rows.outputs < 0).any(-1).expand(self._rows.low.shape).flatten().cpu().numpy()
+        shares = np.where(negated, level, np.nextafter(1.0 - level, 1.0))
+        for delta, share in {*zip(self._rows.delta.ravel().tolist(), shares.tolist(), strict=True)}:
+            needed = ones_needed(len(every), share, delta) if len(every) else None
             if needed is not None and needed > 0:
-                columns = delta == value
+                columns = (self._rows.delta.ravel() == delta) & (shares == share)
                 place = len(every) - needed
                 found[columns] = np.partition(every[:, columns], place, axis=0)[place]
         return found
@@ -263,16 +269,18 @@ class _Run:
         return _Rows(outputs, inputs, lower, upper, low, -high, delta)
 
     def _refuse(self, over: _Rows) -> None:
-        if self._rule is Rule.MEAN:
+        if self._rule.level is None:
             bounded = torch.isfinite(over.low) & torch.isfinite(over.high)
             asked = bounded[:, : self._height][self._real] if bool(self._real.any()) else bounded[:, -self._outputs :]
             if not bool(asked.all()):
                 raise UnsupportedError(
                     "the mean of an output without a certain range cannot be bounded from draws alone, however many: "
-                    "ask --rule median, end the graph in Sigmoid, Tanh or Clip, or ask for --guarantee certain"
+                    "ask --rule median or quantile:Q, end the graph in Sigmoid, Tanh or Clip, or ask for --guarantee "
+                    "certain"
                 )
         elif bool(((self._problem.rows.outputs != 0).sum(-1) > 1)[self._real[: len(self._problem.rows.outputs)]].any()):
-            raise UnsupportedError("rule median with guarantee statistical compares one output at a time with a bound")
+            told = f"rule {self._rule} with guarantee statistical compares one output at a time with a bound"
+            raise UnsupportedError(told)
 
     def _chosen(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A point of each item (N, n), the one item of each instance (I,) and its case (N,) that are tried, and whether
@@ -282,12 +290,12 @@ class _Run:
         params = {name: values.to(problem.lower.device) for name, values in pilot.centers.items()}
         settings = self._settings
         smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
-        aim: attack.Aim = "mean" if self._rule is Rule.MEAN else "median"
+        aim: attack.Aim = "mean" if self._rule.level is None else self._rule.level
         x, values = attack.run(network, problem, params, smaller, self._bounds.transform, aim=aim)
         point, value = x[0], values[0]
         item = last_of_each(problem, torch.argsort(value, descending=True, stable=True))
         y = attack.transformed(evaluate(network, point, params), self._bounds.transform)
-        y = y.mean(0) if aim == "mean" else y.median(0).values
+        y = attack.summary(y, aim)[0]
         rows = problem.rows
         left = (y[:, None] * rows.outputs).sum(-1) - rows.inner_bound
         left = left if rows.inputs is None else left + (point[:, None] * rows.inputs).sum(-1)

@@ -10,7 +10,10 @@ every item of the instance is proved safe, v_i = 1 if a point of some item is pr
    no draw of the prefix is left out. Batches, the order of the work and a stop anywhere change what is proved, and
    nothing else. The best bound ever reached is kept.
 3. An instance that is decided is not looked at any more: its n stays what it was.
-4. Instances are bounded on the same draws: each holds with the stated confidence, all N together with 1 - N delta.
+4. Where some layers alone are drawn, probabilities take the place of s_i and v_i (`conditional`). In a long run of one
+   instance that asks for no number of layers, a pilot looks for one that will end sooner; the draws that were counted
+   stay.
+5. Instances are bounded on the same draws: each holds with the stated confidence, all N together with 1 - N delta.
 
 Time. Each batch gets a look: one pass of the engine, and an attack where that proves nothing. What stays open is left
 to branch and bound, at once where there is no time limit. Where there is one, it gets as much time as all looks
@@ -30,7 +33,8 @@ from torch import Tensor
 from bnn_vnnlib import attack
 from bnn_vnnlib.arrays import Ints
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.martingale import exceeds, lower_bounds
+from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.martingale import LEVELS, exceeds, levels_of, lower_bounds
 from bnn_vnnlib.methods.deterministic import branched
 from bnn_vnnlib.methods.safety.safety import (
     CASELESS,
@@ -43,7 +47,9 @@ from bnn_vnnlib.methods.safety.safety import (
     nothing_known,
     unsafe_items,
 )
+from bnn_vnnlib.methods.statistical.conditional import Conditional, Prospect, prospect
 from bnn_vnnlib.methods.statistical.sampling import DrawnNetworks, Sampling
+from bnn_vnnlib.network.layers import random_layers
 from bnn_vnnlib.problem.problem import feasible
 from bnn_vnnlib.problem.refute import refuted_cases
 from bnn_vnnlib.splitting.branch import Decided
@@ -51,6 +57,15 @@ from bnn_vnnlib.system.clock import Deadline
 
 _ATTEMPT = 0.05
 """Seconds of the first attempt of branch and bound on the draws of a batch that are open."""
+
+_LONG, _PATIENCE = 1000, 20
+"""Counted draws after which a pilot looks for a number of layers; the share of the time so far that it may take."""
+
+_WORTH = 0.8
+"""A number of layers is changed for an interval of less than this share of the width."""
+
+_TOGETHER = 128
+"""Draws of some layers at a time, at most: what bounds the rest has no use for more."""
 
 _SHARE = 16
 """A drawn network that stays open costs a share of the bounds: less is spent on it than on the only one."""
@@ -83,9 +98,13 @@ class _Run:
         self._counts = DrawCounts(nothing, nothing.clone(), nothing.clone())
         self._caseless = ~problem.any_item(problem.exists.any(-1).expand(len(problem)))
         self._lower, self._upper = self._caseless.double(), torch.ones_like(nothing, dtype=torch.float64)
+        self._partial = nothing.clone()  # counted draws of some layers
         self._violations = torch.zeros(len(problem), dtype=torch.int64, device=device)
         self._point = (problem.lower + problem.upper) / 2
         self._waiting: list[_Waiting] = []
+        self._levels: Ints = np.zeros((2, problem.instances, 0), np.int64)  # of draws of some layers, by side
+        self._shares = torch.zeros(2, problem.instances, dtype=torch.float64, device=device)  # their sums
+        self._partly: int | None = None  # layers of these
         self._spare = 0.0  # seconds that branch and bound may take: those of the looks less its own
 
     @property
@@ -93,25 +112,97 @@ class _Run:
         """The bounds, the counts, and of each instance a point at which a draw violates, if there is one."""
         found = nothing_known(self._problem, self._point)
         best = last_of_each(self._problem, torch.argsort(self._violations, stable=True))
+        counts = self._counts
+        if self._partly is not None:
+            safe, violating = (whole + share for whole, share in zip((counts.safe, counts.violating), self._shares,
+                                                                      strict=True))  # fmt: skip
+            counts = DrawCounts(counts.counted + self._partial, safe, violating, self._partly)
         found = replace(
-            found, lower=self._lower, upper=self._upper, point=self._point[best], draws=self._counts
+            found, lower=self._lower, upper=self._upper, point=self._point[best], draws=counts
         ).named(DRAWN)  # fmt: skip
         lower_by = found.by[0].masked_fill(self._caseless, NAMES.index(CASELESS))
         return replace(found, by=torch.stack([lower_by, found.by[1]]))
 
     def work(self) -> None:
         """Until every instance is decided, there is nothing left to do, or time is up."""
-        deadline = self._task.deadline
+        deadline, sampling, begun_at = self._task.deadline, self._networks.sampling, time.monotonic()
+        if sampling.layers is not None:
+            layers = random_layers(self._task.bounds.engine.network, self._task.posterior)
+            if sampling.layers != len(layers):
+                self._draw_layers(Conditional(self._task, sampling, sampling.layers))
+                return
+        tried = not sampling.pilot or sampling.layers is not None or self._problem.instances > 1
+        better: Conditional | None = None
         for index in self._networks.batches(self._problem.rows.outputs.shape[1]):
             if deadline.passed or not bool(self._open.any()):
                 break
+            if not tried and int(self._counts.counted[0]) >= _LONG:
+                tried = True
+                better = self._better_layers(time.monotonic() - begun_at)
+                if better is not None:
+                    break
             begun = time.monotonic()
             self._look(index)
             self._spare += time.monotonic() - begun
             while self._waiting and (deadline.at is None or self._waiting[0].cost <= self._spare):
                 self._branch(heapq.heappop(self._waiting))
+        if better is not None:
+            self._draw_layers(better)
         while self._waiting and not deadline.passed and bool(self._open.any()):
             self._branch(heapq.heappop(self._waiting))
+
+    def _draw_layers(self, source: Conditional) -> None:
+        """Draws of some layers, the rest being bounded, after those of whole networks that were counted."""
+        problem, deadline = self._problem, self._task.deadline
+        self._levels, self._partly = np.zeros((2, problem.instances, LEVELS + 1), np.int64), source.count
+        for index in source.networks.batches(problem.rows.outputs.shape[1], _TOGETHER):
+            if deadline.passed or not bool(self._open.any()):
+                break
+            open_ = self._open
+            items = open_[problem.instance].nonzero()[:, 0]
+            safe, unsafe, points = source.proved(index, items)
+            if self._task.deadline.passed:  # the prefix ends before: it may end anywhere
+                break
+            for side, share in enumerate((safe, unsafe)):
+                y = torch.where(open_, share, 0.0)
+                self._levels[side] += levels_of(y.cpu().numpy(), LEVELS) * open_.cpu().numpy()[:, None]
+                self._shares[side] += y.sum(0)
+            self._partial += len(index) * open_
+            worst = unsafe.amax(1).argmax()
+            if bool(unsafe[worst].max() > 0) and not bool(self._violations.any()):
+                self._point[items] = points[worst]
+            self._bound()
+
+    def _better_layers(self, seconds: float) -> Conditional | None:
+        """A number of layers that is expected to end sooner than whole networks, by a pilot that took little time."""
+        task, sampling, deadline = self._task, self._networks.sampling, self._task.deadline
+        counted = int(self._counts.counted[0])
+        left = sampling.draws - counted
+        safe, unsafe = (int(side[0]) / counted for side in (self._counts.safe, self._counts.violating))
+        whole = Prospect(1 - safe - unsafe, safe * (1 - safe), seconds / counted)
+        try:
+            layers = random_layers(task.bounds.engine.network, task.posterior)
+        except UnsupportedError:
+            return None
+        begun, best, chosen = time.monotonic(), _WORTH * self._expected(whole, left), None
+        for count in range(len(layers) - 1, 0, -1):
+            if deadline.passed or _PATIENCE * (time.monotonic() - begun) > seconds:
+                break
+            try:
+                source = Conditional(task, replace(sampling, draws=left), count)
+            except UnsupportedError:
+                continue
+            seen = prospect(replace(source, pilot=True), whole)
+            if (width := self._expected(seen, left)) < best:
+                best, chosen = width, source
+        return chosen
+
+    def _expected(self, seen: Prospect, left: int) -> float:
+        """The width of an interval after the draws that are left, or as many as time allows."""
+        deadline = self._task.deadline
+        if deadline.at is not None:
+            left = max(1, min(left, int((deadline.at - time.monotonic()) / max(seen.seconds, 1e-9))))
+        return seen.width(left, self._networks.sampling.side)
 
     @property
     def _open(self) -> Tensor:
@@ -193,9 +284,13 @@ class _Run:
         goal, delta = self._task.goal, self._networks.sampling.side
         counted = self._counts.counted.cpu().numpy()
         sides = []
-        for ones, threshold in ((self._counts.safe, goal.safe), (self._counts.violating, _beyond(goal.unsafe))):
+        both = ((self._counts.safe, goal.safe), (self._counts.violating, _beyond(goal.unsafe)))
+        for (ones, threshold), levels in zip(both, self._levels, strict=True):
             hits = ones.cpu().numpy()
             counts = np.stack([counted - hits, hits], 1)
+            if self._partly is not None:  # 0 and 1 are the first and the last level
+                ends, counts = counts, levels.copy()
+                counts[:, [0, -1]] += ends
             shown = lower_bounds(counts, delta)
             sides.append(np.where(exceeds(counts, threshold, delta), np.maximum(shown, threshold), shown))
         lower, violating = (torch.as_tensor(side, device=self._lower.device) for side in sides)

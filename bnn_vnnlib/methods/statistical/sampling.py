@@ -34,11 +34,15 @@ class Sampling:
     confidence : of each bound, lower and upper together
     draws : at most
     seed : of the draws that are counted
+    layers : random layers that are drawn, of every network, the rest being bounded (`conditional`); None: all
+    pilot : where no number is given, a long run may find out whether fewer than all serve better
     """
 
     confidence: float
     draws: int
     seed: int
+    layers: int | None = None
+    pilot: bool = False
 
     @property
     def side(self) -> float:
@@ -48,24 +52,25 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class DrawnNetworks:
-    """The counted draws of a posterior, on the device of the run."""
+    """Draws of a posterior, on the device of the run; those of stream 0 are counted (`Draws`)."""
 
     engine: Engine
     posterior: Posterior
     sampling: Sampling
     device: torch.device
+    stream: int = 0
 
     @cached_property
     def _draws(self) -> Draws:
-        return Draws(self.engine.network, self.posterior, self.sampling.seed)
+        return Draws(self.engine.network, self.posterior, self.sampling.seed, self.stream)
 
-    def batches(self, rows: int) -> Iterator[Ints]:
+    def batches(self, rows: int, most: int = _MOST) -> Iterator[Ints]:
         """The numbers of all draws in their order, as many at a time as memory allows for an item with so many rows.
 
         Under a time limit a batch takes `_SECONDS` or so, by what those before it took, and none is begun for which no
         time is left: what is cut off would not count.
         """
-        start, deadline, room = 0, self.engine.deadline, max(1, min(_MOST, self.engine.chunk(1, rows)))
+        start, deadline, room = 0, self.engine.deadline, max(1, min(most, self.engine.chunk(1, rows)))
         most = room if deadline.at is None else 1
         while start < self.sampling.draws and not deadline.passed:
             stop = min(start + min(max(_FIRST, start // _GROWTH), most), self.sampling.draws)

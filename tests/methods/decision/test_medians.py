@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import pickle
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 from typer.testing import CliRunner
 
 from bnn_vnnlib import verify, verify_batch
@@ -19,11 +22,12 @@ from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.gaussian.characteristic import Sums, _reach, quantiles
 from bnn_vnnlib.methods import decision
-from bnn_vnnlib.methods.decision.median import half_lower
+from bnn_vnnlib.methods.decision.median import quantile_lower
 from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
+from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.problem.weight_sets import CentredUnion
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Rule, Verdict
@@ -31,6 +35,7 @@ from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import read_property
 from support.builders import bounds_of, model, random_model, random_samples, rows
 
+HALF = torch.tensor(0.5, dtype=torch.float64)
 PLACE = "bnn_vnnlib.methods.decision.regression"
 
 
@@ -47,7 +52,7 @@ def test_samples_against_the_definition(values, seed):
         v = np.array(values, float)
         mass = np.array([(share[v <= t].sum(), share[v >= t].sum()) for t in v])
         least = v[(mass >= 0.5 - 1e-12).all(1)].min()
-        found = float(half_lower(torch.tensor(v), torch.tensor(share)))
+        found = float(quantile_lower(torch.tensor(v), torch.tensor(share), HALF))
         assert found <= least
         if np.abs(mass - 0.5).min() > 1e-9:
             assert found == least
@@ -56,13 +61,11 @@ def test_samples_against_the_definition(values, seed):
 def test_what_no_box_covers_counts_as_below():
     """Boxes of mass .3, .45 and .6 (nested) that prove 3, 2, 1: only the last says anything about the median."""
     union = CentredUnion(torch.tensor([0.3, 0.45, 0.6]).double(), torch.tensor([0.3, 0.45, 0.6]).double())
-    assert float(half_lower(torch.tensor([3.0, 2.0, 1.0]).double(), union.union_lower)) == 1.0
+    assert float(quantile_lower(torch.tensor([3.0, 2.0, 1.0]).double(), union.union_lower, HALF)) == 1.0
     # two disjoint boxes of mass .4 and .2 that prove 1 and 2: above 2 lies .2 only, and .4 may lie below both
-    share = torch.tensor([0.4, 0.2]).double()
-    assert float(half_lower(torch.tensor([1.0, 2.0]).double(), lambda member: (member * share).sum(-1))) == 1.0
-    assert (
-        float(half_lower(torch.tensor([1.0, 2.0]).double(), lambda member: 0.8 * (member * share).sum(-1))) == -np.inf
-    )
+    share, value = torch.tensor([0.4, 0.2]).double(), torch.tensor([1.0, 2.0]).double()
+    assert float(quantile_lower(value, lambda member: (member * share).sum(-1), HALF)) == 1.0
+    assert float(quantile_lower(value, lambda member: 0.8 * (member * share).sum(-1), HALF)) == -np.inf
 
 
 def one_neuron(t, m, s, mu, sig, b, sig_b):
@@ -249,6 +252,40 @@ def test_of_a_linear_network_the_median_is_the_mean():
         assert truth[1] - 1e-9 <= found.upper[0, 0] <= truth[1] + slack
 
 
+@pytest.mark.parametrize("level", [0.05, 0.3, 0.9])
+def test_quantiles_of_a_linear_network(level):
+    """f = w x + b is Gaussian with an increasing mean: its quantiles are known, and so are those of samples of it."""
+    net = model([([[1.0]], [0.5])], [([[0.0]], [0.04])], likelihood="gaussian")
+    low, high, rule = np.array([[0.0]]), np.array([[0.1]]), f"quantile:{level}"
+    asked = {"properties": [[rows([1.0], -9.0)]], "query": "decision", "rule": rule}
+    found = verify_batch(net, low, high, **asked)
+    truth = 0.5 + 0.2 * special.ndtri(level) + np.array([0.0, 0.1])
+    assert truth[0] - 0.3 <= found.lower[0, 0] <= truth[0]
+    assert truth[1] <= found.upper[0, 0] <= truth[1] + 0.3
+    noise = np.linspace(-1, 1, 21)  # each with 1/21: the quantile is a sample
+    posterior = WeightSamples({"W0": np.ones((21, 1, 1)), "b0": noise[:, None]}, np.full(21, 1 / 21))
+    sampled = replace(model([([[1.0]], [0.5])], likelihood="gaussian"), posterior=posterior)
+    found = verify_batch(sampled, low, high, **asked)
+    place = math.ceil(level * 21) - 1
+    assert found.lower[0, 0] == pytest.approx(noise[place], abs=1e-9)
+    assert found.upper[0, 0] == pytest.approx(noise[place] + 0.1, abs=1e-9)
+
+
+def test_rules_that_are_none(tmp_path):
+    for rule in ("quantile:0", "quantile:1", "quantile:nan", "quantile:", "quantile:1e", "Quantile:0.5", "quantiles"):
+        with pytest.raises(OptionError, match="unknown rule"):
+            Options(rule=rule)
+    assert Options("decision", rule="quantile:0.50").question().rule == "median"
+    assert pickle.loads(pickle.dumps(Rule("quantile:0.05"))).level == 0.05
+    net = random_model(1, [2, 3, 1], likelihood="gaussian")
+    file = tmp_path / "p.vnnlib"
+    file.write_text(TEXT.format(bound=5).replace("rule=median", "rule=quantile:0.95"))
+    result = verify(net, read_property(file))
+    assert result.rule == "quantile:0.95"
+    assert "0.95-quantiles of the outputs" in result.asked.unsat_means
+    assert record(result, {}, seed=0, timeout=None)["rule"] == "quantile:0.95"
+
+
 @given(
     st.integers(0, 10_000), st.sampled_from([[3, 2], [2, 8, 2], [3, 16, 1], [2, 5, 5, 1]]),
     st.sampled_from([0.05, 0.3, 1.0]), st.sampled_from([0.0, 0.05, 0.3]), st.booleans(),
@@ -346,9 +383,9 @@ def test_verdicts_witness_and_record(tmp_path, samples):
 
 
 def test_the_rule_of_a_comment_counts_for_the_decision_only():
-    assert Options("probabilistic").question({"rule": "median"}).rule is Rule.MEAN
-    assert Options().question({"rule": "median", "query": "decision"}).rule is Rule.MEDIAN
-    assert Options("decision", rule="mean").question({"rule": "median"}).rule is Rule.MEAN
+    assert Options("probabilistic").question({"rule": "median"}).rule == Rule.MEAN
+    assert Options().question({"rule": "median", "query": "decision"}).rule == Rule.MEDIAN
+    assert Options("decision", rule="mean").question({"rule": "median"}).rule == Rule.MEAN
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,12 @@ def bounded(case: zoo.Case, **options: Any) -> Any:
     [
         *((family, "categorical", "mean") for family in FAMILIES),
         *((family, "gaussian", "median") for family in ("gaussian", "full", "samples")),
+        ("gaussian", "gaussian", "quantile:0.2"), ("mixture", "gaussian", "quantile:0.9"),
         ("gaussian", "bernoulli", "mean"), ("kron", "bernoulli", "mean"),
     ],
 )  # fmt: skip
 def test_bounds_hold_the_truth(family: str, likelihood: str, rule: str) -> None:
-    graph = "one output" if rule == "median" else "two layers"
+    graph = "two layers" if rule == "mean" else "one output"
     case = zoo.decision(graph, family, "wide", likelihood, rule=rule)
     found = bounded(case, draws=400, seed=1)
     low, high = (
@@ -77,13 +78,31 @@ def test_expected_probabilities_of_one_number() -> None:
     assert max(ends) <= free.upper[0, 0] <= max(ends) + 0.12
 
 
-@pytest.mark.parametrize("rule", ["mean", "median"])
+@pytest.mark.parametrize("level", [0.05, 0.5, 0.9])
+def test_quantiles_of_a_line(level: float) -> None:
+    """x + N(0, 1) on [0, 1], and its negative by a row of its own: which side of the law each bound is about."""
+    net, truth = model([([[1.0]], [0.0])], [([[0.0]], [1.0])], likelihood="gaussian"), float(special.ndtri(level))
+    rule = f"quantile:{level}"
+    found = verify_batch(net, [[0.0]], [[1.0]], seed=1, draws=3000, confidence=0.999, **ASKED, rule=rule)
+    assert truth - 0.4 <= found.lower[0, 0] <= truth
+    assert truth + 1 <= found.upper[0, 0] <= truth + 1.4
+    for sign, bound, verdict in (
+        (1.0, truth - 0.5, Verdict.UNSAT), (1.0, truth + 1.5, Verdict.SAT),
+        (-1.0, -truth - 1.5, Verdict.UNSAT), (-1.0, -truth + 0.5, Verdict.SAT),
+    ):  # fmt: skip
+        below = [(np.array([[sign]]), np.array([bound]), np.array([False]))]
+        asked = verify_batch(net, [[0.0]], [[1.0]], properties=below, seed=2, draws=3000, **ASKED, rule=rule)
+        assert asked.verdicts[0] is verdict
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "quantile:0.2"])
 def test_coverage_at_a_low_confidence(rule: str) -> None:
     """60 runs: each side fails as rarely as it may."""
     if rule == "mean":
         net, truth = model([([[1.0]], [0.2])], [([[0.5]], [0.3])], likelihood="bernoulli"), logistic(1.2, np.sqrt(0.8))
     else:
-        net, truth = model([([[1.0]], [0.2])], [([[0.5]], [0.3])], likelihood="gaussian"), 1.2
+        net = model([([[1.0]], [0.2])], [([[0.5]], [0.3])], likelihood="gaussian")
+        truth = 1.2 + np.sqrt(0.8) * float(special.ndtri({"median": 0.5}.get(rule, 0.2)))
     runs, below, above = 60, 0, 0
     for seed in range(runs):
         found = verify_batch(net, [[1.0]], [[1.0]], seed=seed, draws=30, confidence=0.6, rule=rule, **ASKED)
