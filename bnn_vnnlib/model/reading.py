@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ from bnn_vnnlib.model.attributes import array_of, holders, inlined
 from bnn_vnnlib.model.files import read_proto, serialised, write_model
 from bnn_vnnlib.model.importer import import_graph, left_out_outputs
 from bnn_vnnlib.model.masks import with_masks
-from bnn_vnnlib.model.recovery import is_stochastic, recover
+from bnn_vnnlib.model.recovery import NotRecoverable, is_stochastic, recover
+from bnn_vnnlib.model.stochastic import KEPT, with_draws
 from bnn_vnnlib.model.stored import stored_posterior, without_posterior
 from bnn_vnnlib.network.families import checked_likelihood, names_of, only
-from bnn_vnnlib.network.network import DropoutMasks, Model, WeightSamples
+from bnn_vnnlib.network.network import DropoutMasks, Model, Sampler, WeightSamples
 from bnn_vnnlib.signature import Likelihood, Signature
 from bnn_vnnlib.system.environment import plain_state
 
@@ -52,19 +53,51 @@ def read_model(path: str | Path, *, likelihood: str | None = None) -> Model:
 @plain_state()
 def model_from_proto(proto: ModelProto, *, likelihood: Likelihood | None = None, path: Path | None = None) -> Model:
     """`read_model` for a model in memory (no external data)."""
-    recovered: tuple[str, ...] = ()
+    return read_prepared(prepared(proto), likelihood=likelihood, path=path)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A graph in which nothing is random: what was drawn in it are tensors.
+
+    drawn : how these are drawn, where the file itself cannot hold their posterior; None: it does, or there is none
+    """
+
+    proto: ModelProto
+    drawn: Sampler | DropoutMasks | None
+    notes: tuple[str, ...]
+
+
+def prepared(proto: ModelProto) -> Prepared:
+    """A stochastic export with its posterior recovered, or as it is; masks of dropout as tensors; else the file.
+
+    Raises
+    ------
+    UnsupportedError : what is random, and can be neither recovered nor kept
+    """
+    notes: tuple[str, ...] = ()
     if is_stochastic(proto):
-        recovery = recover(proto)
-        proto, recovered = recovery.proto, recovery.notes
+        try:
+            recovery = recover(proto)
+        except NotRecoverable as reason:
+            if reason.kind not in KEPT:
+                raise
+            return Prepared(*with_draws(proto, reason))
+        proto, notes = recovery.proto, recovery.notes
     proto, ratios, masked = with_masks(proto)
-    posterior, declared, remarks = stored_posterior(proto)
-    if ratios and posterior is not None:
-        raise UnsupportedError("dropout in training mode beside a posterior over weights is not supported")
-    proto = without_posterior(proto, posterior)  # what follows copies the graph, some parts several times
-    posterior = DropoutMasks(ratios) if ratios else posterior
-    sampled = isinstance(posterior, WeightSamples)
+    return Prepared(proto, DropoutMasks(ratios) if ratios else None, (*notes, *masked))
+
+
+def read_prepared(found: Prepared, *, likelihood: Likelihood | None = None, path: Path | None = None) -> Model:
+    """`model_from_proto` of a prepared graph."""
+    posterior, declared, remarks = stored_posterior(found.proto)
+    if found.drawn is not None and posterior is not None:
+        raise UnsupportedError("random nodes beside a posterior over weights are not supported")
+    proto = without_posterior(found.proto, posterior)  # what follows copies the graph, some parts several times
+    posterior = posterior if found.drawn is None else found.drawn
+    sampled = isinstance(posterior, WeightSamples | Sampler)
     network, notes = import_graph(proto, names_of(posterior), sampled=sampled)
-    notes = (*recovered, *masked, *remarks, *notes)
+    notes = (*found.notes, *remarks, *notes)
     complete = None
     if left_out_outputs(inlined(proto)):
         with contextlib.suppress(InputError):  # nobody asked for them yet

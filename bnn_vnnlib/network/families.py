@@ -84,7 +84,7 @@ def stated(posterior: Posterior) -> Gaussian | WeightSamples | Mixture:
     PosteriorError : dropout, or a function that draws
     """
     if isinstance(posterior, Drawable):
-        what = "dropout" if isinstance(posterior, DropoutMasks) else "a function that draws networks"
+        what = "dropout" if isinstance(posterior, DropoutMasks) else posterior.what
         raise PosteriorError(
             f"the posterior is {what}, which this does not serve; verify and verify_batch do, with guarantee "
             "statistical"
@@ -183,6 +183,10 @@ def only(posterior: Posterior, names: Collection[str]) -> Posterior | None:
     """The marginal posterior of some of its tensors; None if it has none of them."""
     if not any(name in names for name in names_of(posterior)):
         return None
+    if isinstance(posterior, Sampler):
+        return posterior.only(names)
+    if isinstance(posterior, DropoutMasks):
+        return DropoutMasks({name: ratio for name, ratio in posterior.ratios.items() if name in names})
     match posterior := stated(posterior):
         case WeightSamples(stored=samples, probabilities=weights):
             return WeightSamples({name: values for name, values in samples.items() if name in names}, weights)
@@ -276,7 +280,7 @@ def sample(
                 name: torch.rand(count, *network.tensors[name].shape, dtype=torch.float64, generator=generator) >= ratio
                 for name, ratio in ratios.items()
             }
-            return {name: mask / (1 - ratios[name]) for name, mask in kept.items()}
+            return {name: mask.double() / (1 - ratios[name]) for name, mask in kept.items()}
         case _:
             parts = noise(posterior, _normal(count, generator))
             return {name: _added(network.tensors[name], part) for name, part in parts.items()}

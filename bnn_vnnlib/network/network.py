@@ -8,7 +8,7 @@ it fits a network is the business of `families.check_posterior`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -291,10 +291,23 @@ class Sampler:
         independent and of one law, which nobody can check: no Sobol or antithetic points, no states of one Markov
         chain. All that is random comes from the generator
     names : the tensors
+    what : the posterior in words, for messages
     """
 
     draw: Callable[[int, np.random.Generator], Mapping[str, Any]]
     names: tuple[str, ...]
+    what: str = "a function that draws networks"
+
+    def only(self, names: Collection[str]) -> Sampler:
+        """The marginal law of some of its tensors."""
+        kept = tuple(name for name in self.names if name in names)
+
+        def draw(count: int, rng: np.random.Generator) -> Mapping[str, Any]:
+            """What is drawn, without the others."""
+            found = self.draw(count, rng)
+            return {name: found[name] for name in kept}
+
+        return replace(self, draw=draw, names=kept)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from bnn_vnnlib.model import Likelihood, Model, Posterior, WeightSamples, attach
 from bnn_vnnlib.model.attributes import array_of, holders, inlined, label, reads
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
-from bnn_vnnlib.model.reading import write_readable
+from bnn_vnnlib.model.reading import prepared, read_prepared, write_readable
 from bnn_vnnlib.model.recovery import is_stochastic, recover
 from bnn_vnnlib.model.recovery.graph import Flow, alone
 from bnn_vnnlib.model.stored import stored_posterior, without_posterior
@@ -70,10 +70,10 @@ def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
     chosen = checked_likelihood(likelihood)
     proto, found = read_proto(path)
     with naming(found):
-        if is_stochastic(proto):
-            proto = recover(proto).proto
-        model = model_from_proto(proto, likelihood=chosen, path=found)
-    return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
+        ready = prepared(proto)
+        model = read_prepared(ready, likelihood=chosen, path=found)
+    stored = None if ready.drawn is not None else model.posterior
+    return Parts(without_posterior(ready.proto, stored), model.posterior, model.likelihood, model)
 
 
 def read_raw_parts(path: str | Path, *, likelihood: str | None = None) -> tuple[RawParts, tuple[str, ...]]:
@@ -201,3 +201,23 @@ def write_drawn(parts: Parts, folder: str | Path, count: int | None, seed: int =
         rows.writerow([written[-1].name, repr(probability)])
     write_text(folder / INDEX, table.getvalue())
     return written
+
+
+@plain_state()
+def write_samples(model: Model, target: str | Path, count: int, seed: int = 0) -> Path:
+    """Write the network with so many draws of its posterior as weighted samples, 1 / count each.
+
+    What certain bounds then say is about these networks: of the posterior they are an estimate.
+
+    Raises
+    ------
+    PosteriorError : the model has no posterior
+    """
+    import torch
+
+    if model.posterior is None:
+        raise PosteriorError("the model carries no posterior, so there is nothing to draw from", path=model.path)
+    drawn = sample(model.network, model.posterior, count, torch.Generator().manual_seed(seed))
+    samples = WeightSamples({name: values.numpy() for name, values in drawn.items()}, np.full(count, 1 / count))
+    proto = attach(ModelProto.FromString(model.onnx_bytes), samples, likelihood=model.likelihood)
+    return write_readable(proto, target)

@@ -529,11 +529,8 @@ def refuse_unserved(
     shared, family = any(map(is_correlated, parts)), family_of(posterior)
     boxes = options.boxes == "sampled" or options.margin is not None or options.method in ("interval", "linear")
     if isinstance(posterior, Drawable):
-        what = (
-            "a function that draws networks"
-            if isinstance(posterior, Sampler)
-            else "MC dropout (Dropout in training mode)"
-        )
+        dropout = "MC dropout (Dropout in training mode)"
+        what = posterior.what if isinstance(posterior, Sampler) else dropout
         raise UnsupportedError(f"the posterior is {what}: no certain bound serves it; ask guarantee statistical",
                                path=model.path)  # fmt: skip
     refusals = {

@@ -15,7 +15,6 @@ ax.plot(z, np.maximum(z, 0), color="#b2182b", label="relu")
 for centre, colour in ((-0.6, "#92c5de"), (0.0, "#4393c3"), (0.6, "#2166ac")):
     slope = np.clip((centre + reach) / (2 * reach), 0, 1)
     intercept = max(max(centre + end, 0) - slope * end for end in (-reach, reach))
-    assert (intercept + slope * v >= np.maximum(centre + v, 0) - 1e-12).all()
     ax.plot(centre + v, intercept + slope * v, color=colour, label=f"ζ = {centre:g}: slope a = {slope:g}")
     ax.plot([centre], [intercept], "o", color=colour, markersize=4)
 ax.set(xlabel="input of the neuron, ζ + v with |v| ≤ R = 1", ylabel="output", xlim=(-2.2, 2.2))

@@ -100,7 +100,7 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
         raise PosteriorError(f"{message}: one of the two would be lost; rename or remove those tensors")
     copy = ModelProto()
     copy.CopyFrom(inlined(proto))
-    proto, notes = copy, _without_random_outputs(copy)  # changed in place below
+    proto, notes = copy, without_random_outputs(copy)  # changed in place below
     flow = Flow(proto)
     if frozen_noise:
         notes += _released(proto, frozen(flow))
@@ -124,7 +124,7 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
     return Recovery(attached, deviations, (first, *notes))
 
 
-def _without_random_outputs(proto: ModelProto) -> list[str]:
+def without_random_outputs(proto: ModelProto) -> list[str]:
     """Drop, in place, outputs that are drawn without looking at the input (a divergence of sampled weights, say)."""
     flow = Flow(proto)
     kept = [info for info in proto.graph.output if info.name not in flow.drawn]
@@ -159,7 +159,7 @@ def _drawn(proto: ModelProto, flow: Flow) -> dict[str, Floats]:
     own_type = Draws(flow, names, double=False).at_zero
     variances, start = {}, 0
     for name, mean, like in zip(names, draws.at_zero, own_type, strict=True):
-        _make_initializer(proto, name, np.asarray(mean).astype(like.dtype))
+        make_initializer(proto, name, np.asarray(mean).astype(like.dtype))
         slope = found.slope[start : start + mean.size].reshape(mean.shape)
         start += mean.size
         if like.dtype.kind == "f":
@@ -181,7 +181,7 @@ def _roots(flow: Flow, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(roots))
 
 
-def _make_initializer(proto: ModelProto, name: str, values: np.ndarray) -> None:
+def make_initializer(proto: ModelProto, name: str, values: np.ndarray) -> None:
     """Replace the node that computes a value by the value."""
     for node in proto.graph.node:
         if name in node.output:
@@ -204,7 +204,7 @@ def _without_local(proto: ModelProto, layers: Sequence[LocalNoise], notes: list[
     for layer in layers:
         if layer.weight not in holders(proto):
             value = Draws(flow, [layer.weight], double=False).at_zero[0]
-            _make_initializer(proto, layer.weight, value)
+            make_initializer(proto, layer.weight, value)
         variances[layer.weight] = layer.variance
         _without_noise(proto, layer, variances)
         if layer.stabiliser:
