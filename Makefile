@@ -112,7 +112,7 @@ docs: $(VENV)-docs/.installed
 # mike writes into the local branch gh-pages and pushes nothing.
 docs-version: $(VENV)-docs/.installed
 	version=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' bnn_vnnlib/__init__.py) && PATH="$(abspath $(VENV)-docs)/bin:$$PATH" \
-		NO_MKDOCS_2_WARNING=1 DOCS_VERSIONS=mike mike deploy --update-aliases "$$version" latest
+		NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases "$$version" latest
 	$(VENV)-docs/bin/mike set-default latest
 
 gallery: $(STAMP)
