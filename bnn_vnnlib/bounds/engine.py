@@ -20,7 +20,22 @@ from bnn_vnnlib.bounds.linear import Rules
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Activation, Conv, Gap, Input, Linear, Max, Product, Scale, Sum
+from bnn_vnnlib.network.nodes import (
+    Activation,
+    Broadcast,
+    Constant,
+    Conv,
+    Gap,
+    Input,
+    Linear,
+    Max,
+    Product,
+    Reshape,
+    Scale,
+    Select,
+    Sum,
+    Transpose,
+)
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
@@ -96,8 +111,10 @@ class Engine:
         return _joined(parts)
 
     def ranges(self, weights: WeightBoxes, box: Interval) -> Ranges:
-        """Enclosures of every node, forwards; with the linear method the activations' inputs are tightened."""
+        """Enclosures of every node, forwards; with the linear method those of what activations, gaps, products
+        and maxima read are tightened."""
         ranges = Ranges()
+        later = _read_later(self.network) if self.method == "linear" else {}
         for position, node in enumerate(self.network.nodes):
             if isinstance(node, Input):
                 ranges.values[position] = interval.inputs(node, box)
@@ -108,7 +125,8 @@ class Engine:
                     ranges.values[source] = self._tightened(weights, ranges, box, position, source)
             if isinstance(node, Activation):
                 (source,) = node.inputs
-                if self.method == "linear" and not isinstance(self.network.nodes[source], Input):
+                known = isinstance(self.network.nodes[source], Input) or source in later
+                if self.method == "linear" and not known:
                     ranges.values[source] = self._tightened(weights, ranges, box, position, source)
                 z = ranges.values[source]
                 if self.method == "linear":
@@ -116,17 +134,21 @@ class Engine:
             arguments = (ranges.values[source] for source in node.inputs)
             result = interval.RULES[type(node)](node, weights, *arguments)
             ranges.values[position], ranges.magnitudes[position] = result
+            if position in later:
+                ranges.values[position] = self._tightened(weights, ranges, box, later[position], position)
         return ranges
 
     def _tightened(self, weights: WeightBoxes, ranges: Ranges, box: Interval, reader: int, position: int) -> Interval:
-        """Linear bounds of an input of an activation or gap, which is the node at `reader`, met with its interval.
+        """Linear bounds of what the node at `reader` reads (an activation, gap, product or maximum), met with its
+        interval.
 
-        A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: of Relu and
-        LeakyRelu those with both signs, and rivals behind a maximum; and none where a single map leads from the input
-        here, because the interval of one map loses no more than the product of both radii: there a dense layer is
-        bounded by intervals, too, if its inputs are many, since lines would store outputs x inputs for every item.
+        A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: to Relu and
+        LeakyRelu those with both signs, and rivals behind a maximum; to a maximum its rivals. None are where a single
+        map leads from the input here, because the interval of one map loses no more than the product of both radii:
+        there a dense layer is bounded by intervals, too, if its inputs are many, since lines would store outputs x
+        inputs for every item.
         """
-        activation = self.network.nodes[reader]
+        reading = self.network.nodes[reader]
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
         if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
@@ -141,9 +163,12 @@ class Engine:
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
         matters = torch.ones_like(sides[0], dtype=torch.bool)
-        if isinstance(activation, Activation) and activation.kind in KINKED:
+        if isinstance(reading, Max):
+            rival = backward.rivals(self.network, weights, position, known)
+            matters = matters if rival is None else matters & _flat(rival)
+        elif isinstance(reading, Activation) and reading.kind in KINKED:
             matters = (sides[0] < 0) & (sides[1] > 0)
-            behind = interval.activation(activation, weights, known)[0]
+            behind = interval.activation(reading, weights, known)[0]
             rival = backward.rivals(self.network, weights, reader, behind)
             if rival is not None:
                 matters = matters | (_flat(rival) & (sides[1] > 0))
@@ -220,6 +245,27 @@ class Engine:
     def _widest(self) -> int:
         """Elements of the largest node."""
         return max(self._sizes)
+
+
+def _read_later(network: Network) -> dict[int, int]:
+    """The nodes whose elements a product multiplies or a maximum compares, with such a reader each.
+
+    Between the two are only nodes that move or repeat elements. Inputs, constants and activations are left out, where
+    nothing is to be gained, and what an activation reads as well before it is compared.
+    """
+    found: dict[int, int] = {}
+    read = {node.inputs[0] for node in network.nodes if isinstance(node, Activation)}
+    for position, node in enumerate(network.nodes):
+        for source in node.inputs if isinstance(node, Product | Max) else ():
+            while isinstance(moved := network.nodes[source], Reshape | Transpose | Broadcast | Select):
+                (source,) = moved.inputs
+            if isinstance(moved, Input | Activation | Constant):
+                continue
+            if isinstance(node, Product):
+                found[source] = position
+            elif source not in read:
+                found.setdefault(source, position)
+    return found
 
 
 def _flat(z: Tensor) -> Tensor:
