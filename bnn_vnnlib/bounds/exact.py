@@ -89,10 +89,11 @@ def _ranges(
 
 
 def least(rows: Tensor, z: Interval) -> Tensor:
-    """Lower bounds (K, M, R) on rows (M or 1, R, d) times z, of z in boxes (K or 1, M or 1, d)."""
+    """Lower bounds (K, M, R) on rows (M or 1, R, d) times z in boxes (K or 1, M or 1, d), -inf where one overflows."""
     ends = torch.where(rows > 0, exponent(z.lower)[:, :, None], exponent(z.upper)[:, :, None])
     grain = torch.where(rows != 0, ends, ANY).amin(-1) + finest(rows[None], 3)
-    return _least(lambda weight, x: (weight @ x[..., None])[..., 0], rows[None], z, grain, rows.shape[-1])
+    found = _least(lambda weight, x: (weight @ x[..., None])[..., 0], rows[None], z, grain, rows.shape[-1])
+    return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
 
 def add_down(x: Tensor, y: Tensor) -> Tensor:

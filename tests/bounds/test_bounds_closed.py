@@ -57,6 +57,13 @@ def test_in_exact_arithmetic(question: tuple[Any, ...], seed: int) -> None:
             assert low == -np.inf or Fraction(low) <= row @ y
 
 
+def test_a_row_that_overflows_is_unknown() -> None:
+    """The product is finite in truth, but no float64 number."""
+    rows = tensor([[1e16, 0.0], [-1e16, 0.0], [1e16, 1e16], [0.0, 1.0]])[None]
+    z = Interval(*(tensor([[[1e300, -1e300]]]),) * 2)
+    assert closed.least(rows, z)[0, 0].tolist() == [-np.inf, -np.inf, -np.inf, -1e300]
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_of_every_kind_of_node(name: str, share: float) -> None:

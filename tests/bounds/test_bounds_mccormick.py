@@ -19,7 +19,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Linear, Shift
-from support.networks import dense_network, random_boxes, random_inputs, random_rows
+from support.networks import Builder, dense_network, point_weights, random_boxes, random_inputs, random_rows
 
 
 def product_planes(
@@ -126,3 +126,26 @@ def test_the_reference_is_right(depth: int) -> None:
                     assert values.min().item() >= other - 1e-9
                     if exactly:
                         assert form.minimum(box)[0, 0, row].item() == pytest.approx(other, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["product", "maximum"])
+def test_what_products_and_maxima_read_is_bounded_by_linear_forms(kind: str) -> None:
+    """Two maps that nearly cancel: intervals from map to map are many times as wide as what the elements attain."""
+    build = Builder(seed=3)
+    turn, x = np.linalg.qr(build.rng.normal(size=(12, 12)))[0], build.input(12)
+    back = np.concatenate([turn.T + 0.01 * build.rng.normal(size=turn.shape) for _ in range(2)])
+    both = build.linear(build.linear(x, turn), back)
+    if kind == "product":
+        x, y = (build.select(both, np.arange(12) + start) for start in (0, 12))
+        network = build.network(build.product(build.broadcast(x, 2, 12), build.broadcast(y, 2, 12)))
+    else:
+        network = build.network(build.maximum(build.reshape(both, 12, 2)))
+    center = torch.as_tensor(build.rng.normal(size=12))
+    lower, upper = center - 0.2, center + 0.2
+    unit = torch.eye(network.signature.output_size, dtype=torch.float64)
+    rows = torch.cat([unit, -unit])[None]
+    found = Engine(network).rows(point_weights(network), lower[None], upper[None], rows).lower[0, 0]
+    points = lower + torch.as_tensor(build.rng.random((4000, 12))) * (upper - lower)
+    attained = (evaluate(network, points[None])[0] @ rows[0].T).amin(0)
+    assert (found <= attained).all()
+    assert (attained - found).max() < 0.1
