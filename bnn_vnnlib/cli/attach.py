@@ -21,15 +21,15 @@ def attach(
     target: Annotated[Path, typer.Argument(help="The ONNX model to write (.onnx or .onnx.gz).")],
     likelihood: Likelihood = None,
     require_all: Annotated[
-        bool, typer.Option("--require-all", help="Refuse an archive that says nothing about some tensor of the model.")
+        bool, typer.Option("--require-all", help="Refuse an archive that leaves out a tensor of the model.")
     ] = False,
-    embed: Annotated[bool, typer.Option("--embed", help="Keep the posterior in the metadata too.")] = False,
+    embed: Annotated[bool, typer.Option("--embed", help="Also keep the posterior in the metadata.")] = False,
     debug: Debug = False,
 ) -> None:
     """Write a posterior into an ONNX model.
 
-    The archive holds, per weight W of the model, W_variance or W_std, or else W_samples of shape (S, shape of W), with
-    posterior_probabilities (S) unless all are equal.
+    The archive holds, for each weight W of the model, W_variance or W_std, or else W_samples of shape (S, shape of W),
+    with posterior_probabilities (S) unless all are equal.
     """
     console = stderr_console()
     with guard(console, debug):

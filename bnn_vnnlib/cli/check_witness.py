@@ -29,7 +29,7 @@ def check_witness(
     debug: Debug = False,
     **options: Any,
 ) -> None:
-    """Check the witness of a sat, with the files alone.
+    """Check the witness of a sat from the files alone.
 
     Standard output holds one line: valid, valid within tolerance, valid with confidence (under --guarantee
     statistical), no witness, unconfirmed (the bounds computed again are not tight enough), or invalid. Exit code: 3 for

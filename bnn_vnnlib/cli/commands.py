@@ -149,7 +149,7 @@ EXAMPLES = {
 
 _QUIET = inspect.Parameter(
     "quiet", inspect.Parameter.KEYWORD_ONLY, default=False,
-    annotation=Annotated[bool, typer.Option("--quiet", help="Say nothing on standard error but errors.")],
+    annotation=Annotated[bool, typer.Option("--quiet", help="Print nothing but errors on standard error.")],
 )  # fmt: skip
 
 

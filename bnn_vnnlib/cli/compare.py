@@ -42,10 +42,15 @@ def compare(
     ] = None,
     network: Annotated[
         list[str] | None,
-        typer.Option(help="Of a BNN: mean, sampled or merged network; several times.", show_default="mean"),
+        typer.Option(
+            help="Which plain network of a BNN other tools get: mean, sampled or merged; may be given several times.",
+            show_default="mean",
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many networks are drawn (sampled, merged).")] = 10,
-    query: Annotated[list[str] | None, typer.Option(help="Ours on the BNN itself: probabilistic, decision.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many networks to draw (sampled, merged).")] = 10,
+    query: Annotated[
+        list[str] | None, typer.Option(help="Also our own bounds on the BNN itself: probabilistic, decision.")
+    ] = None,
     timeout: OwnLimit = None,
     only: Only = None,
     rerun: Rerun = "never",
@@ -55,11 +60,11 @@ def compare(
     seed: Seed = 0,
     recipes: Annotated[
         bool,
-        typer.Option("--recipes", is_eager=True, callback=_recipes, help="List the built-in recipes, run nothing."),
+        typer.Option("--recipes", is_eager=True, callback=_recipes, help="List the built-in recipes, and run nothing."),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Run other verifiers and ours on the same instances, and compare.
+    """Run other verifiers and ours on the same instances, and compare the answers.
 
     OUT gets a run for each tool, comparison.csv (every verdict), agreement.csv, contradictions.csv and solved.csv.
     Every sat is checked by replaying its witness in onnxruntime. Exit code: 0, or 1 if every answer is an error.

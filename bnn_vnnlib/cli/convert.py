@@ -25,7 +25,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="The ONNX model, or the benchmark folder, to write.")],
     likelihood: Annotated[
         Literal["categorical", "bernoulli", "gaussian", "gaussian_heteroscedastic"],
-        typer.Option(help="How the outputs are to be read."),
+        typer.Option(help="What an output stands for."),
     ],
     sd: Annotated[float | None, typer.Option(help="Standard deviation of every weight and bias.")] = None,
     relative_sd: Annotated[float | None, typer.Option(help="The same as a share of |weight|.")] = None,
@@ -45,7 +45,7 @@ def convert(
         list[Path] | None, typer.Option(help="Another network of the same architecture: an ensemble.")
     ] = None,
     skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out instances whose files are not there.")
+        bool, typer.Option("--skip-missing", help="Leave out instances whose files are missing.")
     ] = False,
     seed: Seed = 0,
     debug: Debug = False,

@@ -25,9 +25,9 @@ def estimate(
     json_file: Annotated[Path | None, typer.Option("--json", help="JSON file to write.", show_default=False)] = None,
     debug: Debug = False,
 ) -> None:
-    """Estimate how a posterior does on a property: drawn networks are attacked, and so is their mean.
+    """Estimate how a posterior does on a property, by attacks on drawn networks and on their mean.
 
-    Nothing is proved: a share of broken networks is no bound on P_safe. `verify` gives bounds.
+    This proves nothing: a share of broken networks is not a bound on P_safe. `verify` gives bounds.
     """
     console = stderr_console()
     with guard(console, debug):

@@ -25,7 +25,7 @@ def inspect(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a model holds: network, posterior, whose it seems to be, what is missing, or why it is refused."""
+    """Show what a model holds, where it seems to come from, what is missing, or why it is refused."""
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import origin_lines, show_model, show_notes

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ModelFile = Annotated[Path, typer.Argument(help="The ONNX model.")]
 InputsFile = Annotated[
-    Path, typer.Argument(help="x (N, n), if wanted label or y, scale, valid_lower, valid_upper; .npz or .parquet.")
+    Path, typer.Argument(help="x (N, n), and optionally label or y, scale, valid_lower, valid_upper; .npz or .parquet.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder for all results; an interrupted job resumes from it.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="cores / threads")]
@@ -35,7 +35,7 @@ Chunk = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Rows at a time, at most, and lost at most by each process that is killed; the first chunks are smaller.",
+        help="The most rows at a time, and the most that a killed process loses; the first chunks are smaller.",
         show_default="a quarter of the rows of a worker, as memory allows",
     ),
 ]
@@ -43,7 +43,7 @@ Clip = Annotated[
     tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Valid range of every input, if not in the file.")
 ]
 Own = Annotated[
-    bool, typer.Option("--predicted", help="What the mean network says counts, though the file has labels or y.")
+    bool, typer.Option("--predicted", help="Use the mean network's predictions, although the file has labels or y.")
 ]
 Delta = Annotated[
     list[float] | None,

@@ -23,13 +23,15 @@ def merge(
         typer.Option(help="One chain of wide layers, or a copy of the graph for every sample."),
     ] = "auto",
     likelihood: Likelihood = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="How many networks of a Gaussian posterior.")] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, help="How many networks to draw from a Gaussian posterior.")
+    ] = None,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
     """Write the average of all weight samples as ONE plain network.
 
-    A deterministic verifier that works on it answers the decision query.
+    A deterministic verifier that is given this network answers the decision query.
     """
     console = stderr_console()
     with guard(console, debug):

@@ -55,7 +55,7 @@ Seed = Annotated[int, typer.Option(min=0, help=OPTIONS["seed"].help)]
 Mixed = Annotated[
     bool,
     typer.Option(
-        "--mixed", help="Options that do not apply to this instance are left out with a note: for runs over many."
+        "--mixed", help="Ignore options that do not apply to this instance, with a note; for runs over many instances."
     ),
 ]
 Shrink = Annotated[
@@ -74,14 +74,19 @@ Serialise = Annotated[
 OwnLimit = Annotated[float | None, typer.Option(help="Seconds, in place of every instance's own limit.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Only where CATEGORY/ONNX/VNNLIB contains this; * and ?."),
+    typer.Option(metavar="PATTERN", help="Only instances whose CATEGORY/ONNX/VNNLIB contains this pattern (* and ?)."),
 ]
 Rerun = Annotated[
     Literal["never", "failed", "unknown", "all"],
     typer.Option(help="Finished instances to run again: errors; these, unknown and timeout; or all."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Instances at a time.", show_default="cores / threads")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each.", show_default="OMP_NUM_THREADS, else 1")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of each instance.", show_default="OMP_NUM_THREADS, else 1")
+]
 Scheduler = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler to run on; 'local': a cluster of its own.")
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Address of a Dask scheduler to run on; 'local' starts a cluster on this machine."
+    ),
 ]

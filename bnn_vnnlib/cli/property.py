@@ -52,12 +52,14 @@ def property(
     network: Annotated[
         Path | None,
         typer.Option(
-            help="The ONNX model: shapes are checked, and a label or y that is not given is the mean network's own.",
+            help="The ONNX model: shapes are checked, and the mean network's own label or y is the default.",
             rich_help_panel=_FILES,
         ),
     ] = None,
-    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Of VNN-LIB.", rich_help_panel=_FILES)] = "1.0",
-    limit: Annotated[float, typer.Option(help="Seconds for each in instances.csv.", rich_help_panel=_FILES)] = 60.0,
+    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Version of VNN-LIB.", rich_help_panel=_FILES)] = "1.0",
+    limit: Annotated[
+        float, typer.Option(help="Time limit of each instance in instances.csv, in seconds.", rich_help_panel=_FILES)
+    ] = 60.0,
     center: Annotated[
         Path | None,
         typer.Option(
@@ -66,15 +68,15 @@ def property(
             rich_help_panel=_INPUTS,
         ),
     ] = None,
-    row: Annotated[int | None, typer.Option(min=0, help="This row of it alone.", rich_help_panel=_INPUTS)] = None,
+    row: Annotated[int | None, typer.Option(min=0, help="Only this row of it.", rich_help_panel=_INPUTS)] = None,
     radius: Annotated[
         str | None, _numbers("How far each input may differ, in the units of the data; one, or n.")
     ] = None,
-    lower: Annotated[str | None, _numbers("In place of --center and --radius: the least inputs.")] = None,
-    upper: Annotated[str | None, _numbers("And the largest.")] = None,
+    lower: Annotated[str | None, _numbers("In place of --center and --radius: the smallest inputs.")] = None,
+    upper: Annotated[str | None, _numbers("The largest inputs.")] = None,
     clip: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Range of values that occur.", rich_help_panel=_INPUTS),
+        typer.Option(metavar="LOW HIGH", help="Range of values that an input may have.", rich_help_panel=_INPUTS),
     ] = None,
     mean: Annotated[str | None, _numbers("The network takes (x - MEAN) / STD.")] = None,
     std: Annotated[str | None, _numbers("See --mean.")] = None,
@@ -108,23 +110,25 @@ def property(
     ] = None,
     output: Annotated[
         int | None,
-        typer.Option(min=0, show_default="0 of monotone, else all", help="This output alone.", rich_help_panel=_PAIRS),
+        typer.Option(min=0, show_default="0 of monotone, else all", help="Only this output.", rich_help_panel=_PAIRS),
     ] = None,
     decreasing: Annotated[
-        bool, typer.Option("--decreasing", help="monotone: it never rises.", rich_help_panel=_PAIRS)
+        bool, typer.Option("--decreasing", help="monotone: the output never rises.", rich_help_panel=_PAIRS)
     ] = False,
     sensitive: Annotated[
-        list[int] | None, typer.Option(min=0, help="fair: an input that may differ anyhow.", rich_help_panel=_PAIRS)
+        list[int] | None, typer.Option(min=0, help="fair: an input that may differ in any way.", rich_help_panel=_PAIRS)
     ] = None,
     eps: Annotated[str | None, _numbers("fair, global: how far all other inputs may differ.", _PAIRS)] = None,
     second: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="equivalent: the other network.", rich_help_panel=_PAIRS)
     ] = None,
-    costs: Annotated[str | None, _numbers("least_cost: K_i, of deciding class i where it is wrong.", _CLASSES)] = None,
+    costs: Annotated[
+        str | None, _numbers("least_cost: K_i, the cost of deciding class i where it is wrong.", _CLASSES)
+    ] = None,
     debug: Debug = False,
     **options: Any,
 ) -> None:
-    """Write what the outputs must do as VNN-LIB, negation done, with its meaning in words."""
+    """Write a requirement on the outputs as VNN-LIB, negated as the format wants it, with its meaning in words."""
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.question.options import Options

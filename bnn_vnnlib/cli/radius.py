@@ -30,17 +30,15 @@ def radius(
             help="Both TAU_SAFE and TAU_UNSAFE. Robust: P_safe >= this; unrobust: P_safe < this.", show_default="0.7"
         ),
     ] = None,
-    largest: Annotated[float, typer.Option(help="No radius beyond this is tried.")] = 1.0,
-    tolerance: Annotated[float, typer.Option(help="Radii are found up to this.")] = 1e-3,
-    first: Annotated[
-        float | None, typer.Option(help="The first radius that is tried.", show_default="LARGEST / 32")
-    ] = None,
+    largest: Annotated[float, typer.Option(help="The largest radius to try.")] = 1.0,
+    tolerance: Annotated[float, typer.Option(help="How precisely radii are found.")] = 1e-3,
+    first: Annotated[float | None, typer.Option(help="The first radius to try.", show_default="LARGEST / 32")] = None,
     delta: long_jobs.Delta = None,
     predicted: long_jobs.Own = False,
     clip: long_jobs.Clip = None,
     chunk: Annotated[
         int | None,
-        typer.Option(min=1, help="Inputs that are searched together.", show_default="inputs / workers, at most 256"),
+        typer.Option(min=1, help="Inputs to search together.", show_default="inputs / workers, at most 256"),
     ] = None,
     workers: long_jobs.Workers = None,
     threads: long_jobs.Threads = None,

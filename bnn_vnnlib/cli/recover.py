@@ -16,7 +16,7 @@ def recover(
     target: Annotated[Path, typer.Argument(help="The ONNX model to write (.onnx or .onnx.gz).")],
     likelihood: Likelihood = None,
     frozen_noise: Annotated[
-        bool, typer.Option("--frozen-noise", help="Take the noise that BLiTZ stores in the file for standard normal.")
+        bool, typer.Option("--frozen-noise", help="Treat the noise that BLiTZ stores in the file as standard normal.")
     ] = False,
     samples: Annotated[
         int | None,
@@ -28,9 +28,9 @@ def recover(
 ) -> None:  # fmt: skip
     """Recover the posterior from a plain stochastic export.
 
-    TARGET is the network of the posterior means, with the posterior attached. Where there is none to be had, the
-    message names what the export is and what to do. With --samples, TARGET has that many networks drawn from the export
-    as its posterior, whatever it draws (MC dropout, too), for other tools and for certain bounds on these samples.
+    TARGET is the network of the posterior means, with the posterior attached. If there is none to recover, the message
+    says what the export is and what to do. With --samples, TARGET gets that many networks drawn from the export as its
+    posterior, whatever it draws (MC dropout, too), for other tools and for certain bounds on these samples.
     """
     console = stderr_console()
     with guard(console, debug):

@@ -21,13 +21,13 @@ def report(
         Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default="DIR/report.html")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Another such folder, to be put beside this one.")
+        Path | None, typer.Option(metavar="DIR", help="Another such folder, shown beside this one.")
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(metavar="HxW", help="Inputs are images: 8x8, 3x32x32.", show_default="as the model says"),
     ] = None,
-    pictures: Annotated[int, typer.Option(min=0, help="Instances that get pictures at most.")] = 200,
+    pictures: Annotated[int, typer.Option(min=0, help="The most instances that get pictures.")] = 200,
     single_file: Annotated[
         bool,
         typer.Option(

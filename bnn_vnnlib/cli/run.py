@@ -47,7 +47,7 @@ def run(
     workers: Workers = None,
     threads: Threads = None,
     memory: Annotated[
-        float | None, typer.Option(help="GiB of data that an instance may allocate; its work is cut to fit.")
+        float | None, typer.Option(help="GiB of data that an instance may allocate; work is done in portions that fit.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="A new process for every instance.")] = False,
     scheduler: Scheduler = None,
@@ -56,10 +56,10 @@ def run(
 ) -> None:
     """Decide all instances of VNN-COMP benchmarks.
 
-    OUT gets the competition's results.csv, a table with all bounds (table.csv, and table.parquet if pyarrow is there),
-    and under instances/ a results file and a JSON record of each instance; with --certificates also its certificate.
-    An instance that crashes or runs out of memory is an error; the run continues. Exit code: 0, or 1 if every instance
-    ended in an error.
+    OUT gets the competition's results.csv and a table with all bounds (table.csv, and table.parquet if pyarrow is
+    installed), and under instances/ a results file and a JSON record of each instance; with --certificates also its
+    certificate. An instance that crashes or runs out of memory is an error; the run continues. Exit code: 0, or 1 if
+    every instance ended in an error.
     """
     console = stderr_console()
     with guard(console, debug):
@@ -142,7 +142,7 @@ def _summary(prepared: Run, console: Console) -> None:
     console.print(table)
     if (undecided := causes(entries)) is not None:
         say(console, undecided)
-    say(console, f"written to {prepared.records.path}")
+    say(console, f"written to {prepared.records.path}", f"next: bnn-vnnlib report {prepared.records.path}")
     errors = [entry.reason for entry in entries if entry.verdict is Verdict.ERROR]
     if errors:
         head = "every instance ended in an error" if len(errors) == len(entries) else f"{len(errors)} errors"

@@ -20,7 +20,7 @@ def sample(
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Write plain networks of the posterior, and networks.csv with the probability of each."""
+    """Write plain networks drawn from the posterior, and networks.csv with the probability of each."""
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.display import show_notes

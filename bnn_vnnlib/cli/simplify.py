@@ -23,7 +23,7 @@ def simplify(
     likelihood: Likelihood = None,
     debug: Debug = False,
 ) -> None:
-    """Clean a graph up with another tool and keep the posterior with its weights, whatever they are called then.
+    """Clean a graph up with another tool, and keep the posterior with its weights even if the tool renames them.
 
     A tool on its own would drop the posterior, or leave it behind when it changes the weights.
     """

@@ -36,7 +36,7 @@ def supports(
     serialise_assignments: Annotated[bool, typer.Option("--serialise-assignments", help="true or false.")] = False,
     unsat_proofs: Annotated[bool, typer.Option("--unsat-proofs", help="true or false.")] = False,
 ) -> None:
-    """Answer ONE question about what this version can do, as VNN-LIB 2.x has it."""
+    """Answer ONE question of VNN-LIB 2.x about what this version can do."""
     asked = [name.replace("_", "-") for name, given in locals().items() if given]
     with guard(stderr_console(), debug=False):
         from bnn_vnnlib.cli.capabilities import CAPABILITIES

@@ -31,7 +31,7 @@ def sweep(
         list[Path],
         typer.Argument(
             metavar="MODEL TABLE ...",
-            help="An ONNX model and a table of boxes (.npz or .parquet), as often as you like. A folder stands for the "
+            help="An ONNX model and a table of boxes (.npz or .parquet); any number of pairs. A folder stands for the "
             "models that the table names.",
         ),
     ],
@@ -44,7 +44,7 @@ def sweep(
     debug: Debug = False,
     **options: Any,
 ) -> None:
-    """Bound every box of one or several tables, millions of them, on one or many networks.
+    """Bound every box of one or several tables, up to millions of them, on one or many networks.
 
     OUT gets bounds.parquet, a row for each row of the tables, and summary.csv: safe, unsafe and undecided by network
     and label. Needs the extra `parquet`.

@@ -30,7 +30,7 @@ def uncertainty(
     out: long_jobs.Out,
     radius: Annotated[list[float], typer.Option("--radius", "-r", help="May be given several times, increasing.")],
     tau: Annotated[
-        float | None, typer.Option(help="Certified uncertain: no class above this.", show_default="0.4")
+        float | None, typer.Option(help="An input counts as uncertain if no class exceeds this.", show_default="0.4")
     ] = None,
     epistemic: Annotated[
         float | None,

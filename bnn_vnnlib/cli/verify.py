@@ -32,7 +32,7 @@ def verify(
     ],
     network: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]MODEL", help="The ONNX model; of a property about two networks once for each."),
+        typer.Option(metavar="[NAME=]MODEL", help="The ONNX model; for a property about two networks, once for each."),
     ] = None,
     results_file: Annotated[Path | None, typer.Option(help="VNN-COMP results file to write.")] = None,
     json_file: Annotated[
@@ -51,7 +51,7 @@ def verify(
     """Decide one property of one model.
 
     Standard output holds the verdict word and, for sat, the witness; everything else goes to standard error.
-    Exit code: 0 any verdict, 2 refused input, 1 a fault of this program.
+    Exit code: 0 for any verdict, 2 for refused input, 1 for a fault of this program.
     """
     started = context.obj if isinstance(context.obj, float) else time.monotonic()
     console = stderr_console()

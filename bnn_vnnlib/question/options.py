@@ -143,7 +143,7 @@ class Options:
     coupling: Annotated[
         Coupling | None,
         _Option(
-            "How the draws of two networks of a property belong together: independent; one draw shared by both; or "
+            "How two networks of a property are drawn: independently; one draw for both; or "
             "common noise, the same standard normal numbers for Gaussian weights of the same name.",
             words=get_args(Coupling),
             unset="independent, and one draw for a network that is equal-to the other",
@@ -196,7 +196,7 @@ class Options:
     guarantee: Annotated[
         Guarantee,
         _Option(
-            "What holds of the bounds: they are certain, or each holds with the stated confidence over drawn networks.",
+            "Whether the bounds are certain, or each holds with the stated confidence over drawn networks.",
             words=get_args(Guarantee), queries=(Query.PROBABILISTIC, Query.DECISION),
             about="bounds from drawn networks are about random weights",
         ),
@@ -208,7 +208,7 @@ class Options:
     ] = None  # fmt: skip
     draws: Annotated[
         int | None,
-        _of_draws("With guarantee statistical: networks that are drawn, at most.", "a positive whole number",
+        _of_draws("With guarantee statistical: the most networks to draw.", "a positive whole number",
                   f"{DRAWS:,}, or as many as a time limit allows"),
     ] = None  # fmt: skip
     drawn_layers: Annotated[
@@ -231,7 +231,8 @@ class Options:
     ] = 2
     device: Annotated[str | None, _Option("Where to compute: cpu, cuda, cuda:1, ...", unset="cpu")] = None
     search: Annotated[
-        Search, _Option("Floating type of searches; what they find is confirmed in float64.", words=get_args(Search))
+        Search,
+        _Option("Floating-point type of searches; what they find is confirmed in float64.", words=get_args(Search)),
     ] = "float64"
     outputs: Annotated[
         Outputs,

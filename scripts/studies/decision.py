@@ -97,12 +97,10 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
         counts, _ = np.histogram((columns["upper"] - columns["lower"])[kept], GAPS)
         middle = (GAPS[:-1] + GAPS[1:]) / 2
         hist.bar(middle + shift * GAPS[1], 100 * counts / kept.sum(), width * GAPS[1], color=SERIES[k])
-    bars.set_xticks(range(len(ADVISORIES)), [f"phi_{label}" for label in range(len(ADVISORIES))])
-    bars.set(xlabel="property", ylabel="mean lower bound on D", ylim=(0, 1))
+    bars.set_xticks(range(len(ADVISORIES)), [word.replace(" ", "\n") for word in ADVISORIES], fontsize=7)
+    bars.set(xlabel="advisory that must be given", ylabel="mean lower bound on the probability", ylim=(0, 1))
     most = max(int((columns["label"] >= 0).sum()) for columns in found.values())
-    hist.set(
-        xlabel="gap: upper - lower bound on D", ylabel="share of boxes (%)", yscale="log", ylim=(min(8, 50 / most), 110)
-    )
+    hist.set(xlabel="gap between the bounds", ylabel="share of boxes (%)", yscale="log", ylim=(min(8, 50 / most), 110))
     hist.yaxis.set_major_formatter("{x:g}")
     hist.yaxis.set_minor_formatter("")
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

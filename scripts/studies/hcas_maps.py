@@ -18,7 +18,7 @@ REACH = 25.0
 """Thousand feet that the maps show."""
 NAMES = ("clear of conflict", "weak left", "weak right", "strong left", "strong right")
 COLOURS = ("#ffffff", "#f4c95d", "#8fd0f0", "#c7761b", "#1d5f99")
-STATES = ("safe: >= .98", "between", "unsafe: < .05", "undecided", "no label")
+STATES = ("safe: at least 0.98", "between", "unsafe: below 0.05", "undecided", "no label")
 NO_LABEL = "#777777"
 STATE_COLOURS = (SAFE, "#f4c95d", UNSAFE, OPEN, NO_LABEL)
 

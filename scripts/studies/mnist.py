@@ -91,7 +91,7 @@ def draw_decisions(out: Path, found: dict[str, UncertaintyResult]) -> None:
             one.fill_between(EPS, low.clip(0), high.clip(max=1), color=colour, alpha=0.18, linewidth=0)
             one.plot(EPS, mean, color=colour, marker=mark, label=word)
         one.set(title=in_words(name), xlabel="eps (pixels in [0, 1])", ylim=(-0.02, 1.02))
-    axes[0].set_ylabel("D of the label, mean and sd")
+    axes[0].set_ylabel("probability of the label")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     save(figure, out, "mnist_decision")
 

@@ -105,7 +105,7 @@ def draw(out: Path, found: Mapping[str, Mapping[str, UncertaintyResult]]) -> Non
             shares = [100 * reading.uncertain for reading in result.readings]
             one.plot(EPS, shares, color=SERIES[k % 6], marker=MARKS[k % 6], label=kind)
         one.set(title=in_words(name), xlabel="eps (pixels in [0, 1])", ylim=(-3, 103), xticks=(0, 0.05, 0.1))
-    axes[0].set_ylabel(f"proved uncertain, tau {TAU} (%)")
+    axes[0].set_ylabel("proved uncertain (%)")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
     save(figure, out, "outliers")

@@ -72,9 +72,21 @@ def draw(out: Path, found: dict[str, dict[str, RadiusResult]]) -> None:
         order = np.lexsort([unrobust, robust])
         edges = np.arange(len(order) + 1) + 0.5  # a step for each input, so that few of them are seen as well
         one.stairs(unrobust[order], edges, baseline=robust[order], fill=True, color="#dddddd", label="not decided")
-        one.stairs(robust[order], edges, baseline=None, color=SERIES[0], label="MaxRR")
-        one.stairs(unrobust[order], edges, baseline=None, color=SERIES[4], linestyle="--", label="MinUR (cut at 1)")
-        one.set(title=kind, xlabel="test inputs, sorted", xlim=(0.5, len(order) + 0.5), ylim=(0, 1.03))
+        one.stairs(robust[order], edges, baseline=None, color=SERIES[0], label="largest robust radius")
+        one.stairs(
+            unrobust[order],
+            edges,
+            baseline=None,
+            color=SERIES[4],
+            linestyle="--",
+            label="smallest unrobust radius (cut at 1)",
+        )
+        one.set(
+            title=kind.replace("powerplant", "power plant"),
+            xlabel="test inputs, sorted",
+            xlim=(0.5, len(order) + 0.5),
+            ylim=(0, 1.03),
+        )
         one.set_ylabel("radius (half ranges)")
         one.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

@@ -135,7 +135,7 @@ def panel(one: Axes, result: UncertaintyResult, kind: str) -> None:
     middle = (least + most)[order] / 2
     one.errorbar(number, middle, (most - least)[order] / 2, fmt=".", color="black", markersize=2, elinewidth=0.6,
                  label="bounds at the input")  # fmt: skip
-    one.axhline(0.5, color=SERIES[4], linewidth=1, linestyle="--", label="D = .5")
+    one.axhline(0.5, color=SERIES[4], linewidth=1, linestyle="--", label="D = 0.5")
     one.axhline(TAU, color=SERIES[1], linewidth=1, linestyle=":", label=f"tau = {TAU}")
     one.set(xlabel="inputs, sorted", ylim=(-0.02, 1.02))
 
