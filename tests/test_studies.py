@@ -436,5 +436,5 @@ def test_titles_of_figures_are_words():
     from studies.figures import in_words
 
     assert in_words("mnist_vogn_128x1_eps0.1") == "MNIST, VOGN, 1 x 128, trained with eps 0.1"
-    assert in_words("hcas_vi_50x50_pra0_tau20") == "collision avoidance, variational, 50, 50, advisory 0 before, tau 20"
+    assert in_words("hcas_vi_50x50_pra0_tau20") == "collision avoidance, variational, 50, 50, advisory 0 before, 20 s"
     assert in_words("mine") == "mine"

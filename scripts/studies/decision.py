@@ -98,7 +98,7 @@ def draw(out: Path, name: str, found: dict[str, Arrays]) -> None:
         middle = (GAPS[:-1] + GAPS[1:]) / 2
         hist.bar(middle + shift * GAPS[1], 100 * counts / kept.sum(), width * GAPS[1], color=SERIES[k])
     bars.set_xticks(range(len(ADVISORIES)), [word.replace(" ", "\n") for word in ADVISORIES], fontsize=7)
-    bars.set(xlabel="advisory that must be given", ylabel="mean lower bound on the probability", ylim=(0, 1))
+    bars.set(xlabel="advisory that must be given", ylabel="mean lower bound", ylim=(0, 1))
     most = max(int((columns["label"] >= 0).sum()) for columns in found.values())
     hist.set(xlabel="gap between the bounds", ylabel="share of boxes (%)", yscale="log", ylim=(min(8, 50 / most), 110))
     hist.yaxis.set_major_formatter("{x:g}")
@@ -116,4 +116,4 @@ def run(places: Places, place: str, ours: bool, only: Sequence[str] = ()) -> str
     name = f"decision_{'own_' if ours else ''}{place}"
     draw(places.out, name, found)
     rows = [row for kind, columns in found.items() for row in summary(kind, columns)]
-    return tables.write(places.out, name, rows, f"D on cubes of +-.025 (scaled inputs); {places.which}")
+    return tables.write(places.out, name, rows, f"D on cubes of ±0.025 (scaled inputs); {places.which}")

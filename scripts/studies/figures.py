@@ -31,7 +31,7 @@ STYLE: Any = {
 _WORDS = {
     "mnist": "MNIST", "hcas": "collision avoidance", "signs": "traffic signs", "concrete": "concrete",
     "powerplant": "power plant", "vi": "variational", "vogn": "VOGN", "ivon": "IVON", "hmc": "HMC",
-    "rob": "robust likelihood", "conv": "convolutional",
+    "rob": "robust likelihood", "conv": "convolutional", "gtsrb": "traffic signs",
 }  # fmt: skip
 
 
@@ -49,9 +49,7 @@ def in_words(name: str) -> str:
             said.append(f"{layers[2]} x {layers[1]}" if int(layers[2]) < 10 else f"{layers[1]}, {layers[2]}")
         elif number:
             said.append(
-                {"eps": "trained with eps {}", "pra": "advisory {} before", "tau": "tau {}"}[number[1]].format(
-                    number[2]
-                )
+                {"eps": "trained with eps {}", "pra": "advisory {} before", "tau": "{} s"}[number[1]].format(number[2])
             )
         else:
             said.append(_WORDS.get(part, part))

@@ -34,7 +34,7 @@ HEADING = 10
 
 @dataclass(frozen=True)
 class Choice:
-    """networks : substrings of names, empty: all; kind : cubes of +-.025, or the cells that partition the grid."""
+    """networks : substrings of names, empty: all; kind : cubes of ±0.025, or the cells that partition the grid."""
 
     networks: tuple[str, ...] = ()
     kind: str = CUBES
@@ -47,7 +47,7 @@ class Choice:
 
 
 def cubes(grid: Floats) -> tuple[Floats, Floats]:
-    """+-.025 in every scaled input, as published; neighbours overlap."""
+    """±0.025 in every scaled input, as published; neighbours overlap."""
     return grid - RADIUS, grid + RADIUS
 
 

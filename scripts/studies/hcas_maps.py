@@ -63,7 +63,7 @@ def draw_map(
     axes[3].legend(handles=_marks(STATES, STATE_COLOURS), title="P_safe", loc="lower left", frameon=False)
     heading = np.degrees(places[0, 2])
     figure.suptitle(
-        f"{in_words(name)}; relative heading {heading:.0f} deg; own aircraft at 0, flying to the right", fontsize=9
+        f"{in_words(name)}, relative heading {heading:.0f} degrees\nown aircraft at 0, flying to the right", fontsize=9
     )
     save(figure, out, f"hcas_map_{name}")
 

@@ -107,5 +107,5 @@ def draw(out: Path, found: Mapping[str, Mapping[str, UncertaintyResult]]) -> Non
         one.set(title=in_words(name), xlabel="eps (pixels in [0, 1])", ylim=(-3, 103), xticks=(0, 0.05, 0.1))
     axes[0].set_ylabel("proved uncertain (%)")
     handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*handles, loc="outside lower center", ncols=min(4, 2 * len(found)), frameon=False)
     save(figure, out, "outliers")

@@ -47,12 +47,12 @@ def counterexamples() -> list[Row]:
             bounds(one_weight(2, 1), (1, 1), (0, far)),
         ),
         (
-            "attack at lower + upper / 2, outside of the box", "w ~ N(1, .01^2), x in [.9, 1.1], safe: y <= 1.2",
+            "attack at lower + upper / 2, outside of the box", "w ~ N(1, 0.01^2), x in [0.9, 1.1], safe: y <= 1.2",
             f"P_safe <= {stats.norm.cdf((1.2 / 1.45 - 1) / 0.01):.2g}", stats.norm.cdf((1.2 / 1.1 - 1) / 0.01),
             bounds(one_weight(1, 0.01), (0.9, 1.1), (-far, 1.2)),
         ),
         (
-            "intervals of a convolution without the kernel's own", "1 x 1 kernel w ~ N(1, .5^2), x = 1, safe: y >= 0",
+            "intervals of a convolution without the kernel's own", "1 x 1 kernel w ~ N(1, 0.5^2), x = 1, safe: y >= 0",
             "P_safe >= 1", stats.norm.cdf(2),
             bounds(one_weight(1, 0.5, "Conv"), (1, 1), (0, far)),
         ),

@@ -33,7 +33,7 @@ PUBLISHED = ("gtsrb_VOGN_small_Posterior_0", "gtsrb_VOGN_small_Posterior_5")
 """Trained without and with the robust likelihood, on images whose channels are blue, green, red: with red first the
 first one is right on 58 % of the images, with blue first on 99 %."""
 CHUNK = 10
-SIGNS, NOISY, CENTRED = "signs", "noise in [0, 1]", "noise in [-.5, .5]"
+SIGNS, NOISY, CENTRED = "signs", "noise in [0, 1]", "noise in [-0.5, 0.5]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,16 @@ def draw(out: Path, results: Mapping[str, Mapping[str, UncertaintyResult]]) -> N
         one.set_title(f"{in_words(name)}\n{kind}" if line == 0 else kind)
         if place == 0:
             one.set_ylabel("D of the label" if kind == SIGNS else "largest D of any class")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, 2 * len(results)), frameon=False
+    )
     save(figure, out, "signs")
 
 
 def panel(one: Axes, result: UncertaintyResult, kind: str) -> None:
     """The inputs of one kind on one network."""
+    from matplotlib.ticker import MaxNLocator
+
     low, high = ends(result, kind, RADII[-1])
     least, most = ends(result, kind, 0.0)
     order = np.argsort(low + high)
@@ -138,6 +142,7 @@ def panel(one: Axes, result: UncertaintyResult, kind: str) -> None:
     one.axhline(0.5, color=SERIES[4], linewidth=1, linestyle="--", label="D = 0.5")
     one.axhline(TAU, color=SERIES[1], linewidth=1, linestyle=":", label=f"tau = {TAU}")
     one.set(xlabel="inputs, sorted", ylim=(-0.02, 1.02))
+    one.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def ends(result: UncertaintyResult, kind: str, radius: float) -> tuple[Floats, Floats]:
