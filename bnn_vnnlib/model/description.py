@@ -7,15 +7,19 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from onnx import ModelProto
 
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.network.families import family_of, marginal_variances
-from bnn_vnnlib.network.network import DropoutMasks, Model, Network, WeightSamples
+from bnn_vnnlib.network.families import family_of, marginal_variances, sample
+from bnn_vnnlib.network.network import DropoutMasks, Model, Network, Sampler, WeightSamples
 from bnn_vnnlib.network.nodes import Activation, Conv, Linear, Max, Product, Sum
 from bnn_vnnlib.signature import Likelihood, Signature
 
 QUANTILES = (0.1, 0.5, 0.9)
+
+DRAWN = 256
+"""Draws that the deviations of a posterior come from of which nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,9 @@ def _deviations(model: Model) -> dict[str, Floats]:
     if isinstance(model.posterior, DropoutMasks):
         masks = model.posterior.ratios.items()
         return {name: np.full(model.network.tensors[name].shape, np.sqrt(ratio / (1 - ratio))) for name, ratio in masks}
+    if isinstance(model.posterior, Sampler):  # of draws: nothing is known beside them
+        drawn = sample(model.network, model.posterior, DRAWN, torch.Generator().manual_seed(0))
+        return {name: values.std(0).numpy() for name, values in drawn.items()}
     shapes = {name: mean.shape for name, mean in model.network.tensors.items()}
     return {name: np.sqrt(v).reshape(shapes[name]) for name, v in marginal_variances(model.posterior).items()}
 

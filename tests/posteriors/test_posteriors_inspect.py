@@ -12,7 +12,7 @@ from networks_with_posteriors import gaussian, graph, mlp, op, samples, saved
 from typer.testing import CliRunner
 
 from bnn_vnnlib.cli import app
-from bnn_vnnlib.model import attach, model_from_proto
+from bnn_vnnlib.model import attach, describe, model_from_proto, read_model
 from bnn_vnnlib.posteriors.origin import missing, origin
 
 
@@ -59,14 +59,28 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_a_refused_file_is_explained(tmp_path: Path) -> None:
-    nodes = [op("RandomUniformLike", "W", "e"), op("Mul", "W e", "w"), op("MatMul", "x w", "y")]
+    nodes = [op("RandomUniformLike", "x", "e"), op("Mul", "x e", "w"), op("MatMul", "w W", "y")]
     proto = graph(nodes, {"W": np.ones((4, 3)), "a.rho_weight": np.ones(1)})
     onnx.save(proto, tmp_path / "odd.onnx")
     shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "odd.onnx")])
     assert shown.exit_code == 2
     assert shown.stdout == ""
-    for text in ("bayesian-torch", "stochastic export", "not Gaussian"):
+    for text in ("bayesian-torch", "stochastic export", "adds noise to activations"):
         assert text in shown.stderr
+
+
+def test_what_a_graph_draws_is_described(tmp_path: Path) -> None:
+    """Uniform weights of [0, 2]: their deviation is that of draws."""
+    nodes = [op("RandomUniformLike", "W", "e", high=2.0), op("Mul", "W e", "w"), op("MatMul", "x w", "y")]
+    onnx.save(graph(nodes, {"W": np.ones((4, 3))}), tmp_path / "odd.onnx")
+    model = read_model(tmp_path / "odd.onnx")
+    (tensor,) = describe(model).tensors
+    assert tensor.relative_sd is not None
+    assert abs(tensor.relative_sd[1] - 1 / np.sqrt(3)) < 0.1
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "odd.onnx")])
+    assert shown.exit_code == 0, shown.output
+    for text in ("stochastic export", "sampler", "kept as it is"):
+        assert text in shown.stdout
 
 
 LIBRARIES = {
