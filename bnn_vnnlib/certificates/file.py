@@ -27,10 +27,12 @@ class Arrays:
     """Arrays by the names under which the manifest refers to them."""
 
     stored: dict[str, NDArray[Any]] = field(default_factory=dict)
+    count: int = 0
 
     def name(self, values: NDArray[Any]) -> str:
         """Store an array."""
-        name = f"{len(self.stored)}.npy"
+        name = f"{self.count}.npy"
+        self.count += 1
         self.stored[name] = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
         return name
 

@@ -20,14 +20,17 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.certificates.file import Arrays, write_certificate
-from bnn_vnnlib.certificates.trees import Claims, Fixed, Tails, grow, preorder
+from bnn_vnnlib.certificates.trees import Claims, Fixed, Tails, by_signs, grow, preorder
 from bnn_vnnlib.errors import InputError, UnsupportedError
+from bnn_vnnlib.methods.components import components_of
+from bnn_vnnlib.methods.deterministic import by_neurons
 from bnn_vnnlib.methods.safety.by_weights import decided_samples
 from bnn_vnnlib.model.description import onnx_operators
-from bnn_vnnlib.network.families import family_of
-from bnn_vnnlib.network.network import GaussianDiagonal, Model, WeightSamples
-from bnn_vnnlib.network.nodes import Activation, Input, Linear, Reshape, Shift, params_of
+from bnn_vnnlib.network.families import family_of, names_of
+from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
+from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Reshape, Shift, params_of
 from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_property, point_box
 from bnn_vnnlib.problem.refute import violated_cases
 from bnn_vnnlib.question.options import Guarantee, Options
@@ -39,8 +42,8 @@ from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import OutOfTime
 
 OPERATORS = (
-    "Add", "Constant", "Flatten", "Gemm", "Identity", "LeakyRelu", "MatMul", "Relu", "Reshape", "Sigmoid", "Sub",
-    "Tanh",
+    "Add", "Constant", "Conv", "Flatten", "Gemm", "Identity", "LeakyRelu", "MatMul", "Relu", "Reshape", "Sigmoid",
+    "Sub", "Tanh",
 )  # fmt: skip
 """Operators that have a rule."""
 
@@ -48,6 +51,9 @@ ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
 
 MOST_BOXES = 2**17
 """Boxes of one proof: fixed weights; tails take a sixteenth of it."""
+
+MOST_PARTS = 2**12
+"""Parts with signs of an item, and boxes of inputs under one box of weights."""
 
 FEW = 64
 """Items that are tuned where splits do not suffice, at most."""
@@ -89,29 +95,35 @@ def refuse(model: Model, query: Query, guarantee: Guarantee) -> None:
     if model.pair is not None:
         raise no_rule("properties about two networks")
     posterior, network = model.posterior, model.network
-    if posterior is not None and not isinstance(posterior, GaussianDiagonal | WeightSamples):
-        raise no_rule(f"posteriors of family {family_of(posterior)}")
-    others = sorted(onnx_operators(model) - set(OPERATORS))
+    parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else [posterior]
+    for part in parts:
+        if part is not None and not isinstance(part, GaussianDiagonal | WeightSamples):
+            raise no_rule(f"posteriors of family {family_of(part)}")
+    operators = onnx_operators(model)
+    others = sorted(operators - set(OPERATORS))
     if network.softmax_axis is not None or others:
         raise no_rule(f"operator {others[0] if others else 'Softmax'}")
-    names = [] if posterior is None else _names(posterior)
+    names = names_of(posterior)
     used = [param.source for node in network.nodes for param in params_of(node)]
     chain = len(network.outputs) == 1 and network.outputs[0] == len(network.nodes) - 1
     for position, node in enumerate(network.nodes):
-        served = isinstance(node, Input | Linear | Shift | Reshape) or (
-            isinstance(node, Activation) and node.kind in ACTIVATIONS
+        served = (
+            isinstance(node, Input | Linear | Shift | Reshape)
+            or (isinstance(node, Activation) and node.kind in ACTIVATIONS)
+            or (isinstance(node, Conv) and node.groups == 1)
         )
         before = node.inputs == ((position - 1,) if position else ())
         once = not isinstance(node, Linear) or math.prod(node.shape) == node.shape[node.axis]
         chain = chain and served and before and once and all(param.copies == 1 for param in params_of(node))
-        twice = isinstance(node, Shift) and position > 0 and isinstance(network.nodes[position - 1], Shift)
-        chain = chain and not twice
+        front = network.nodes[position - 1] if position else node
+        twice = isinstance(node, Shift) and isinstance(front, Shift)
+        tied = (  # one random number at several places, which is read as the bias of a Conv alone
+            isinstance(node, Shift) and node.bias.source in names and math.prod(node.bias.shape) < math.prod(node.shape)
+            and (not isinstance(front, Conv) or not {"Add", "Sub"}.isdisjoint(operators))
+        )  # fmt: skip
+        chain = chain and not twice and not tied
     if not chain or any(used.count(name) != 1 for name in names) or set(names) - set(used):
         raise no_rule("networks that are no chain of layers with weights of their own")
-
-
-def _names(posterior: GaussianDiagonal | WeightSamples) -> list[str]:
-    return list(posterior.variances if isinstance(posterior, GaussianDiagonal) else posterior.stored)
 
 
 def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Property, result: Result) -> Certified | str:
@@ -198,16 +210,14 @@ def _unsat(
     violating : samples of which nothing can be proved
     """
     network, posterior = setting.model.network, setting.model.posterior
-    probabilistic = setting.query is Query.PROBABILISTIC
-    if probabilistic and isinstance(posterior, GaussianDiagonal):
-        return _by_tails(setting, posterior, problem, arrays)
-    if not probabilistic or not isinstance(posterior, WeightSamples):
-        weights = weight_sets.mean_weights(network, setting.device)
-        leaves = Fixed(setting.bounds, weights)
-        forest = grow(leaves, problem, MOST_BOXES, _all_proved(problem), setting.deadline)
-        if bool((forest.roots() > 0).any()):
-            return _not_found(forest, setting)
-        return _items(forest, problem, arrays, lambda tree: {"rule": "linear/1"}), 0.0
+    if setting.query is Query.DETERMINISTIC:
+        return _by_mean(setting, problem, arrays)
+    if isinstance(posterior, GaussianDiagonal):
+        return _by_gaussian(setting, setting.bounds, posterior, problem, arrays)
+    if isinstance(posterior, Mixture):
+        return _by_components(setting, posterior, problem, arrays)
+    if not isinstance(posterior, WeightSamples):
+        return "the posterior has no rule"
     samples = weight_sets.SampledWeights.of(network, posterior, setting.device)
     chosen = torch.arange(samples.count)
     copies = _copies(problem, samples.count)
@@ -224,6 +234,62 @@ def _unsat(
     left = sum((share for share, ok in zip(shares, held.tolist(), strict=True) if not ok), Fraction(0)) / sum(shares)
     arrays.stored = {name: arrays.stored[name] for name in _arrays_of(parts)}
     return {"rule": "samples/1", "samples": parts}, float(left)
+
+
+def _by_mean(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[str, Any], float] | str:
+    """Splits of the inputs where few of them vary, else of signs where the whole box does not do."""
+    bounds, weights = setting.bounds, weight_sets.mean_weights(setting.model.network, setting.device)
+    leaves, signs = Fixed(bounds, weights), by_neurons(bounds, problem)
+    most = len(problem) if bool(signs.all()) else MOST_BOXES
+    forest = grow(leaves, problem, most, _all_proved(problem), setting.deadline)
+    left = torch.nonzero(forest.roots() > 0)[:, 0]
+    node = _items(forest, problem, arrays, lambda tree: {"rule": "linear/1"})
+    if len(left) == 0:
+        return node, 0.0
+    trees = by_signs(leaves, problem.items(left), MOST_PARTS) if bool(signs[left].all()) else None
+    if trees is None:
+        return _not_found(forest, setting, "signs" if bool(signs[left].all()) else "the inputs")
+    for item, cases in zip(left.tolist(), trees, strict=True):
+        parts = [{key: arrays.name(part) for key, part in vars(case).items()} for case in cases]
+        node["items"][item]["tree"] = {"rule": "split_signs/1", "cases": parts}
+    arrays.stored = {name: arrays.stored[name] for name in _arrays_of(node)}
+    return node, 0.0
+
+
+def _by_components(
+    setting: Setting, posterior: Mixture, problem: Problem, arrays: Arrays
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """Each component with a proof of its own; what is not proved of one counts in full."""
+    shares = [Fraction(float(p)) for p in posterior.probabilities]
+    places = [index for index, share in enumerate(shares) if share]
+    parts, left = [], Fraction(0)
+    for index, part in zip(places, components_of(setting.bounds, posterior), strict=True):
+        if not isinstance(part.posterior, GaussianDiagonal):
+            raise TypeError("a component without a rule")
+        proof, failure = _by_gaussian(setting, part.bounds, part.posterior, problem, arrays)
+        parts.append({"index": index, "proof": proof})
+        left += shares[index] * Fraction(min(1.0, failure))
+    return {"rule": "mixture/1", "components": parts}, float(left / sum(shares))
+
+
+def _by_gaussian(
+    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """By tails; where these do not suffice by a box of the weights, if that does."""
+    proof, failure = _by_tails(setting, bounds, posterior, problem, arrays)
+    count, wanted = weight_sets.random_count(bounds.engine.network, posterior), setting.question.tau_safe + 2 * SLACK
+    if failure + SLACK <= 1 - setting.question.tau_safe or not 0 < wanted < 1 or count == 0:
+        return proof, failure
+    margin = float(weight_sets.margin_of(torch.tensor(wanted, dtype=torch.float64), count)) * (1 + SLACK)
+    weights = weight_sets.centred(bounds.engine.network, posterior, setting.device)
+    leaves = Fixed(bounds, weights.scaled(torch.full_like(weights.scale, margin)))
+    forest = grow(leaves, problem, MOST_PARTS, _all_proved(problem), setting.deadline)
+    if bool((forest.roots() > 0).any()):
+        return proof, failure
+    arrays.stored = {name: kept for name, kept in arrays.stored.items() if name not in _arrays_of(proof)}
+    inside = _items(forest, problem, arrays, lambda tree: {"rule": "linear/1"})
+    missed = 1 - float(weight_sets.centred_mass(torch.tensor([margin], dtype=torch.float64), count)[0])
+    return {"rule": "box_mass/1", "margin": repr(margin), "proof": inside}, missed
 
 
 def _arrays_of(node: Any) -> list[str]:
@@ -247,9 +313,9 @@ def _all_proved(problem: Problem) -> Any:
 
 
 def _by_tails(
-    setting: Setting, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
-) -> tuple[dict[str, Any], float] | str:  # fmt: skip
-    leaves, goal = Tails(setting.bounds, posterior, setting.device), 1 - setting.question.tau_safe
+    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
+) -> tuple[dict[str, Any], float]:  # fmt: skip
+    leaves, goal = Tails(bounds, posterior, setting.device), 1 - setting.question.tau_safe
 
     def enough(failures: Tensor) -> Tensor:
         return (failures.sum() * (1 + CURVED) + 2 * SLACK <= goal).reshape(1)
@@ -268,8 +334,9 @@ def _by_tails(
         forest = forest.without(sorted(tuned))
     node = _items(forest, problem, arrays, leaf)
     for index, own in tuned.items():
+        unused = _arrays_of(node["items"][index]["tree"]["leaf"])
+        arrays.stored = {name: kept for name, kept in arrays.stored.items() if name not in unused}
         node["items"][index]["tree"]["leaf"] = _tails(own, arrays)
-    arrays.stored = {name: arrays.stored[name] for name in _arrays_of(node)}
     return node, float(failures.sum()) * (1 + CURVED)
 
 
@@ -291,9 +358,10 @@ def _items(forest: Forest, problem: Problem, arrays: Arrays, leaf: Any) -> dict[
     return {"rule": "items/1", "items": items}
 
 
-def _not_found(forest: Forest, setting: Setting) -> str:
-    why = "time is up" if setting.deadline.passed else f"{len(forest)} boxes did not suffice"
-    return f"no proof was found by splits of the inputs alone: {why}"
+def _not_found(forest: Forest, setting: Setting, what: str) -> str:
+    parts = f"{MOST_PARTS} parts" if what == "signs" else f"{len(forest)} boxes"
+    why = "time is up" if setting.deadline.passed else f"{parts} did not suffice"
+    return f"no proof was found by splits of {what} alone: {why}"
 
 
 # sat

@@ -3,6 +3,7 @@
 1. `Fixed`: networks of fixed weights, one or many, by linear bounds.
 2. `Tails`: a network with independent Gaussian weights, by bounds 1 and 2 of `bounds.tails`.
 3. `grow`: splits the inputs of what is not proved, best first. `preorder`: the trees as the format wants them.
+4. `by_signs`: the signs of ReLU neurons are split instead, where many inputs vary.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.bounds.tails import Tail, TailEngine, claimed
 from bnn_vnnlib.bounds.tails.engine import Rows, tuned
 from bnn_vnnlib.bounds.tails.run import Deviations, Plan, Run
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
-from bnn_vnnlib.network.nodes import Linear, Shift
+from bnn_vnnlib.network.nodes import params_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.splitting.branch import Pairs
+from bnn_vnnlib.splitting.branch_neurons import Parts, Trees
 from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import Deadline
 
@@ -224,8 +227,8 @@ def random_claims(network: Network, posterior: GaussianDiagonal) -> list[int]:
     """The claimed nodes with noise behind them, which are those that the checker wants claims of."""
     random: set[int] = set()
     for position, node in enumerate(network.nodes):
-        param = node.weight if isinstance(node, Linear) else node.bias if isinstance(node, Shift) else None
-        if (param is not None and param.source in posterior.variances) or random.intersection(node.inputs):
+        sources = {param.source for param in params_of(node)}
+        if sources & set(posterior.variances) or random.intersection(node.inputs):
             random.add(position)
     return [position for position in claimed(network) if position in random]
 
@@ -298,3 +301,69 @@ def preorder(forest: Forest) -> list[Tree]:
         cuts = torch.where(leaf, 0.0, cut[mine])
         trees.append(Tree(axis[mine].to(torch.int32).numpy(), cuts.numpy(), kept[mine][leaf]))
     return trees
+
+
+# 4. Signs
+
+
+@dataclass(frozen=True, eq=False)
+class Signs:
+    """One case of an item: neurons (-1 for a leaf) in preorder, of all Relu and LeakyRelu in one vector of H; the half
+    below 0 comes first. Of the leaves: slopes of the lines below and multipliers beta (L, H), and those of the case's
+    rows, and then of the input constraints (L, R)."""
+
+    neurons: NDArray[np.int32]
+    slopes: NDArray[np.float64]
+    beta: NDArray[np.float64]
+    rows: NDArray[np.float64]
+
+
+def by_signs(leaves: Fixed, problem: Problem, most: int) -> list[list[Signs]] | None:
+    """The trees of every case of every item, under one setting of the weights; None where some case stays open.
+
+    Parameters
+    ----------
+    most : parts of an item
+    """
+    network, found = leaves.bounds.engine.network, list[Parts]()
+    setting = torch.zeros(len(problem), dtype=torch.int64, device=problem.lower.device)
+    if not bool(Trees(Pairs(leaves.bounds, leaves.weights, setting, problem), most, found.append).grown().safe.all()):
+        return None
+    parts = found[0].join(*found[1:])
+    kinks = kinks_of(network)
+    leak = parts.alpha.new_zeros(kinks.count)
+    for place, start, size in kinks.places:
+        leak[start : start + size] = getattr(network.nodes[place], "alpha", 0.0)
+    slopes = leak + parts.alpha.clamp(0, 1) * (1 - leak)
+    # a target is a case of an item, in this order
+    owner, _ = torch.nonzero(problem.exists.expand(len(problem), -1), as_tuple=True)
+    extra = 0 if problem.constraints is None else problem.constraints.bound.shape[-1]
+    trees: list[list[Signs]] = [[] for _ in range(len(problem))]
+    for target, item in enumerate(owner.tolist()):
+        mine = torch.nonzero(parts.target == target)[:, 0]
+        signs = parts.signs[mine].cpu().numpy()
+        neurons, order = _tree_of(signs)
+        mine = mine[torch.as_tensor(order, device=mine.device)]
+        count = int((problem.rows.case.expand(len(problem), -1)[item] == len(trees[item])).sum())
+        mixture = parts.mixture[mine]
+        rows = torch.cat([mixture[:, :count], mixture[:, mixture.shape[-1] - extra :]], -1)
+        beta = parts.beta[mine] * (parts.signs[mine] != 0)
+        trees[item].append(Signs(neurons, *(part.cpu().numpy() for part in (slopes[mine], beta, rows))))
+    return trees
+
+
+def _tree_of(signs: NDArray[np.int8]) -> tuple[NDArray[np.int32], list[int]]:
+    """The tree whose leaves (L, H) have these signs, in preorder, and the order of the leaves in it."""
+    neurons, order, waiting = list[int](), list[int](), [(np.arange(len(signs)), np.zeros(signs.shape[-1], bool))]
+    while waiting:
+        mine, known = waiting.pop()
+        if len(mine) == 1:
+            neurons.append(-1)
+            order.append(int(mine[0]))
+            continue
+        split = int(((signs[mine] != 0).all(0) & ~known).argmax())
+        known = known.copy()
+        known[split] = True
+        neurons.append(split)
+        waiting += [(mine[signs[mine, split] > 0], known), (mine[signs[mine, split] < 0], known)]
+    return np.array(neurons, np.int32), order

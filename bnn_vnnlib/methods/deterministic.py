@@ -49,7 +49,7 @@ def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found
         return found
     bounds = before_softmax(bounds, problem)
     endless = bounds.engine.deadline.at is not None
-    neurons = _by_neurons(bounds, problem)
+    neurons = by_neurons(bounds, problem)
     for method, chosen, most in (
         (Branching, open_ & ~neurons, MAX_BOXES // share), (NeuronBranching, open_ & neurons, MAX_PARTS // share),
     ):  # fmt: skip
@@ -58,7 +58,7 @@ def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found
     return found
 
 
-def _by_neurons(bounds: OutputBounds, problem: Problem) -> Tensor:
+def by_neurons(bounds: OutputBounds, problem: Problem) -> Tensor:
     """(N,): neurons are split instead of inputs, where many inputs vary and there are neurons to split."""
     free = (problem.lower < problem.upper).sum(-1)
     return (free > MAX_SPLIT_INPUTS) & (bounds.transform == "identity") & (kinks_of(bounds.engine.network).count > 0)

@@ -12,6 +12,7 @@ Beta-CROWN, NeurIPS 2021.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,15 +51,15 @@ class _Whole(Items):
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts(_Whole):
-    """P parts of targets: signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
+class Parts(_Whole):
+    """P parts of targets, the cases of the pairs: signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
 
     signs: Tensor
     alpha: Tensor
     beta: Tensor
     mixture: Tensor
 
-    def fixed(self, neuron: Tensor, sign: int) -> _Parts:
+    def fixed(self, neuron: Tensor, sign: int) -> Parts:
         """The halves on which the neurons (P,) have the given sign."""
         return replace(self, signs=self.signs.scatter(-1, neuron[:, None], sign))
 
@@ -83,7 +84,7 @@ class NeuronBranching:
         def grow(part: Tensor) -> None:
             at = setting[part], item[part]
             pairs = Pairs(self._bounds, self._weights, at[0], self._problem.items(at[1]))
-            grown = _Trees(pairs, self._most).grown()
+            grown = Trees(pairs, self._most).grown()
             found.safe[at], found.violated[at], found.point[at] = grown.safe, grown.violated, grown.point
 
         step = at_once(32 * _elements(self._bounds))
@@ -95,11 +96,17 @@ def _elements(bounds: OutputBounds) -> int:
     return sum(int(torch.Size(node.shape).numel()) for node in bounds.engine.network.nodes)
 
 
-class _Trees:
-    """The trees of Q pairs, grown together."""
+class Trees:
+    """The trees of Q pairs, grown together.
 
-    def __init__(self, roots: Pairs, most: int | None) -> None:
-        self._roots, self._engine = roots, roots.bounds.engine
+    Parameters
+    ----------
+    most : parts of one pair, at most; None = no limit but time
+    closed : is told of the parts that are closed, with what closes them
+    """
+
+    def __init__(self, roots: Pairs, most: int | None, closed: Callable[[Parts], None] | None = None) -> None:
+        self._roots, self._engine, self._told = roots, roots.bounds.engine, closed
         self._targets, self._kinks = _targets_of(roots.problem), kinks_of(self._engine.network)
         self._batch = min(256, at_once(16 * _elements(roots.bounds)))
         self._ranges = _root_ranges(roots)
@@ -121,13 +128,13 @@ class _Trees:
         frontier.run(lambda parts: self._step(parts, _PART_STEPS), self._batch)
         return self._witnesses.decided(~frontier.open)
 
-    def _unsplit(self, some: _Whole) -> _Parts:
+    def _unsplit(self, some: _Whole) -> Parts:
         """Targets as one part each, with their first row alone."""
         alpha = self._alpha[some.owner]
         zero = torch.zeros_like(alpha)
-        return _Parts(some.owner, some.target, zero.to(torch.int8), alpha, zero, self._alone(some.target, 0))
+        return Parts(some.owner, some.target, zero.to(torch.int8), alpha, zero, self._alone(some.target, 0))
 
-    def _by_single_rows(self, some: _Whole) -> _Parts:
+    def _by_single_rows(self, some: _Whole) -> Parts:
         """What no row closes for itself, with a mixture that favours the best one."""
         parts = self._unsplit(some)
         bound = self._targets.bound[parts.target]
@@ -137,16 +144,20 @@ class _Trees:
         ]
         margin = torch.stack(margins, -1)  # (P, R)
         best = torch.nn.functional.one_hot(margin.argmax(-1), margin.shape[-1]).to(margin.dtype)
+        closed = self._closed(parts, margin.amax(-1))
+        self._tell(replace(parts, mixture=best), closed)
         mixed = torch.where(torch.isfinite(bound), _FAVOURED * best + (1 - _FAVOURED), 0.0)
         mixed = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6)
-        return replace(parts, mixture=mixed).pick(~self._closed(parts, margin.amax(-1)))
+        return replace(parts, mixture=mixed).pick(~closed)
 
-    def _step(self, parts: _Parts, steps: int) -> _Parts:
+    def _step(self, parts: Parts, steps: int) -> Parts:
         """The halves of the parts that stay open."""
         found = self._bound(parts, steps)
-        open_ = torch.nonzero(~self._closed(parts, found.margin))[:, 0]
-        choice, gain = found.choice, found.gain[open_]
-        parts = replace(parts, alpha=choice.alpha, beta=choice.beta, mixture=choice.mixture).pick(open_)
+        closed, choice = self._closed(parts, found.margin), found.choice
+        parts = replace(parts, alpha=choice.alpha, beta=choice.beta, mixture=choice.mixture)
+        self._tell(parts, closed)
+        open_ = torch.nonzero(~closed)[:, 0]
+        gain, parts = found.gain[open_], parts.pick(open_)
         if len(parts) == 0:
             return parts
         self._look(parts.owner, found.corner[open_])
@@ -154,7 +165,7 @@ class _Trees:
         self._last_resort(parts.pick(stuck))
         return self._halves(parts.pick(~stuck), gain[~stuck])
 
-    def _halves(self, parts: _Parts, gain: Tensor) -> _Parts:
+    def _halves(self, parts: Parts, gain: Tensor) -> Parts:
         """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
         if len(parts) == 0:
             return parts
@@ -168,7 +179,13 @@ class _Trees:
         best = score.argmax(-1, keepdim=True)
         neuron = neurons.gather(-1, best)[:, 0]
         open_ = margin.gather(1, best[..., None].expand(-1, 1, 2))[:, 0] <= 0
-        return parts.fixed(neuron, -1).pick(open_[:, 0]).join(parts.fixed(neuron, 1).pick(open_[:, 1]))
+        off, on = parts.fixed(neuron, -1), parts.fixed(neuron, 1)
+        self._tell(off.join(on), ~open_.mT.flatten())
+        return off.pick(open_[:, 0]).join(on.pick(open_[:, 1]))
+
+    def _tell(self, parts: Parts, closed: Tensor) -> None:
+        if self._told is not None:
+            self._told(parts.pick(closed))
 
     def _alone(self, target: Tensor, row: int) -> Tensor:
         """(P, R): the mixture of one row."""
@@ -176,16 +193,18 @@ class _Trees:
         mixture[:, row] = 1.0
         return torch.where(torch.isfinite(self._targets.bound[target]), mixture, 0.0)
 
-    def _last_resort(self, parts: _Parts) -> None:
+    def _last_resort(self, parts: Parts) -> None:
         """All signs are known, and the rest is a linear program a part; what that leaves open stays open."""
         for one in range(len(parts)):
             self._engine.deadline.check()
             part, x = self._solved(parts.pick(slice(one, one + 1)))
-            if not bool(self._closed(part, self._bound(part, 0).margin)):
+            closed = self._closed(part, self._bound(part, 0).margin)
+            self._tell(part, closed)
+            if not bool(closed):
                 self._look(part.owner, x)
                 self._frontier.give_up(part.owner)
 
-    def _solved(self, part: _Parts) -> tuple[_Parts, Tensor]:
+    def _solved(self, part: Parts) -> tuple[Parts, Tensor]:
         """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
         from scipy.optimize import linprog  # loaded here: see `refute`
 
@@ -217,7 +236,7 @@ class _Trees:
         x = torch.as_tensor(found.x[None, : lower.shape[-1]], device=bound.device)
         return replace(part, beta=beta, mixture=mixture), x
 
-    def _closed(self, parts: _Parts, margin: Tensor) -> Tensor:
+    def _closed(self, parts: Parts, margin: Tensor) -> Tensor:
         """The system has no solution: the mixed rows exceed their bounds, or reach them and all are strict."""
         bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
         return row_false(margin, 0.0, (strict | torch.isinf(bound)).all(-1))
@@ -229,7 +248,7 @@ class _Trees:
         self._witnesses.look(pairs, root, x, problem.upper - problem.lower)
         self._frontier.settle(self._witnesses.violated)
 
-    def _bound(self, parts: _Parts, steps: int) -> SplitBounds:
+    def _bound(self, parts: Parts, steps: int) -> SplitBounds:
         """Bounds of the waiting parts, grid by grid."""
         root = parts.owner
         out: list[Tensor | None] = [None] * 6

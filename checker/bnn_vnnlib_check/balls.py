@@ -8,6 +8,7 @@ the comparisons of python-flint, its `min` and its `max` are not to be used on b
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
@@ -34,11 +35,6 @@ def ball(number: Fraction | float | int) -> arb:
     return arb(number)
 
 
-def between(lower: float, upper: float) -> arb:
-    """A ball that contains [lower, upper]."""
-    return arb(lower).union(arb(upper))
-
-
 def surely_less(a: arb, b: arb) -> bool:
     """a < b, whatever numbers of the balls a and b stand for; never if one is not finite."""
     return bool(a.is_finite() and b.is_finite() and (b - a).lower() > 0)
@@ -51,22 +47,17 @@ def surely_at_least(a: arb, b: arb) -> bool:
 
 def below(x: arb) -> float:
     """A float below all numbers of the ball; -inf where it is not finite."""
-    return _beyond(x, -math.inf, surely_at_least)
+    if not x.is_finite():
+        return -math.inf
+    value = min(float(x.lower()), sys.float_info.max)
+    near = math.nextafter(value, -math.inf)  # float() may be off by more among subnormal numbers: then a coarse step
+    candidates = (value, near, math.nextafter(near, -math.inf), 0.0, -(2.0**-1000))
+    return next((one for one in candidates if math.isfinite(one) and surely_at_least(x, arb(one))), -math.inf)
 
 
 def above(x: arb) -> float:
     """A float above all numbers of the ball; inf where it is not finite."""
-    return _beyond(x, math.inf, lambda a, b: surely_at_least(b, a))
-
-
-def _beyond(x: arb, end: float, reached: Callable[[arb, arb], bool]) -> float:
-    if not x.is_finite():
-        return end
-    value = float(x.lower() if end < 0 else x.upper())
-    value = math.nextafter(value, end) if value == -end else value  # beyond the floats, on the other side
-    near = math.nextafter(value, end)  # float() may be off by more among subnormal numbers: then a coarse step
-    candidates = (value, near, math.nextafter(near, end), 0.0, math.copysign(2.0**-1000, end))
-    return next((one for one in candidates if math.isfinite(one) and reached(x, arb(one))), end)
+    return -below(-x)
 
 
 def matrix(values: Floats) -> arb_mat:

@@ -1,4 +1,4 @@
-"""Rows of a chain of layers, bounded from below over a box: rules `linear/1` and `point/1` of docs/certificates.md.
+"""Rows of a chain of layers, bounded from below over a box: the walk of docs/certificates.md.
 
 Notation: layer k maps h_k to z_k = W_k h_k + b_k, and h_(k+1) = f_k(z_k); h_0 = x. A *row* is a linear function of z_k.
 
@@ -9,21 +9,21 @@ known, and rounding of floats decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from flint import arb, arb_mat, fmpq, fmpq_mat
 
 from bnn_vnnlib_check.balls import (
+    HALF,
     ZERO,
     Floats,
     above,
     ball,
     below,
-    between,
     column,
     ends,
     entrywise,
@@ -36,6 +36,8 @@ from bnn_vnnlib_check.balls import (
 from bnn_vnnlib_check.errors import RejectedError
 from bnn_vnnlib_check.model import Layer
 
+KINKS = ("relu", "leaky")
+
 
 @dataclass(frozen=True, eq=False)
 class Box:
@@ -47,7 +49,7 @@ class Box:
     @cached_property
     def balls(self) -> arb_mat:
         """(n, 1): each contains its interval."""
-        return column(between(low, high) for low, high in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
+        return column(arb(a).union(arb(b)) for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
     @cached_property
     def middle(self) -> arb_mat:
@@ -69,38 +71,49 @@ class Box:
         """(n, 1): max |z|, exact."""
         return column(np.maximum(np.abs(self.lower), np.abs(self.upper)).tolist())
 
-    @property
-    def finite(self) -> bool:
-        """All ends are finite."""
-        return bool(np.isfinite(self.lower).all() and np.isfinite(self.upper).all())
+    @cached_property
+    def squares(self) -> arb_mat:
+        """(n, 1): (max |z|)^2, which is (|middle| + radius)^2."""
+        return entrywise(square, self.largest)
 
 
 class Chain:
-    """Layers with their matrices."""
+    """Layers with their matrices.
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = tuple(layers)
+    margin : the weights lie in a box, so many standard deviations to each side of their means
+    """
+
+    def __init__(self, layers: Sequence[Layer], margin: Fraction | None = None) -> None:
+        self.layers, self._margin = tuple(layers), margin
         self._weights = [None if layer.weight is None else matrix(layer.weight) for layer in layers]
         self._sizes = [None if layer.weight is None else matrix(np.abs(layer.weight)) for layer in layers]
-        self._biases = [column(layer.bias.tolist()) for layer in layers]
+        self.biases = [column(layer.bias.tolist()) for layer in layers]
+        self._radii: dict[int, list[Floats]] = {}
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def random(self, k: int) -> bool:
         """Layer k or one in front of it has noise."""
-        return any(
-            part is not None for layer in self.layers[: k + 1] for part in (layer.weight_variance, layer.bias_variance)
-        )
+        return any(layer.variances for layer in self.layers[: k + 1])
+
+    def boxed(self, k: int, h: Box) -> tuple[arb_mat, arb_mat] | None:
+        """R (out, in) and r (out, 1): by the box of the weights z_k is within R h + r of that of the means; or None."""
+        layer = self.layers[k]
+        if self._margin is None or not layer.variances:
+            return None
+        if k not in self._radii:
+            parts = layer.weight_variance, layer.bias_variance
+            shapes = (len(layer.bias), len(h.lower)), (len(layer.bias), 1)
+            found = [np.zeros(shape) if part is None else part for part, shape in zip(parts, shapes, strict=True)]
+            self._radii[k] = [_radii(ball(self._margin), part) for part in found]
+        sign, (radius, fixed) = np.where(h.lower >= 0, 1.0, np.where(h.upper <= 0, -1.0, 0.0)), self._radii[k]
+        return matrix(radius * sign), matrix(radius * (sign == 0)) * h.largest + column(fixed.ravel().tolist())
 
     def through(self, k: int, rows: arb_mat) -> arb_mat:
         """Rows over z_k, as rows over h_k."""
         weight = self._weights[k]
         return rows if weight is None else rows * weight
-
-    def bias(self, k: int) -> arb_mat:
-        """(out, 1)."""
-        return self._biases[k]
 
     def size(self, k: int, h: arb_mat) -> arb_mat:
         """|W_k| h, from numbers h >= 0 (in, 1)."""
@@ -109,77 +122,68 @@ class Chain:
 
     def intervals(self, k: int, h: Box) -> Box:
         """The range of z_k by the range of h_k alone; no ball is as wide as a range, since radii have few digits."""
-        weight, reach = self._weights[k], self.size(k, h.radius)
-        z = (h.middle if weight is None else weight * h.middle) + self._biases[k]
+        weight, reach, box = self._weights[k], self.size(k, h.radius), self.boxed(k, h)
+        if box is not None:
+            reach = reach + box[0] * h.middle + entrywise(abs, box[0]) * h.radius + box[1]
+        z = (h.middle if weight is None else weight * h.middle) + self.biases[k]
         return Box(ends((z - reach).entries())[0], ends((z + reach).entries())[1])
 
-    def at(self, x: Sequence[Fraction]) -> list[Fraction] | list[arb]:
-        """The outputs at x: exact, or balls where an activation has no rational values."""
-        return self._values(x) if any(layer.activation in _SMOOTH for layer in self.layers) else self._exact(x)
-
-    def _values(self, x: Sequence[Fraction]) -> list[arb]:
-        h = column(ball(v) for v in x)
-        for k, layer in enumerate(self.layers):
-            weight = self._weights[k]
-            h = entrywise(partial(_value, layer), (h if weight is None else weight * h) + self._biases[k])
-        return h.entries()
-
-    def _exact(self, x: Sequence[Fraction]) -> list[Fraction]:
+    def at(self, x: Sequence[Fraction]) -> list[Fraction]:
+        """The outputs at x, exactly; of a chain whose activations have rational values."""
         h = fmpq_mat(len(x), 1, [fmpq(v.numerator, v.denominator) for v in x])
         for layer in self.layers:
             if layer.weight is not None:
                 h = fmpq_mat(len(layer.weight), h.nrows(), _rationals(layer.weight)) * h
             h = h + fmpq_mat(len(layer.bias), 1, _rationals(layer.bias))
-            if layer.activation in ("relu", "leaky"):
-                alpha = _rational(layer.alpha)
+            if layer.activation in KINKS:
+                (alpha,) = _rationals(np.array([layer.alpha]))
                 h = fmpq_mat(len(layer.bias), 1, [v if v > 0 else alpha * v for v in h.entries()])
         return [Fraction(int(v.p), int(v.q)) for v in h.entries()]
 
+    @property
+    def rational(self) -> bool:
+        """Rational inputs have rational outputs."""
+        return all(layer.activation in ("", *KINKS) for layer in self.layers)
 
-def _rational(value: float) -> fmpq:
-    return fmpq(*value.as_integer_ratio())
+
+def _radii(margin: arb, variances: Floats) -> Floats:
+    """Floats above margin times the deviations."""
+    return np.array([above(margin * arb(v).sqrt()) for v in variances.ravel().tolist()]).reshape(variances.shape)
 
 
 def _rationals(values: Floats) -> list[fmpq]:
-    return [_rational(value) for value in values.ravel().tolist()]
+    return [fmpq(*value.as_integer_ratio()) for value in values.ravel().tolist()]
 
 
 # Activations
 
 
+CURVES = {"tanh": 1, "sigmoid": 2}
+"""c of f(z) = (c - 1) / 2 + tanh(z / c) / c, whose slope is (1 - tanh(z / c)^2) / c^2."""
+
+
 def image(layer: Layer, z: Box) -> Box:
     """The range of the layer's activation, which does not decrease, over a range of its input."""
-    if layer.activation in ("relu", ""):
-        return z if not layer.activation else Box(np.maximum(z.lower, 0.0), np.maximum(z.upper, 0.0))
+    if layer.activation in ("", "relu"):
+        return Box(np.maximum(z.lower, 0.0), np.maximum(z.upper, 0.0)) if layer.activation else z
     values = [[_value(layer, arb(v)) for v in side.tolist()] for side in (z.lower, z.upper)]
-    return Box(np.array([below(v) for v in values[0]]), np.array([above(v) for v in values[1]]))
+    return Box(ends(values[0])[0], ends(values[1])[1])
 
 
 def _value(layer: Layer, z: arb) -> arb:
-    match layer.activation:
-        case "relu" | "leaky":
-            least, most = (end if surely_less(ZERO, end) else end * arb(layer.alpha) for end in (z.lower(), z.upper()))
-            return least.union(most)
-        case "tanh":
-            return z.tanh()
-        case "sigmoid":
-            return (1 + (z / 2).tanh()) / 2
-        case _:
-            return z
+    if layer.activation in KINKS:
+        least, most = (end if surely_less(ZERO, end) else end * arb(layer.alpha) for end in (z.lower(), z.upper()))
+        return least.union(most)
+    c = CURVES.get(layer.activation)
+    return z if c is None else HALF * (c - 1) + (z / c).tanh() / c
 
 
 def steepest(layer: Layer, z: Box) -> list[arb]:
     """Upper bounds of the activation's slope over a range."""
-    nearest = np.maximum(np.maximum(z.lower, -z.upper), 0.0).tolist()
-    match layer.activation:
-        case "relu" | "leaky":
-            return [arb(1 if high > 0 else layer.alpha) for high in z.upper.tolist()]
-        case "tanh":
-            return [(1 - arb(v).tanh() ** 2).upper() for v in nearest]
-        case "sigmoid":
-            return [((1 - arb(v / 2).tanh() ** 2) / 4).upper() for v in nearest]
-        case _:
-            return [arb(1)] * len(nearest)
+    if layer.activation in KINKS:
+        return [arb(1 if high > 0 else layer.alpha) for high in z.upper.tolist()]
+    c, nearest = CURVES.get(layer.activation), np.maximum(np.maximum(z.lower, -z.upper), 0.0).tolist()
+    return [arb(1) if c is None else ((1 - (arb(v) / c).tanh() ** 2) / c**2).upper() for v in nearest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,52 +204,41 @@ def lines(layer: Layer, z: Box, hints: Floats | None = None) -> Lines:
     return Lines(slopes, (column(offsets[0]), column(offsets[1])))
 
 
-Curve = Callable[[Floats], Floats]
-
-
 def _slopes(layer: Layer, z: Box) -> Floats:
     """Good ones; nothing rests on that."""
     low, high = z.lower, z.upper
     if not layer.activation:
         return np.ones((2, len(low)))
     with np.errstate(all="ignore"):
-        if layer.activation in ("relu", "leaky"):
+        if layer.activation in KINKS:
             alpha = layer.alpha
             mixed = (low < 0) & (high > 0)
             chord = (high - alpha * low) / (high - low)
             sign = np.where(low >= 0, 1.0, alpha)
             found = np.stack([np.where(mixed, np.where(high >= -low, 1.0, alpha), sign), np.where(mixed, chord, sign)])
             return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
-        function, steep = _SMOOTH[layer.activation]
-        above_ = _slopes_above(function, steep, low, high)
-        found = np.stack([_slopes_above(function, steep, -high, -low), above_])  # f(-z) = 2 f(0) - f(z)
+        c = CURVES[layer.activation]
+        found = np.stack([_slopes_above(c, -high, -low), _slopes_above(c, low, high)])  # f(-z) = 2 f(0) - f(z)
     return np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _slopes_above(function: Curve, steep: Curve, low: Floats, high: Floats) -> Floats:
+def _slopes_above(c: int, low: Floats, high: Floats) -> Floats:
     """Where f is convex the chord's, where it is concave that in the middle, else of the tangent through (l, f(l))."""
-    chord = np.where(high > low, (function(high) - function(low)) / (high - low), steep(low))
+
+    def steep(z: Floats) -> Floats:
+        return (1 - np.tanh(z / c) ** 2) / c**2
+
+    def rise(z: Floats) -> Floats:
+        return (np.tanh(z / c) - np.tanh(low / c)) / c
+
+    chord = np.where(high > low, rise(high) / (high - low), steep(low))
     left, right = np.zeros_like(high), np.maximum(high, 0.0)
     for _ in range(24):
         at = (left + right) / 2
-        early = steep(at) * (at - low) > function(at) - function(low)
+        early = steep(at) * (at - low) > rise(at)
         left, right = np.where(early, at, left), np.where(early, right, at)
     mixed = np.where(chord <= steep(high), chord, steep(right))
     return np.where(low >= 0, steep((low + high) / 2), np.where(high <= 0, chord, mixed))
-
-
-def _tanh_slope(z: Floats) -> Floats:
-    return 1 - np.tanh(z) ** 2
-
-
-def _sigmoid(z: Floats) -> Floats:
-    return (1 + np.tanh(z / 2)) / 2
-
-
-_SMOOTH: dict[str, tuple[Curve, Curve]] = {
-    "tanh": (np.tanh, _tanh_slope),
-    "sigmoid": (_sigmoid, lambda z: _tanh_slope(z / 2) / 4),
-}
 
 
 def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> arb:
@@ -254,12 +247,13 @@ def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> ar
     The extremes are at the ends, at the kink, or where f' is the slope.
     """
     s, places = arb(slope), [arb(low), arb(high)]
-    if layer.activation in ("relu", "leaky") and low < 0 < high:
+    if layer.activation in KINKS and low < 0 < high:
         places.append(ZERO)
-    if layer.activation in ("tanh", "sigmoid"):
-        at = 1 - (s if layer.activation == "tanh" else 4 * s)  # tanh^2 at the place, or at half of it
+    if layer.activation in CURVES:
+        c = CURVES[layer.activation]
+        at = 1 - s * c**2  # tanh(z / c)^2 at the place
         if surely_less(ZERO, at) and surely_less(at, arb(1)):
-            place = at.sqrt().atanh() * (1 if layer.activation == "tanh" else 2)
+            place = at.sqrt().atanh() * c
             places += [p for p in (place, -place) if not (surely_less(p, places[0]) or surely_less(places[1], p))]
         elif not (surely_at_least(ZERO, at) or surely_at_least(at, arb(1))):
             return arb(sign) * arb.pos_inf()  # the place is not known: no line
@@ -273,12 +267,8 @@ def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> ar
 # Walks
 
 
-@dataclass(eq=False)
-class Noise:
-    """Receives the rows (R, out) over z_k of every layer on the way back; see `tails`."""
-
-    def charge(self, k: int, rows: Floats) -> None:
-        """Nothing is charged here."""
+Charge = Callable[[int, Floats], None]
+"""Is told of the rows over z_k of every layer that a walk passes."""
 
 
 @dataclass(eq=False)
@@ -310,38 +300,75 @@ class Ranges:
         """The range of the next layer's z, from those in front of it: the better of intervals and walks."""
         k = len(self.z)
         found = self.chain.intervals(k, self.h[k])
-        if k == 0 or not found.finite:
+        if not (np.isfinite(found.lower).all() and np.isfinite(found.upper).all()):
+            raise RejectedError(f"the range of layer {k} is not finite")
+        if k == 0:
             return found
         size = len(found.lower)
         least = np.array([below(value) for value in self.walk(k, np.concatenate([np.eye(size), -np.eye(size)]))])
         return Box(np.maximum(found.lower, least[:size]), np.minimum(found.upper, -least[size:]))
 
-    def folded(self, k: int, rows: Floats, inputs: Floats | None = None) -> list[arb]:
+    def folded(self, k: int, rows: Floats, inputs: arb_mat | None = None, charge: Charge | None = None) -> list[arb]:
         """Lower bounds of rows over z_k, plus `inputs` over x, from the range of h_k alone."""
+        if charge is not None:
+            charge(k, rows)
         exact = matrix(rows)
-        wanted = self.chain.through(k, exact)
+        wanted, total = self._back(k, exact)
         a = middle(wanted)
-        total = exact * self.chain.bias(k) + self.h[k].least(a) + (wanted - matrix(a)) * self.h[k].balls
-        total = total if inputs is None else total + self.box.least(inputs)
+        total = total + self.h[k].least(a) + (wanted - matrix(a)) * self.h[k].balls
+        if inputs is not None:
+            g = middle(inputs)
+            total = total + self.box.least(g) + (inputs - matrix(g)) * self.box.balls
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
 
-    def walk(self, k: int, rows: Floats, inputs: Floats | None = None, noise: Noise | None = None) -> list[arb]:
-        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, for the mean weights."""
+    def walk(
+        self, k: int, rows: Floats, inputs: arb_mat | None = None, charge: Charge | None = None,
+        less: Mapping[int, arb_mat] | None = None,
+    ) -> list[arb]:  # fmt: skip
+        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, for the mean weights or their box.
+
+        less : rows over some z_j in front, which are taken off
+        """
         a, exact, total = rows, matrix(rows), column([ZERO] * len(rows))
         for at in range(k, -1, -1):
-            if noise is not None:
-                noise.charge(at, a)
-            total = total + exact * self.chain.bias(at)
-            wanted = self.chain.through(at, exact)
+            if charge is not None:
+                charge(at, a)
+            wanted, added = self._back(at, exact)
             if at == 0 and inputs is not None:
-                wanted = wanted + matrix(inputs)
+                wanted = wanted + inputs
             a = middle(wanted)
-            total = total + (wanted - matrix(a)) * self.h[at].balls
+            total = total + added + (wanted - matrix(a)) * self.h[at].balls
             if at:
                 a, paid = self._across(at - 1, a)
                 exact, total = matrix(a), total + paid
+                exact = exact - less[at - 1] if less and at - 1 in less else exact
         total = total + self.box.least(a)
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
+
+    def _back(self, k: int, rows: arb_mat) -> tuple[arb_mat, arb_mat]:
+        """Rows over z_k as rows over h_k and numbers (R, 1); below what any weights of the box give."""
+        wanted, added, box = self.chain.through(k, rows), rows * self.chain.biases[k], self.chain.boxed(k, self.h[k])
+        if box is None:
+            return wanted, added
+        sizes = entrywise(abs, rows)
+        return wanted - sizes * box[0], added - sizes * box[1]
+
+    def signed(self, chain: Chain, signs: Floats, slopes: Floats) -> Ranges | None:
+        """The same ranges in a chain that goes on behind them, with signs of the inputs of Relu and LeakyRelu, 0 where
+        unknown, and slopes of the lines below; all of them in one vector each. None where no x has these signs."""
+        found, start = Ranges(chain, self.box), 0
+        for k, (layer, z) in enumerate(zip(self.chain.layers, self.z, strict=True)):
+            if layer.activation in KINKS:
+                here = slice(start, start + len(z.lower))
+                low = np.where(signs[here] > 0, np.maximum(z.lower, 0.0), z.lower)
+                high = np.where(signs[here] < 0, np.minimum(z.upper, 0.0), z.upper)
+                if (low > high).any():
+                    return None
+                start, z = here.stop, Box(low, high)
+                usual = _slopes(layer, z)
+                found.hints[k] = np.stack([np.where((low < 0) & (high > 0), slopes[here], usual[0]), usual[1]])
+            found.add(z)
+        return found
 
     def _across(self, k: int, a: Floats) -> tuple[Floats, arb_mat]:
         """Rows over h_(k+1) as rows over z_k, and what is added to them (R, 1)."""
@@ -364,17 +391,9 @@ def _missed(a: Floats, slope: Floats, chosen: Floats, z: arb_mat) -> arb_mat:
     return column(total)
 
 
-def reached(chain: Chain, box: Box) -> Ranges:
-    """Ranges of all layers but the last of a chain without noise."""
+def reached(chain: Chain, box: Box, count: int) -> Ranges:
+    """Ranges of the first layers of a chain without noise."""
     found = Ranges(chain, box)
-    for k in range(len(chain) - 1):
-        z = found.next()
-        if not z.finite:
-            raise RejectedError(f"the range of layer {k} is not finite")
-        found.add(z)
+    for _ in range(count):
+        found.add(found.next())
     return found
-
-
-def squares(rows: Floats) -> arb_mat:
-    """Entries squared."""
-    return entrywise(square, matrix(rows))

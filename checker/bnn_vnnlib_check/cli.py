@@ -10,6 +10,7 @@ import argparse
 import gzip
 import hashlib
 import io
+import json
 import sys
 import time
 import zlib
@@ -21,12 +22,11 @@ from typing import NoReturn
 from flint import arb
 
 from bnn_vnnlib_check import FORMAT, __version__
-from bnn_vnnlib_check.balls import above as above_
-from bnn_vnnlib_check.balls import at_most_one, ball, below, surely_at_least, surely_less
+from bnn_vnnlib_check.balls import above, at_most_one, below, surely_less
 from bnn_vnnlib_check.container import Certificate, Node
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
 from bnn_vnnlib_check.model import Model, read_model
-from bnn_vnnlib_check.proof import Tick, proved
+from bnn_vnnlib_check.proof import Proof, Tick
 from bnn_vnnlib_check.vnnlib import Property, number, read_property
 
 MOST_BYTES = 2**30
@@ -63,31 +63,28 @@ def check(
         top.get("info")
     data = {name: _bound_to(path, top.node(name), name) for name, path in (("model", model), ("property", prop))}
     network, question = read_model(data["model"]), read_property(data["property"])
-    if (network.inputs, network.outputs) != (question.inputs, question.outputs):
-        raise RejectedError(
-            f"the property is over {question.inputs} inputs and {question.outputs} outputs, the model has "
-            f"{network.inputs} and {network.outputs}"
-        )
+    sizes = [f"{one.inputs} inputs and {one.outputs} outputs" for one in (question, network)]
+    if sizes[0] != sizes[1]:
+        raise RejectedError(f"the property is over {sizes[0]}, the model has {sizes[1]}")
     query, taus = _question(top, network, question, asked or {})
-    claim = top.node("claim")
+    claim, proof = top.node("claim"), top.node("proof")
     verdict, claimed = claim.text("verdict"), number(claim.text("bound")) if claim.has("bound") else None
     claim.done()
-    if verdict not in ("unsat", "sat", "bound") or (query == "deterministic") != (claimed is None):
-        raise UnreadableError(f"the claim of verdict {verdict[:20]!r} is not understood")
-    if verdict == "bound" and query == "deterministic":
-        raise UnreadableError("a deterministic query has no bound")
-    proof = top.node("proof")
     top.done()
-    show = _progress() if tick else lambda done, of: None
+    verdicts = ("unsat", "sat") if query == "deterministic" else ("unsat", "sat", "bound")
+    if verdict not in verdicts or (query == "deterministic") != (claimed is None):
+        raise UnreadableError(f"the claim of verdict {verdict[:20]!r} is not understood")
     if verdict != "sat" and not question.cases:
-        q = arb(0)
-        if proof.text("rule") != "empty/1":
-            raise RejectedError("the property has no cases: rule empty/1 is wanted")
+        proof.rule("empty/1")
         proof.done()
+        q = arb(0)
     else:
-        q = proved(proof, file, network, query, question, verdict != "sat", show)
+        show = _progress() if tick else lambda done, of: None
+        q = Proof(file, question, show).q(proof, network, query, verdict != "sat")
     file.close()
-    return _accepted(verdict, query, taus, claimed, q, network, question)
+    if query == "deterministic":
+        return _of_network(verdict, q, network, question)
+    return _of_posterior(verdict, taus, claimed or Fraction(0), q)
 
 
 def _bound_to(path: Path, node: Node, role: str) -> bytes:
@@ -141,57 +138,40 @@ def _question(top: Node, model: Model, prop: Property, asked: Mapping[str, str])
     return query, taus
 
 
-def _accepted(
-    verdict: str, query: str, taus: Mapping[str, Fraction], claimed: Fraction | None, q: arb, model: Model,
-    prop: Property,
-) -> str:  # fmt: skip
-    if query == "deterministic":
-        whose = "the network" if model.family == "deterministic" else "the posterior mean"
-        if not surely_less(q, arb(1)):
-            raise RejectedError(
-                "some leaf does not exclude a violation" if verdict == "unsat" else "the point violates no case"
-            )
-        said = "no input violates the property" if verdict == "unsat" else "an input violates the property"
-        empty = "" if prop.cases else " (an empty property: no case has inputs)"
-        return f"accepted: deterministic, {verdict}: {said}, for {whose}{empty}"
-    wanted = ball(claimed if claimed is not None else 0)
-    if verdict == "sat":
-        bound = above_(at_most_one(q))
-        if not surely_less(arb(bound), ball(taus["tau_unsafe"])) or not surely_at_least(wanted, arb(bound)):
-            end = f"claimed is {float(wanted):.12g} < {_tau(taus, 'tau_unsafe')}"
-            raise RejectedError(f"proved is P_safe <= {bound:.12g}; {end}")
-        return f"accepted: probabilistic, sat: P_safe <= {_up(bound)} < {_tau(taus, 'tau_unsafe')}"
-    bound = max(0.0, below(1 - q))
-    if not surely_at_least(arb(bound), wanted):
-        raise RejectedError(f"proved is P_safe >= {bound:.12g}; claimed is {float(wanted):.12g}")
-    if verdict == "unsat" and not surely_at_least(arb(bound), ball(taus["tau_safe"])):
-        raise RejectedError(f"proved is P_safe >= {bound:.9g}, which is less than {_tau(taus, 'tau_safe')}")
-    end = f" >= {_tau(taus, 'tau_safe')}" if verdict == "unsat" else f", no verdict at {_tau(taus, 'tau_safe')}"
-    return f"accepted: probabilistic, {verdict}: P_safe >= {_down(bound)}{end}"
+def _of_network(verdict: str, q: arb, model: Model, prop: Property) -> str:
+    if not surely_less(q, arb(1)):
+        unsat = "some leaf does not exclude a violation"
+        raise RejectedError(unsat if verdict == "unsat" else "the point violates no case")
+    said = "no input violates the property" if verdict == "unsat" else "an input violates the property"
+    whose = "the network" if model.family == "deterministic" else "the posterior mean"
+    empty = "" if prop.cases else " (an empty property: no case has inputs)"
+    return f"accepted: deterministic, {verdict}: {said}, for {whose}{empty}"
 
 
-def _tau(taus: Mapping[str, Fraction], name: str) -> str:
-    return f"{name} {float(taus[name]):g}"
-
-
-def _down(bound: float) -> str:
-    """Nine digits that are not larger."""
-    return f"{float(Fraction(int(Fraction(bound) * 10**9), 10**9)):.9f}"
-
-
-def _up(bound: float) -> str:
-    return f"{float(Fraction(-int(-Fraction(bound) * 10**9 // 1), 10**9)):.9f}"
+def _of_posterior(verdict: str, taus: Mapping[str, Fraction], claimed: Fraction, q: arb) -> str:
+    """The bound is a float on the safe side of what is proved, and is shown with nine digits on the same side."""
+    sat = verdict == "sat"
+    sign, name = ("<=", "tau_unsafe") if sat else (">=", "tau_safe")
+    bound = above(at_most_one(q)) if sat else max(0.0, below(1 - q))
+    tau, exact = f"{name} {float(taus[name]):g}", Fraction(bound)
+    if exact > claimed if sat else exact < claimed:
+        raise RejectedError(f"proved is P_safe {sign} {bound:.12g}; claimed is {float(claimed):.12g}")
+    if sat and exact >= taus[name]:
+        raise RejectedError(f"proved is P_safe <= {bound:.12g}, which is not below {tau}")
+    if verdict == "unsat" and exact < taus[name]:
+        raise RejectedError(f"proved is P_safe >= {bound:.9g}, which is less than {tau}")
+    units = -((-exact * 10**9) // 1) if sat else exact * 10**9 // 1
+    end = f", no verdict at {tau}" if verdict == "bound" else f" {'<' if sat else '>='} {tau}"
+    return f"accepted: probabilistic, {verdict}: P_safe {sign} {int(units) / 10**9:.9f}{end}"
 
 
 def _progress() -> Tick:
     last = [0.0]
 
     def show(done: int, of: int) -> None:
-        now = time.monotonic()
-        if of > 1 and (now - last[0] > 0.2 or done == of):
-            last[0] = now
-            sys.stderr.write(f"\rleaf {done} of {of}" + ("\n" if done == of else ""))
-            sys.stderr.flush()
+        if of > 1 and (done == of or time.monotonic() - last[0] > 0.2):
+            last[0] = time.monotonic()
+            print(f"\rleaf {done} of {of}", end="\n" if done == of else "", file=sys.stderr, flush=True)  # noqa: T201
 
     return show
 
@@ -210,18 +190,21 @@ def main() -> NoReturn:
     parser.add_argument("--tau-safe", help="threshold of unsat, if it is neither the property's nor the default")
     parser.add_argument("--tau-unsafe", help="threshold of sat")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}, format {FORMAT}")
+    parser.add_argument("--record", type=Path, help="JSON file to write: the outcome, and hashes of the three files")
     given = parser.parse_args()
     asked = {name: value for name in ("query", "tau_safe", "tau_unsafe") if (value := getattr(given, name)) is not None}
+    files = {name: getattr(given, name) for name in ("model", "property", "certificate")}
     try:
-        said = check(given.model, given.property, given.certificate, asked, sys.stderr.isatty())
+        said, code = check(given.model, given.property, given.certificate, asked, sys.stderr.isatty()), 0
     except RejectedError as error:
-        sys.stdout.write(f"rejected: {error}\n")
-        sys.exit(1)
+        said, code = f"rejected: {error}", 1
     except UnreadableError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        said, code = f"error: {error}", 2
     except Exception as error:  # whatever it is, nothing was accepted
-        sys.stderr.write(f"error: the files could not be checked ({type(error).__name__}: {str(error)[:200]})\n")
-        sys.exit(2)
-    sys.stdout.write(f"{said}\n")
-    sys.exit(0)
+        said, code = f"error: the files could not be checked ({type(error).__name__}: {str(error)[:200]})", 2
+    (sys.stderr if code == 2 else sys.stdout).write(f"{said}\n")
+    if given.record is not None:
+        hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()}
+        outcome = {"outcome": said.partition(":")[0], "said": said, "checker": __version__, "sha256": hashes}
+        given.record.write_text(json.dumps(outcome, indent=1) + "\n")
+    sys.exit(code)

@@ -11,21 +11,21 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from bnn_vnnlib_check.balls import Floats
 from bnn_vnnlib_check.errors import UnreadableError
+
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 MANIFEST_BYTES, ARRAY_BYTES, ALL_BYTES, ENTRIES = 2**26, 2**28, 2**30, 2**18
-DEPTH, DIGITS = 32, 1000
-"""Nested values of the manifest, and characters of a number, at most."""
+DIGITS = 1000
+"""Characters of a number, at most."""
 
 DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")
 
@@ -55,9 +55,8 @@ class Certificate:
         self._left.discard(name)
         stream = io.BytesIO(data)
         try:
-            version = npy.read_magic(stream)
-            if version != (1, 0):
-                raise UnreadableError(f"array {name}: version {version} of the npy format")
+            if npy.read_magic(stream) != (1, 0):
+                raise UnreadableError(f"array {name}: another version than 1.0 of the npy format")
             found, fortran, dtype = npy.read_array_header_1_0(stream)
         except (ValueError, TypeError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
             raise UnreadableError(f"array {name} has no valid header") from error
@@ -76,10 +75,6 @@ class Certificate:
         if not np.isfinite(values).all():
             raise UnreadableError(f"array {name} has numbers that are not finite")
         return values.astype(np.float64)
-
-    def floats(self, name: Any, shape: tuple[int | None, ...]) -> Floats:
-        """`array` of finite floats."""
-        return self.array(name, "f", shape)
 
     def close(self) -> None:
         """Everything was asked for."""
@@ -103,17 +98,12 @@ class Certificate:
 
 
 class Node:
-    """An object of the manifest. A key that nobody asks for is unknown, which `done` refuses."""
+    """An object of the manifest, and where it is. A key that nobody asks for is unknown, which `done` refuses."""
 
     def __init__(self, content: Any, where: str) -> None:
         if not isinstance(content, dict):
             raise UnreadableError(f"{where}: an object is wanted, found {_short(content)}")
-        self._content, self._where, self._asked = content, where, set[str]()
-
-    @property
-    def where(self) -> str:
-        """Its place, for messages."""
-        return self._where
+        self._content, self.where, self._asked = content, where, set[str]()
 
     def has(self, key: str) -> bool:
         """Whether it has the key."""
@@ -123,43 +113,50 @@ class Node:
         """The value of a key that has to be there."""
         self._asked.add(key)
         if key not in self._content:
-            raise UnreadableError(f"{self._where} has no {key!r}")
+            raise UnreadableError(f"{self.where} has no {key!r}")
         return self._content[key]
+
+    def typed(self, key: str, kind: type[T], what: str) -> T:
+        """The value of a key, of this type and no other."""
+        value = self.get(key)
+        if type(value) is not kind:
+            raise UnreadableError(f"{self.where}: {key!r} is no {what}: {_short(value)}")
+        return value
 
     def text(self, key: str) -> str:
         """A text."""
-        value = self.get(key)
-        if not isinstance(value, str):
-            raise UnreadableError(f"{self._where}: {key!r} is no text: {_short(value)}")
-        return value
-
-    def whole(self, key: str) -> int:
-        """A whole number that is not negative."""
-        value = self.get(key)
-        if type(value) is not int or value < 0:
-            raise UnreadableError(f"{self._where}: {key!r} is no whole number: {_short(value)}")
-        return value
+        return self.typed(key, str, "text")
 
     def items(self, key: str) -> list[Any]:
         """A list."""
-        value = self.get(key)
-        if not isinstance(value, list):
-            raise UnreadableError(f"{self._where}: {key!r} is no list: {_short(value)}")
+        return self.typed(key, list, "list")
+
+    def whole(self, key: str) -> int:
+        """A whole number that is not negative."""
+        value = self.typed(key, int, "whole number")
+        if value < 0:
+            raise UnreadableError(f"{self.where}: {key!r} is below 0")
         return value
+
+    def rule(self, wanted: str) -> None:
+        """Its rule is this one."""
+        found = self.text("rule")
+        if found != wanted:
+            raise UnreadableError(f"{self.where}: rule {found[:40]!r} is not known here, {wanted} is")
 
     def node(self, key: str) -> Node:
         """An object."""
-        return Node(self.get(key), f"{self._where}, {key}")
+        return Node(self.get(key), f"{self.where}, {key}")
 
     def nodes(self, key: str) -> list[Node]:
         """A list of objects."""
-        return [Node(one, f"{self._where}, {key} {i}") for i, one in enumerate(self.items(key))]
+        return [Node(one, f"{self.where}, {key} {i}") for i, one in enumerate(self.items(key))]
 
     def done(self) -> None:
         """All keys were asked for."""
         unknown = sorted(set(self._content) - self._asked)
         if unknown:
-            raise UnreadableError(f"{self._where}: unknown key {_short(unknown[0])}")
+            raise UnreadableError(f"{self.where}: unknown key {_short(unknown[0])}")
 
 
 def _json(data: bytes) -> Any:
@@ -168,40 +165,19 @@ def _json(data: bytes) -> Any:
             raise UnreadableError("the manifest has a key twice in one object")
         return dict(pairs)
 
-    def number(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-        def checked(text: str) -> Any:
-            if len(text) > DIGITS:
-                raise UnreadableError(f"the manifest has a number of more than {DIGITS} characters")
-            return convert(text)
-
-        return checked
+    def number(text: str) -> float:
+        if len(text) > DIGITS:
+            raise UnreadableError(f"the manifest has a number of more than {DIGITS} characters")
+        return float(text) if set(text) & set(".eE") else int(text)
 
     def none(text: str) -> Any:
         raise UnreadableError(f"the manifest has {text} for a number")
 
+    hooks: dict[str, Any] = {"parse_int": number, "parse_float": number, "parse_constant": none}
     try:
-        text = data.decode("utf-8")
-        _check_depth(text)
-        return json.loads(
-            text, object_pairs_hook=unique, parse_int=number(int), parse_float=number(float), parse_constant=none
-        )
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique, **hooks)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"the manifest is no JSON: {error}") from error
-
-
-def _check_depth(text: str) -> None:
-    depth, quoted, escaped = 0, False, False
-    for sign in text:
-        if quoted:
-            quoted, escaped = escaped or sign != '"', not escaped and sign == "\\"
-        elif sign == '"':
-            quoted = True
-        elif sign in "[{":
-            depth += 1
-            if depth > DEPTH:
-                raise UnreadableError(f"the manifest nests more than {DEPTH} values")
-        elif sign in "]}":
-            depth -= 1
 
 
 def _short(value: Any) -> str:

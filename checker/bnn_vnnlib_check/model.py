@@ -1,8 +1,8 @@
-"""ONNX to a chain of layers, each with the variances of its numbers where it has some.
+"""ONNX to chains of layers, with the variances of their numbers where they have some.
 
-What is read: one input and one output, and between them Gemm, MatMul with a constant, Add and Sub of a constant, Relu,
-LeakyRelu, Tanh, Sigmoid, Flatten, Reshape, Identity. Everything else is refused by name, and so is a posterior that is
-none of: independent Gaussians or weighted samples, each tensor read at one place.
+What is read: one input and one output, and between them Conv (two dimensions), Gemm, MatMul with a constant, Add and
+Sub of a constant, Relu, LeakyRelu, Tanh, Sigmoid, Flatten, Reshape, Identity. Everything else is refused by name, and
+so is a posterior that is none of: independent Gaussians, a mixture of such, weighted samples; each tensor read once.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ SUFFIXES = ("_variance", "_samples", "_factor")
 
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
+Tensors = Mapping[str, NDArray[Any]]
+Changes = tuple[dict[str, Floats], dict[str, Floats]]
+"""Of one network: tensors in the place of those of the graph, and variances, by the names of the graph's tensors."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
@@ -38,6 +42,9 @@ class Layer:
     weight : (out, in), None: the identity; bias : (out,)
     weight_variance, bias_variance : of the same shapes, None: no noise
     activation : "", "relu", "leaky", "tanh" or "sigmoid"; alpha : of "leaky"
+    patches : of a convolution with noise: which h each place reads (places, K), `in` where it reads padding; z is
+        (channels x places). shared : (channels, K + 1) the variances of the kernel and, last, of the bias, each of
+        which is one number for all places; weight_variance and bias_variance repeat them
     """
 
     weight: Floats | None
@@ -46,29 +53,35 @@ class Layer:
     bias_variance: Floats | None = None
     activation: str = ""
     alpha: float = 0.0
+    patches: NDArray[np.int64] | None = None
+    shared: Floats | None = None
+
+    @property
+    def variances(self) -> list[Floats]:
+        """Of all random numbers, each once; some may be 0."""
+        parts = (self.weight_variance, self.bias_variance) if self.shared is None else (self.shared,)
+        return [part for part in parts if part is not None]
+
+
+Layers = tuple[Layer, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
     """A file's networks.
 
-    family : "deterministic", "gaussian_diag" or "samples"
-    layers : with the variances of gaussian_diag
-    samples, probabilities : of "samples", one chain and one exact number each; the numbers add up to 1
+    family : "deterministic", "gaussian_diag", "mixture" or "samples"
+    mean : the network of the graph itself
+    parts, probabilities : a chain and an exact number each; the numbers add up to 1. One part of gaussian_diag
     inputs, outputs : how many
     """
 
     family: str
-    layers: tuple[Layer, ...]
-    samples: tuple[tuple[Layer, ...], ...]
+    mean: Layers
+    parts: tuple[Layers, ...]
     probabilities: tuple[Fraction, ...]
     inputs: int
     outputs: int
-
-    @property
-    def mean(self) -> tuple[Layer, ...]:
-        """The network of the graph itself."""
-        return tuple(replace(layer, weight_variance=None, bias_variance=None) for layer in self.layers)
 
 
 def read_model(data: bytes) -> Model:
@@ -79,77 +92,86 @@ def read_model(data: bytes) -> Model:
     except DecodeError as error:
         raise UnreadableError("the model is no ONNX file") from error
     graph = _Graph(proto)
-    family, params, extra = _posterior(proto, graph.tensors)
-    if family == "samples":
-        probabilities = [Fraction(float(p)) for p in extra]
-        total = sum(probabilities, Fraction(0))
-        if any(p < 0 for p in probabilities) or not total:
-            raise UnreadableError("the probabilities of the samples are no probabilities")
-        chains = [graph.chain({name: s[i] for name, s in params.items()}, {}, set(params)) for i in range(len(extra))]
-        layers = graph.chain({}, {}, set())
-        shares = tuple(p / total for p in probabilities)
-        return Model(family, layers, tuple(chains), shares, graph.inputs, len(layers[-1].bias))
-    layers = graph.chain({}, params, set(params))
-    return Model(family, layers, (), (), graph.inputs, len(layers[-1].bias))
+    family, parts, numbers = _posterior(proto, graph.tensors)
+    total = sum(numbers, Fraction(0))
+    if parts and (min(numbers) < 0 or not total):
+        raise UnreadableError("the probabilities of the parts are no probabilities")
+    mean = graph.chain(({}, {}))
+    chains = tuple(graph.chain(part) for part in parts)
+    return Model(family, mean, chains, tuple(p / total for p in numbers), graph.inputs, len(mean[-1].bias))
 
 
 # The posterior
 
 
-def _posterior(
-    proto: ModelProto, tensors: Mapping[str, NDArray[Any]]
-) -> tuple[str, dict[str, Floats], NDArray[Any]]:  # fmt: skip
-    """Family, variances or samples by the weight's name, probabilities."""
-    nothing = np.zeros(0)
+def _posterior(proto: ModelProto, tensors: Tensors) -> tuple[str, list[Changes], list[Fraction]]:
+    """Family, and what each part changes in the graph, with its probability."""
     entries = [entry.value for entry in proto.metadata_props if entry.key == KEY]
-    if not entries:
-        loose = sorted(name for name in tensors if name.endswith(SUFFIXES))
-        if loose:
-            raise UnreadableError(f"tensor {loose[0]!r} looks like a part of a posterior, and no manifest lists it")
-        return "deterministic", {}, nothing
-    try:
-        (content,) = [json.loads(entry) for entry in entries]
-        family, form, listed = content["family"], content["format"], dict(content["params"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableError(f"the posterior's manifest {KEY!r} is damaged") from error
-    if form != 1 or family not in ("gaussian_diag", "samples"):
-        raise UnreadableError(f"no rule for a posterior of family {str(family)[:40]!r}, format {str(form)[:10]}")
-    part = "variance" if family == "gaussian_diag" else "samples"
-    found, known = {}, set[str]()
-    for name, entry in listed.items():
-        found[name], used = _listed(tensors, name, entry, part)
-        known.add(used)
-        mean = tensors.get(name)
-        want = () if mean is None else mean.shape
-        have = found[name].shape if part == "variance" else found[name].shape[1:]
-        if mean is None or have != want or _hash(mean) != entry.get("sha256_mean"):
-            raise UnreadableError(f"the posterior of {name!r} does not belong to the weight of this file")
-        if part == "variance" and not (found[name] >= 0).all():
-            raise UnreadableError(f"the variance of {name!r} has numbers below 0")
-    probabilities = nothing
-    if family == "samples":
-        probabilities, used = _listed(tensors, "the samples", content.get("probabilities"), "probabilities")
-        known.add(used)
-        if probabilities.ndim != 1 or any(len(s) != len(probabilities) for s in found.values()):
-            raise UnreadableError("the samples of the weights and their probabilities differ in number")
+    known = set[str]()
+    family, found = ("deterministic", ([], [])) if not entries else _listed(entries, tensors, known)
     loose = sorted(name for name in tensors if name.endswith(SUFFIXES) and name not in known)
-    if loose or not found:
-        raise UnreadableError(f"tensor {(loose or ['none'])[0]!r}: the posterior's manifest does not list it")
-    return family, {name: values.astype(np.float64) for name, values in found.items()}, probabilities
+    if loose:
+        raise UnreadableError(f"tensor {loose[0]!r} looks like a part of a posterior, and no manifest lists it")
+    return family, *found
 
 
 def _listed(
-    tensors: Mapping[str, NDArray[Any]], name: str, entry: Any, part: str
-) -> tuple[NDArray[Any], str]:  # fmt: skip
-    where = entry.get(part) if isinstance(entry, dict) else None
-    values = tensors.get(where) if isinstance(where, str) else None
-    if values is None or not isinstance(where, str):
-        raise UnreadableError(f"the {part} of {name!r} are not in the file, or stored in a way without a rule")
-    if _hash(values) != entry.get(f"sha256_{part}"):
-        raise UnreadableError(f"the {part} of {name!r} are not those of the manifest")
-    if values.dtype.kind != "f" or not np.isfinite(values).all():
-        raise UnreadableError(f"the {part} of {name!r} are no finite floats")
-    return values, where
+    entries: list[str], tensors: Tensors, known: set[str]
+) -> tuple[str, tuple[list[Changes], list[Fraction]]]:  # fmt: skip
+    try:
+        (content,) = [json.loads(entry) for entry in entries]
+        family, form, params = content["family"], content["format"], dict(content["params"])
+        components = [(part["family"], dict(part["params"])) for part in content.get("components", ())]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableError(f"the posterior's manifest {KEY!r} is damaged") from error
+    families = [name for name, _ in components] if family == "mixture" else [family]
+    known_here = {"gaussian_diag"} if family == "mixture" else {"gaussian_diag", "samples"}
+    if form != 1 or not params or not families or not known_here.issuperset(map(str, families)):
+        raise UnreadableError(f"no rule for a posterior of family {str(family)[:40]!r}, format {str(form)[:10]}")
+
+    def tensor(name: str, entry: Any, what: str) -> Floats:
+        """What an entry of the manifest names, of any shape."""
+        where = entry.get(what) if isinstance(entry, dict) else None
+        values = tensors.get(where) if isinstance(where, str) else None
+        if values is None or not isinstance(where, str):
+            raise UnreadableError(f"the {what} of {name!r} are not in the file, or stored in a way without a rule")
+        if _hash(values) != entry.get(f"sha256_{what}"):
+            raise UnreadableError(f"the {what} of {name!r} are not those of the manifest")
+        if values.dtype.kind != "f" or not np.isfinite(values).all() or (what == "variance" and (values < 0).any()):
+            raise UnreadableError(f"the {what} of {name!r} are no finite floats, or negative")
+        known.add(where)
+        return values.astype(np.float64)
+
+    def like(name: str, entry: Any, what: str) -> Floats:
+        """Of the shape of the graph's own tensor; of samples each one."""
+        values, own = tensor(name, entry, what), tensors.get(name)
+        if own is None or (values.shape[1:] if what == "samples" else values.shape) != own.shape:
+            raise UnreadableError(f"the {what} of {name!r} do not fit the tensor of that name")
+        return values
+
+    for name, entry in params.items():
+        if name not in tensors or not isinstance(entry, dict) or _hash(tensors[name]) != entry.get("sha256_mean"):
+            raise UnreadableError(f"the posterior of {name!r} does not belong to the weight of this file")
+    if family == "gaussian_diag":
+        return family, ([({}, {name: like(name, entry, "variance") for name, entry in params.items()})], [Fraction(1)])
+    numbers = tensor("the parts", content.get("probabilities"), "probabilities")
+    parts: list[Changes]
+    if family == "samples":
+        stored = {name: like(name, entry, "samples") for name, entry in params.items()}
+        if numbers.ndim != 1 or any(len(s) != len(numbers) for s in stored.values()):
+            raise UnreadableError("the samples of the weights and their probabilities differ in number")
+        parts = [({name: s[i] for name, s in stored.items()}, {}) for i in range(len(numbers))]
+    else:
+        if numbers.shape != (len(components),) or any(set(own) != set(params) for _, own in components):
+            raise UnreadableError("the components of the mixture, their weights and their probabilities do not agree")
+        parts = [
+            (
+                {name: like(name, entry, "mean") for name, entry in own.items()},
+                {name: like(name, entry, "variance") for name, entry in own.items() if "variance" in entry},
+            )
+            for _, own in components
+        ]
+    return family, (parts, [Fraction(float(p)) for p in numbers])
 
 
 def _hash(values: NDArray[Any]) -> str:
@@ -157,18 +179,6 @@ def _hash(values: NDArray[Any]) -> str:
 
 
 # The graph
-
-
-@dataclass(eq=False)
-class _Chain:
-    """What has been read of a chain; shape : of the value at its end, the batch included."""
-
-    shape: tuple[int, ...]
-    layers: list[Layer] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 class _Graph:
@@ -215,23 +225,19 @@ class _Graph:
         except (ValueError, TypeError) as error:
             raise UnreadableError(f"tensor {name!r} is damaged") from error
 
-    def chain(
-        self, replaced: Mapping[str, Floats], variances: Mapping[str, Floats], random: set[str]
-    ) -> tuple[Layer, ...]:  # fmt: skip
-        """The layers, with some tensors replaced, and variances beside some; `random` : to be read once, each."""
-        value, chain, read = self._input, _Chain(self._shape), list[str]()
+    def chain(self, changes: Changes) -> Layers:
+        """The layers of one network; what is changed has to be read once."""
+        chain = _Chain(self.tensors, changes, self._shape, self._input)
         for node in self._nodes:
             if node.domain not in ("", "ai.onnx"):
                 raise UnreadableError(f"no rule for operators of domain {node.domain!r}")
-            if len(node.output) != 1 or node.output[0] in self.tensors or list(node.input).count(value) != 1:
+            if len(node.output) != 1 or node.output[0] in self.tensors or list(node.input).count(chain.value) != 1:
                 raise UnreadableError(f"node {node.name or node.op_type!r}: no rule for networks that are no chain")
-            step = _Step(node, value, self.tensors, replaced, variances)
-            chain = step.taken(chain)
-            read += step.read
-            value = node.output[0]
-        if value != self._output:
+            chain.take(node)
+            chain.value = node.output[0]
+        if chain.value != self._output:
             raise UnreadableError("the network's output is not the end of its chain")
-        wrong = sorted(name for name in random if read.count(name) != 1)
+        wrong = sorted(name for name in {*changes[0], *changes[1]} if chain.read.count(name) != 1)
         if wrong:
             raise UnreadableError(f"no rule for random weights that are not read at exactly one place: {wrong[0]!r}")
         layers = chain.layers or [Layer(None, np.zeros(chain.size))]
@@ -242,44 +248,58 @@ class _Graph:
 
 
 @dataclass(eq=False)
-class _Step:
-    """One node of a chain, whose other inputs are constants; read : names of those with a part in the layers."""
+class _Chain:
+    """What has been read of a chain, each node of which has one input that is no constant.
 
-    node: NodeProto
+    shape : of the value at its end, the batch included; value : its name
+    layers; read : names of the constants in them
+    """
+
+    tensors: Tensors
+    changes: Changes
+    shape: tuple[int, ...]
     value: str
-    tensors: Mapping[str, NDArray[Any]]
-    replaced: Mapping[str, Floats]
-    variances: Mapping[str, Floats]
+    layers: list[Layer] = field(default_factory=list)
     read: list[str] = field(default_factory=list)
 
-    def taken(self, chain: _Chain) -> _Chain:
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def take(self, node: NodeProto) -> None:
+        """One more node."""
+        self.node = node
         match self.node.op_type:
             case "Gemm":
-                return self._gemm(chain)
+                self._gemm()
             case "MatMul":
-                return self._matmul(chain)
+                self._matmul()
+            case "Conv":
+                self._convolved()
             case "Add" | "Sub" as kind:
-                return self._shift(chain, -1.0 if kind == "Sub" else 1.0)
+                self._shift(-1.0 if kind == "Sub" else 1.0)
             case "Flatten":
                 axis = self._attributes(axis=1)["axis"]
-                axis = axis + len(chain.shape) if axis < 0 else axis
-                head = math.prod(chain.shape[:axis])
-                return replace(chain, shape=(head, chain.size // max(1, head)))
+                axis = axis + len(self.shape) if axis < 0 else axis
+                head = math.prod(self.shape[:axis])
+                self.shape = (head, self.size // max(1, head))
             case "Reshape":
-                return self._reshape(chain)
+                self._reshape()
             case "Identity":
                 self._attributes()
-                return chain
             case "Relu" | "LeakyRelu" | "Tanh" | "Sigmoid" as kind:
-                return self._activation(chain, kind)
+                self._activation(kind)
             case kind:
                 raise UnreadableError(f"no rule for operator {kind!r}")
 
     def _attributes(self, **known: Any) -> dict[str, Any]:
         for one in self.node.attribute:
-            if one.name not in known or one.type not in (AttributeProto.INT, AttributeProto.FLOAT):
+            if one.name not in known or one.type not in (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.INTS):
                 raise UnreadableError(f"{self.node.op_type}: no rule for attribute {one.name!r}")
-            known[one.name] = one.i if one.type == AttributeProto.INT else one.f
+            value = {AttributeProto.INT: one.i, AttributeProto.FLOAT: one.f}.get(one.type, tuple(one.ints))
+            if type(value) is not type(known[one.name]):
+                raise UnreadableError(f"{self.node.op_type}: attribute {one.name!r} is of another type")
+            known[one.name] = value
         return known
 
     def _other(self, at: int) -> tuple[Floats, Floats | None]:
@@ -288,92 +308,130 @@ class _Step:
         if name not in self.tensors or self.tensors[name].dtype.kind != "f":
             raise UnreadableError(f"{self.node.op_type}: {name!r} is no constant of floats")
         self.read.append(name)
-        return self.replaced.get(name, self.tensors[name]).astype(np.float64), self.variances.get(name)
+        replaced, variances = self.changes
+        return replaced.get(name, self.tensors[name]).astype(np.float64), variances.get(name)
 
-    def _gemm(self, chain: _Chain) -> _Chain:
+    def _gemm(self) -> None:
         form = self._attributes(alpha=1.0, beta=1.0, transA=0, transB=0)
         if (form["alpha"], form["beta"], form["transA"]) != (1.0, 1.0, 0) or self.node.input[0] != self.value:
             raise UnreadableError("Gemm: no rule for alpha, beta, transA, or a constant in front")
         weight, variance = self._other(1)
-        if weight.ndim != 2 or len(chain.shape) != 2 or chain.shape[0] != 1:
+        if weight.ndim != 2 or len(self.shape) != 2 or self.shape[0] != 1:
             raise UnreadableError("Gemm: no rule for these shapes")
         if not form["transB"]:
             weight, variance = weight.T, None if variance is None else variance.T
-        self._mapped(chain, weight, variance, (1, len(weight)))
+        self._mapped(weight, variance, (1, len(weight)))
         if len(self.node.input) > 2 and self.node.input[2]:
-            chain = self._biased(chain, *self._other(2), 1.0)
-        return chain
+            self._biased(*self._other(2), 1.0)
 
-    def _matmul(self, chain: _Chain) -> _Chain:
+    def _matmul(self) -> None:
         self._attributes()
         front = self.node.input[0] != self.value
         weight, variance = self._other(0 if front else 1)
-        if weight.ndim != 2 or not chain.shape:
+        if weight.ndim != 2 or not self.shape:
             raise UnreadableError("MatMul: no rule for these shapes")
-        if front:
-            axis = max(0, len(chain.shape) - 2)
-            shape = (*chain.shape[:axis], weight.shape[0], *chain.shape[axis + 1 :])
-        else:
+        if not front:
             weight, variance = weight.T, None if variance is None else variance.T
-            axis, shape = len(chain.shape) - 1, (*chain.shape[:-1], weight.shape[0])
-        if chain.shape[axis] != chain.size:
+        axis = max(0, len(self.shape) - 2) if front else len(self.shape) - 1
+        if self.shape[axis] != self.size:
             raise UnreadableError("MatMul: no rule for a weight that is used at several places")
-        self._mapped(chain, weight, variance, shape)
-        return chain
+        self._mapped(weight, variance, (*self.shape[:axis], len(weight), *self.shape[axis + 1 :]))
 
-    def _mapped(self, chain: _Chain, weight: Floats, variance: Floats | None, shape: tuple[int, ...]) -> None:
-        if weight.shape[1] != chain.size:
-            raise UnreadableError(f"{self.node.op_type}: a weight of shape {weight.shape} for {chain.size} numbers")
-        chain.layers.append(Layer(np.ascontiguousarray(weight), np.zeros(len(weight)), variance))
-        chain.shape = shape
+    def _convolved(self) -> None:
+        kernel, variance = self._other(1)
+        form = self._attributes(dilations=(1, 1), group=1, kernel_shape=kernel.shape[2:], pads=(0,) * 4, strides=(1, 1))
+        pads, steps, gaps = (np.array(form[name], int) for name in ("pads", "strides", "dilations"))
+        if (
+            self.node.input[0] != self.value or len(self.shape) != 4 or kernel.ndim != 4 or form["group"] != 1
+            or kernel.shape[1:] != (self.shape[1], *form["kernel_shape"])
+            or (len(pads), len(steps), len(gaps)) != (4, 2, 2)
+            or min(pads) < 0 or min(steps) < 1 or min(gaps) < 1 or max(pads) > MOST_WEIGHTS
+        ):  # fmt: skip
+            raise UnreadableError("Conv: no rule for these shapes or attributes")
+        batch, channels, *size = self.shape
+        places = (np.array(size) + pads[:2] + pads[2:] - gaps * (np.array(kernel.shape[2:]) - 1) - 1) // steps + 1
+        many = len(kernel) * int(places.prod())
+        if batch != 1 or min(places) < 1 or many * (self.size + 1) > MOST_WEIGHTS:
+            raise UnreadableError("Conv: no rule for a batch, or too large")
+        padded = np.pad(np.arange(self.size).reshape(channels, *size), ((0, 0), *zip(pads[:2], pads[2:], strict=True)),
+                        constant_values=self.size)  # fmt: skip
+        y, x = (
+            np.arange(n)[:, None] * s + np.arange(k) * d
+            for n, s, k, d in zip(places, steps, kernel.shape[2:], gaps, strict=True)
+        )
+        patches = (
+            padded[:, y[:, None, :, None], x[None, :, None, :]].transpose(1, 2, 0, 3, 4).reshape(places.prod(), -1)
+        )
 
-    def _shift(self, chain: _Chain, sign: float) -> _Chain:
+        def spread(values: Floats) -> Floats:
+            """The kernel's numbers as a matrix over h."""
+            dense = np.zeros((len(kernel), len(patches), self.size + 1))
+            dense[:, np.arange(len(patches))[:, None], patches] = values.reshape(len(kernel), 1, -1)
+            return np.ascontiguousarray(dense[..., :-1].reshape(many, self.size))
+
+        bias, noise = np.zeros(len(kernel)), None
+        if len(self.node.input) > 2 and self.node.input[2]:
+            bias, noise = self._other(2)
+        if bias.shape != (len(kernel),):
+            raise UnreadableError("Conv: no rule for a bias of this shape")
+        layer = Layer(spread(kernel), np.repeat(bias, len(patches)))
+        if variance is not None or noise is not None:
+            variance = np.zeros(kernel.shape) if variance is None else variance
+            noise = np.zeros(len(kernel)) if noise is None else noise
+            shared = np.concatenate([variance.reshape(len(kernel), -1), noise[:, None]], 1)
+            repeated = spread(variance), np.repeat(noise, len(patches))
+            layer = Layer(layer.weight, layer.bias, *repeated, patches=patches, shared=shared)
+        self.layers.append(layer)
+        self.shape = (1, len(kernel), *places.tolist())
+
+    def _mapped(self, weight: Floats, variance: Floats | None, shape: tuple[int, ...]) -> None:
+        if weight.shape[1] != self.size:
+            raise UnreadableError(f"{self.node.op_type}: a weight of shape {weight.shape} for {self.size} numbers")
+        self.layers.append(Layer(np.ascontiguousarray(weight), np.zeros(len(weight)), variance))
+        self.shape = shape
+
+    def _shift(self, sign: float) -> None:
         self._attributes()
         if sign < 0 and self.node.input[0] != self.value:
             raise UnreadableError("Sub: no rule for a constant in front")
-        return self._biased(chain, *self._other(0 if self.node.input[0] != self.value else 1), sign)
+        self._biased(*self._other(0 if self.node.input[0] != self.value else 1), sign)
 
-    def _biased(self, chain: _Chain, bias: Floats, variance: Floats | None, sign: float) -> _Chain:
+    def _biased(self, bias: Floats, variance: Floats | None, sign: float) -> None:
         try:
-            shape = np.broadcast_shapes(chain.shape, bias.shape)
+            shape = np.broadcast_shapes(self.shape, bias.shape)
         except ValueError as error:
-            raise UnreadableError(f"{self.node.op_type}: shapes {chain.shape} and {bias.shape} do not fit") from error
-        if math.prod(shape) != chain.size or (variance is not None and variance.size != chain.size):
+            raise UnreadableError(f"{self.node.op_type}: shapes {self.shape} and {bias.shape} do not fit") from error
+        if math.prod(shape) != self.size or (variance is not None and variance.size != self.size):
             raise UnreadableError(f"{self.node.op_type}: no rule for numbers that are used at several places")
         bias = sign * np.broadcast_to(bias, shape).ravel()
         variance = None if variance is None else np.broadcast_to(variance, shape).ravel()
-        last = chain.layers[-1] if chain.layers else None
+        last = self.layers[-1] if self.layers else None
         if last is not None and not last.activation and not last.bias.any() and last.bias_variance is None:
-            chain.layers[-1] = replace(last, bias=bias, bias_variance=variance)
+            self.layers[-1] = replace(last, bias=bias, bias_variance=variance)
         else:
-            chain.layers.append(Layer(None, bias, None, variance))
-        chain.shape = tuple(shape)
-        return chain
+            self.layers.append(Layer(None, bias, None, variance))
+        self.shape = tuple(shape)
 
-    def _reshape(self, chain: _Chain) -> _Chain:
+    def _reshape(self) -> None:
         if self._attributes(allowzero=0)["allowzero"]:
             raise UnreadableError("Reshape: no rule for allowzero")
         wanted = self.tensors.get(self.node.input[1]) if len(self.node.input) > 1 else None
         if wanted is None or wanted.dtype != np.int64 or wanted.ndim != 1:
             raise UnreadableError("Reshape: the shape is no constant")
-        shape = [chain.shape[i] if n == 0 and i < len(chain.shape) else int(n) for i, n in enumerate(wanted)]
+        shape = [self.shape[i] if n == 0 and i < len(self.shape) else int(n) for i, n in enumerate(wanted)]
         if -1 in shape:
             rest = -math.prod(shape)
-            shape[shape.index(-1)] = chain.size // max(1, rest)
-        if math.prod(shape) != chain.size or any(n < 0 for n in shape):
-            raise UnreadableError(f"Reshape: {list(map(int, wanted))} does not fit {chain.size} numbers")
-        chain.shape = tuple(shape)
-        return chain
+            shape[shape.index(-1)] = self.size // max(1, rest)
+        if math.prod(shape) != self.size or any(n < 0 for n in shape):
+            raise UnreadableError(f"Reshape: {list(map(int, wanted))} does not fit {self.size} numbers")
+        self.shape = tuple(shape)
 
-    def _activation(self, chain: _Chain, kind: str) -> _Chain:
-        alpha = float(self._attributes(alpha=0.01)["alpha"]) if kind == "LeakyRelu" else 0.0
-        if kind != "LeakyRelu":
-            self._attributes()
-        elif not any(one.name == "alpha" for one in self.node.attribute):
-            alpha = float(np.float32(0.01))
+    def _activation(self, kind: str) -> None:
+        alpha = self._attributes(**({"alpha": float(np.float32(0.01))} if kind == "LeakyRelu" else {})).get(
+            "alpha", 0.0
+        )
         if not 0 <= alpha <= 1:
             raise UnreadableError("LeakyRelu: no rule for an alpha that is not between 0 and 1")
-        if not chain.layers or chain.layers[-1].activation:
-            chain.layers.append(Layer(None, np.zeros(chain.size)))
-        chain.layers[-1] = replace(chain.layers[-1], activation=ACTIVATIONS[kind], alpha=alpha)
-        return chain
+        if not self.layers or self.layers[-1].activation:
+            self.layers.append(Layer(None, np.zeros(self.size)))
+        self.layers[-1] = replace(self.layers[-1], activation=ACTIVATIONS[kind], alpha=alpha)

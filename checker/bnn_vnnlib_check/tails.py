@@ -7,8 +7,7 @@ claims of layers in front of it. Nothing else of the certificate counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 from flint import arb, arb_mat
@@ -17,24 +16,20 @@ from bnn_vnnlib_check.balls import (
     FOLD,
     ZERO,
     Floats,
-    at_most_one,
     column,
     entrywise,
     matrix,
     normal_below,
     root,
+    square,
     surely_less,
 )
-from bnn_vnnlib_check.bounds import Box, Chain, Noise, Ranges, squares, steepest
+from bnn_vnnlib_check.bounds import Box, Chain, Ranges, steepest
 from bnn_vnnlib_check.errors import RejectedError
+from bnn_vnnlib_check.model import Layer
 
-
-@dataclass(frozen=True, eq=False)
-class Claim:
-    """Of one layer: the range of z, and v or None."""
-
-    range: Box
-    near: Floats | None
+Claim = tuple[Box, Floats | None]
+"""Of one layer: the range of z, and v or None."""
 
 
 class Gaussian:
@@ -44,59 +39,59 @@ class Gaussian:
         self.chain = chain
         layers = chain.layers
         self.variances = [None if x.weight_variance is None else matrix(x.weight_variance) for x in layers]
-        self.deviations = [None if v is None else entrywise(_deviation, v) for v in self.variances]
+        self.deviations = [None if v is None else entrywise(lambda x: x.sqrt(), v) for v in self.variances]
         self.biases = [None if x.bias_variance is None else column(x.bias_variance.tolist()) for x in layers]
+        self.shared = [None if x.shared is None else matrix(x.shared) for x in layers]
 
 
-def _deviation(variance: arb) -> arb:
-    return variance.sqrt()
+class Charged:
+    """Step 3: sums over all layers that a walk of so many rows passes, (R, 1) each.
 
+    h, within : the ranges of h_k, and rho', a bound of |h_k(x) - h_k(x0)|, or None
+    square : L^2; folded, near : sum of rho s, of rho' s; centred : rho' is known of all of them
+    """
 
-@dataclass(eq=False)
-class Known:
-    """What the claims so far say of h_k: its range; near: rho', a bound of |h_k(x) - h_k(x0)|, or None."""
-
-    range: Box
-    near: list[arb] | None
-
-    @cached_property
-    def squares(self) -> arb_mat:
-        """(n, 1): (|hc| + rho)^2 = (max |h|)^2."""
-        return entrywise(lambda h: h * h, self.range.largest)
-
-
-@dataclass(eq=False)
-class Charged(Noise):
-    """Step 3: sums over all layers that a walk passes, (R, 1) each: L^2, sum rho s, sum rho' s."""
-
-    gaussian: Gaussian
-    known: list[Known]
-    square: arb_mat | None = None
-    folded: arb_mat | None = None
-    near: arb_mat | None = None
-    centred: bool = True
+    def __init__(self, gaussian: Gaussian, h: list[Box], within: list[list[arb] | None], count: int) -> None:
+        self._gaussian, self._h, self._within, self.centred = gaussian, h, within, True
+        self.square = self.folded = self.near = column([ZERO] * count)
 
     def charge(self, k: int, rows: Floats) -> None:
         """The noise of layer k, of which these are the rows over z_k."""
-        variance, bias = self.gaussian.variances[k], self.gaussian.biases[k]
-        if variance is None and bias is None:
+        layer, variance, bias = self._gaussian.chain.layers[k], self._gaussian.variances[k], self._gaussian.biases[k]
+        if not layer.variances:
             return
-        squared, known = squares(rows), self.known[k]
-        if bias is not None:
-            self.square = _sum(self.square, squared * bias)
+        squared, shared, h, within = (
+            entrywise(square, matrix(rows)),
+            self._gaussian.shared[k],
+            self._h[k],
+            self._within[k],
+        )
+        if shared is not None:
+            self.square = self.square + self._convolved(layer, shared, rows, h)
+        elif bias is not None:
+            self.square = self.square + squared * bias
         if variance is not None:
             spread = squared * variance  # s_j^2, a row each
-            self.square = _sum(self.square, spread * known.squares)
+            self.square = self.square if shared is not None else self.square + spread * h.squares
             deviation = entrywise(root, spread)
-            self.folded = _sum(self.folded, deviation * known.range.radius)
-            if known.near is None:
-                self.centred = False
-            else:
-                self.near = _sum(self.near, deviation * column(known.near))
+            self.folded = self.folded + deviation * h.radius
+            self.centred = self.centred and within is not None
+            self.near = self.near if within is None else self.near + deviation * column(within)
 
-
-def _sum(one: arb_mat | None, other: arb_mat) -> arb_mat:
-    return other if one is None else one + other
+    def _convolved(self, layer: Layer, shared: arb_mat, rows: Floats, h: Box) -> arb_mat:
+        """(R, 1): sum over the numbers p of kernel and, last, bias: their variance times (|c_p(hc)| + r_p)^2."""
+        patches = [] if layer.patches is None else layer.patches.tolist()
+        read = [[*part.entries(), ZERO] for part in (h.middle, h.radius)]  # padding is 0
+        centre, radius = (
+            arb_mat([[part[i] for i in place] + [last] for place in patches])
+            for part, last in zip(read, (arb(1), ZERO), strict=True)
+        )
+        total = []
+        for row in rows:
+            a = row.reshape(shared.nrows(), len(patches))
+            reach = entrywise(abs, matrix(a) * centre) + matrix(np.abs(a)) * radius
+            total.append(sum((v * square(c) for v, c in zip(shared.entries(), reach.entries(), strict=True)), ZERO))
+        return column(total)
 
 
 class Leaf:
@@ -105,23 +100,23 @@ class Leaf:
     def __init__(self, gaussian: Gaussian, box: Box, claims: list[Claim], hints: dict[int, Floats]) -> None:
         self._gaussian, self._chain = gaussian, gaussian.chain
         self._ranges = Ranges(self._chain, box, hints)
-        self._known = [Known(box, box.radius.entries())]
+        self._within: list[list[arb] | None] = [box.radius.entries()]
         self.q, waiting = ZERO, list(claims)
         for k in range(len(self._chain) - 1):
             if not self._chain.random(k):
-                z = self._ranges.next()
-                if not z.finite:
-                    raise RejectedError(f"the range of layer {k} is not finite")
-                near = self._known[k].near
-                self._pass(k, z, None if near is None else self._chain.size(k, column(near)).entries())
+                near = self._within[k]
+                moved = None if near is None else self._chain.size(k, column(near)).entries()
+                self._pass(k, self._ranges.next(), moved)
                 continue
-            claim = waiting.pop(0)
-            if not (claim.range.lower <= claim.range.upper).all():
+            z, claimed = waiting.pop(0)
+            if not (z.lower <= z.upper).all():
                 raise RejectedError(f"the range that is claimed for layer {k} is empty")
-            self.q = self.q + self._events(k, claim)
-            self._pass(k, claim.range, None if claim.near is None else list(map(arb, claim.near.tolist())))
+            self.q = self.q + self._events(k, z, claimed)
+            self._pass(k, z, None if claimed is None else list(map(arb, claimed.tolist())))
 
-    def failures(self, rows: Floats, thresholds: list[arb], inputs: Floats | None) -> list[arb]:
+    def failures(
+        self, rows: Floats, thresholds: list[arb], inputs: arb_mat | None, strict: Sequence[bool]
+    ) -> list[arb]:  # fmt: skip
         """Upper bounds of P(row(x) <= threshold for some x, and all events hold), rows over the last z."""
         return self._failing(len(self._chain) - 1, rows, thresholds, inputs)
 
@@ -134,47 +129,42 @@ class Leaf:
             slopes = steepest(self._chain.layers[k], z)
             varied = [(v * slope).upper() for v, slope in zip(near, slopes, strict=True)]
             widths = [v if surely_less(v, width) else width for v, width in zip(varied, widths, strict=True)]
-        self._known.append(Known(h, None if near is None else widths))
+        self._within.append(None if near is None else widths)
 
-    def _events(self, k: int, claim: Claim) -> arb:
+    def _events(self, k: int, z: Box, claimed: Floats | None) -> arb:
         """Steps 2 and 4: all events of layer k."""
-        z, size = claim.range, len(claim.range.lower)
-        units = np.concatenate([np.eye(size), -np.eye(size)])
+        units = np.eye(len(z.lower))
         ends = [arb(v) for v in [*z.lower.tolist(), *(-z.upper).tolist()]]
-        total = sum(self._failing(k, units, ends, None), ZERO)
-        if claim.near is not None:
-            total = total + self._varying(k, claim)
-        return total
+        total = sum(self._failing(k, np.concatenate([units, -units]), ends, None), ZERO)
+        return total if claimed is None else total + self._varying(k, z, claimed)
 
-    def _varying(self, k: int, claim: Claim) -> arb:
+    def _varying(self, k: int, z: Box, claimed: Floats) -> arb:
         """Step 4: |z_i(x) - z_i(x0)| <= sum_j (|W_ij| + |noise_ij|) rho'_j."""
-        near, z = self._known[k].near, claim.range
-        if near is None or claim.near is None:
+        near = self._within[k]
+        if near is None:
             raise RejectedError(f"layer {k} claims a variation, and a layer in front of it does not")
         reach = column(near)
-        mean, square = self._chain.size(k, reach), column([ZERO] * len(z.lower))
+        mean, spread = self._chain.size(k, reach), column([ZERO] * len(z.lower))
         variance, deviation = self._gaussian.variances[k], self._gaussian.deviations[k]
         if variance is not None and deviation is not None:
             mean = mean + FOLD * (deviation * reach)
-            square = variance * entrywise(lambda v: v * v, reach)
+            spread = variance * entrywise(square, reach)
         total = ZERO
-        for i, (v, low, high) in enumerate(zip(claim.near.tolist(), z.lower.tolist(), z.upper.tolist(), strict=True)):
+        for i, (v, low, high) in enumerate(zip(claimed.tolist(), z.lower.tolist(), z.upper.tolist(), strict=True)):
             if surely_less(arb(v), arb(high) - arb(low)):  # else the range says it already
-                total = total + normal_below(arb(v) - mean[i, 0], root(square[i, 0]).upper())
+                total = total + normal_below(arb(v) - mean[i, 0], root(spread[i, 0]).upper())
         return total
 
-    def _failing(self, k: int, rows: Floats, thresholds: list[arb], inputs: Floats | None) -> list[arb]:
-        """Step 3, bounds 1 and 2: rows over z_k, on the events of the layers in front of it."""
-        noise = Charged(self._gaussian, self._known)
-        level = self._ranges.walk(k, rows, inputs, noise)
-        found = []
-        for r, (least, threshold) in enumerate(zip(level, thresholds, strict=True)):
-            spread = ZERO if noise.square is None else root(noise.square[r, 0]).upper()
-            folded = ZERO if noise.folded is None else FOLD * noise.folded[r, 0]
-            q = normal_below(least - folded - threshold, spread)
-            if noise.centred:
-                near = ZERO if noise.near is None else FOLD * noise.near[r, 0]
-                other = 2 * normal_below(least - near - threshold, spread)
-                q = other if surely_less(other, q) else q
-            found.append(at_most_one(q))
+    def _failing(self, k: int, rows: Floats, thresholds: list[arb], inputs: arb_mat | None) -> list[arb]:
+        """Step 3, bounds 1 and 2, of rows over z_k on the events in front of it; by walks to the input and to h_k."""
+        found = [arb(1)] * len(rows)
+        for bound in (self._ranges.walk, self._ranges.folded)[: 1 + min(k, 1)]:
+            noise = Charged(self._gaussian, self._ranges.h, self._within, len(rows))
+            level = bound(k, rows, inputs, noise.charge)
+            for r, (least, threshold) in enumerate(zip(level, thresholds, strict=True)):
+                spread, gap = root(noise.square[r, 0]).upper(), least - threshold
+                either = [normal_below(gap - FOLD * noise.folded[r, 0], spread)]
+                either += [2 * normal_below(gap - FOLD * noise.near[r, 0], spread)] if noise.centred else []
+                for q in either:
+                    found[r] = q.upper() if surely_less(q, found[r]) else found[r]
         return found

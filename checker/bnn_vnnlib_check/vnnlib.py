@@ -7,6 +7,7 @@ disjunctive normal form here, exactly. A case whose box is empty has no points a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ _COMMENT = re.compile(r";\s*bnn-vnnlib:(.*)")
 Term = tuple[dict[tuple[str, int], Fraction], Fraction]
 """Coefficients of inputs ("X", i) and outputs ("Y", i), and a constant."""
 
-_STRICT = {"<": True, "<=": False, ">": True, ">=": False}
+Atom = tuple[Term, bool]
+"""Term <= 0, or < 0 where True."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,11 @@ class Case:
 class Property:
     """The set of violations.
 
-    cases : those whose box is not empty; dropped : how many others there were; inputs, outputs : how many
+    cases : those whose box is not empty; inputs, outputs : how many
     comment : the settings of `; bnn-vnnlib: key=value ...`
     """
 
     cases: tuple[Case, ...]
-    dropped: int
     inputs: int
     outputs: int
     comment: Mapping[str, str]
@@ -125,8 +126,8 @@ class _Reader:
         self._sizes = {"X": 0, "Y": 0}
         self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._declared: set[tuple[str, int]] = set()
-        self._common: list[tuple[Term, bool]] = []
-        self._cases: list[list[tuple[Term, bool]]] = [[]]
+        self._common: list[Atom] = []
+        self._cases: list[list[Atom]] = [[]]
 
     def take(self, form: Any) -> None:
         match form:
@@ -151,45 +152,35 @@ class _Reader:
     def _declare(self, part: Any) -> None:
         match part:
             case ["declare-input" | "declare-output" as what, str(name), str(_), *shape]:
-                sizes = "".join(shape).strip("[]")
+                sizes, kind = "".join(shape).strip("[]"), "X" if what == "declare-input" else "Y"
                 if not re.fullmatch(r"(\d{1,9}(,\d{1,9})*)?", sizes) or name in self._tensors:
                     raise UnreadableError(f"the shape of {name!r} is not understood, or it is declared twice")
-                dims = tuple(int(n) for n in sizes.split(",") if n)
-                kind = "X" if what == "declare-input" else "Y"
                 if self._sizes[kind]:
                     raise UnreadableError("several inputs or outputs are not known to this version")
-                self._tensors[name] = kind, dims
-                size = 1
-                for n in dims:
-                    size *= n
-                self._sizes[kind] = size
+                dims = tuple(int(n) for n in sizes.split(",") if n)
+                self._tensors[name], self._sizes[kind] = (kind, dims), math.prod(dims)
             case _:
                 raise UnreadableError(f"not known to this version: {str(part)[:60]}")
 
-    def _assert(self, found: list[list[tuple[Term, bool]]]) -> None:
+    def _assert(self, found: list[list[Atom]]) -> None:
         if len(found) == 1:
             self._common += found[0]
-            return
-        if len(found) * len(self._cases) > MOST_CASES:
-            raise UnreadableError(f"the property has more than {MOST_CASES} cases")
-        self._cases = [one + other for one in self._cases for other in found]
+        else:
+            self._cases = _joined(self._cases, found)
 
-    def _normal(self, form: Any) -> list[list[tuple[Term, bool]]]:
-        """A disjunction of conjunctions of atoms term <= 0 (or < 0 where True)."""
+    def _normal(self, form: Any) -> list[list[Atom]]:
+        """A disjunction of conjunctions."""
         match form:
             case ["and", *parts] if parts:
-                found: list[list[tuple[Term, bool]]] = [[]]
+                found: list[list[Atom]] = [[]]
                 for part in parts:
-                    normal = self._normal(part)
-                    if len(found) * len(normal) > MOST_CASES:
-                        raise UnreadableError(f"the property has more than {MOST_CASES} cases")
-                    found = [one + other for one in found for other in normal]
+                    found = _joined(found, self._normal(part))
                 return found
             case ["or", *parts] if parts:
                 return [one for part in parts for one in self._normal(part)]
             case ["<" | "<=" | ">" | ">=" as sign, left, right]:
                 less = _minus(self._term(left), self._term(right))
-                return [[(less if sign[0] == "<" else _times(less, Fraction(-1)), _STRICT[sign])]]
+                return [[(less if sign[0] == "<" else _times(less, Fraction(-1)), len(sign) == 1)]]
             case ["=" | "==", left, right]:
                 less = _minus(self._term(left), self._term(right))
                 return [[(less, False), (_times(less, Fraction(-1)), False)]]
@@ -205,15 +196,12 @@ class _Reader:
             case ["+", *parts] if parts:
                 total: Term = ({}, Fraction(0))
                 for part in parts:
-                    total = _minus(total, _times(self._term(part), Fraction(-1)))
+                    total = _minus(total, _minus(({}, Fraction(0)), self._term(part)))
                 return total
             case ["-", one]:
-                return _times(self._term(one), Fraction(-1))
+                return _minus(({}, Fraction(0)), self._term(one))
             case ["-", first, *rest]:
-                total = self._term(first)
-                for part in rest:
-                    total = _minus(total, self._term(part))
-                return total
+                return _minus(self._term(first), self._term(["+", *rest]))
             case ["*", first, second]:
                 one, other = self._term(first), self._term(second)
                 if one[0] and other[0]:
@@ -245,65 +233,42 @@ class _Reader:
             raise UnreadableError("the variables X_i or Y_i are not numbered from 0 on")
         if not n or not m or n * len(self._cases) > MOST_INPUTS:
             raise UnreadableError("the property has no inputs, no outputs, or too many of both")
-        shared = _Part(n)
-        for atom in self._common:
-            shared.add(*atom)
-        cases = [shared.with_(atoms) for atoms in self._cases]
-        found = [case for case in (part.case() for part in cases) if case is not None]
-        return Property(tuple(found), len(cases) - len(found), n, m, comment)
+        cases = (_case(self._common + atoms, n) for atoms in self._cases)
+        return Property(tuple(case for case in cases if case is not None), n, m, comment)
 
 
-class _Part:
-    """A conjunction that is being read."""
+def _case(atoms: list[Atom], inputs: int) -> Case | None:
+    """A conjunction; None where no input meets its box."""
+    lower, upper = dict[int, Fraction](), dict[int, Fraction]()
+    rows, constraints = list[Row](), list[Row]()
+    for (coefficients, constant), strict in atoms:
+        y, x = ({i: a for (kind, i), a in coefficients.items() if a and kind == which} for which in "YX")
+        if y:
+            rows.append(Row(y, x, -constant, strict))
+        elif not x:
+            if constant > 0 or (strict and constant == 0):
+                return None
+        else:
+            if len(x) == 1:
+                ((i, a),) = x.items()
+                side, tighter = (upper, min) if a > 0 else (lower, max)
+                side[i] = tighter(side.get(i, -constant / a), -constant / a)
+            if len(x) > 1 or strict:  # for points: whoever covers the box covers its sides, too
+                constraints.append(Row({}, x, -constant, strict))
+    for i in range(inputs):
+        if i not in lower or i not in upper:
+            raise UnreadableError(f"input {i} has no lower or no upper bound in some case")
+    if any(lower[i] > upper[i] for i in range(inputs)):
+        return None
+    low, high = (tuple(side[i] for i in range(inputs)) for side in (lower, upper))
+    return Case(low, high, tuple(rows), tuple(constraints))
 
-    def __init__(self, inputs: int) -> None:
-        self.lower: list[Fraction | None] = [None] * inputs
-        self.upper: list[Fraction | None] = [None] * inputs
-        self.rows: list[Row] = []
-        self.constraints: list[Row] = []
-        self.never = False
 
-    def with_(self, atoms: list[tuple[Term, bool]]) -> _Part:
-        part = _Part(0)
-        part.lower, part.upper = list(self.lower), list(self.upper)
-        part.rows, part.constraints, part.never = list(self.rows), list(self.constraints), self.never
-        for atom in atoms:
-            part.add(*atom)
-        return part
-
-    def add(self, term: Term, strict: bool) -> None:
-        coefficients = {key: value for key, value in term[0].items() if value}
-        bound = -term[1]
-        outputs = {i: value for (kind, i), value in coefficients.items() if kind == "Y"}
-        inputs = {i: value for (kind, i), value in coefficients.items() if kind == "X"}
-        if outputs:
-            self.rows.append(Row(outputs, inputs, bound, strict))
-        elif len(inputs) == 1:
-            ((i, a),) = inputs.items()
-            self._side(i, bound / a, below=a > 0)
-            if strict:  # for points: whoever covers the box covers its sides, too
-                self.constraints.append(Row({}, inputs, bound, strict))
-        elif inputs:
-            self.constraints.append(Row({}, inputs, bound, strict))
-        elif bound < 0 or (strict and bound == 0):
-            self.never = True
-
-    def _side(self, i: int, at: Fraction, *, below: bool) -> None:
-        side, tighter = (self.upper, min) if below else (self.lower, max)
-        known = side[i]
-        side[i] = at if known is None else tighter(known, at)
-
-    def case(self) -> Case | None:
-        """None where no input meets the box."""
-        lower, upper = [], []
-        for i, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
-            if low is None or high is None:
-                raise UnreadableError(f"input {i} has no lower or no upper bound in some case")
-            lower.append(low)
-            upper.append(high)
-        if self.never or any(low > high for low, high in zip(lower, upper, strict=True)):
-            return None
-        return Case(tuple(lower), tuple(upper), tuple(self.rows), tuple(self.constraints))
+def _joined(one: list[list[Atom]], other: list[list[Atom]]) -> list[list[Atom]]:
+    """The conjunction of two disjunctions."""
+    if len(one) * len(other) > MOST_CASES:
+        raise UnreadableError(f"the property has more than {MOST_CASES} cases")
+    return [a + b for a in one for b in other]
 
 
 def _minus(one: Term, other: Term) -> Term:

@@ -25,9 +25,10 @@ def digest(values: np.ndarray) -> str:
 
 def model(
     layers: Sequence[tuple[Any, Any]], variances: Sequence[tuple[Any, Any]] = (), samples: Sequence[Any] = (),
-    probabilities: Any = (), activation: str = "Relu",
+    probabilities: Any = (), activation: str = "Relu", components: Sequence[Any] = (),
 ) -> bytes:  # fmt: skip
-    """Gemm, activation, Gemm, ...: layers (W, b), with variances or samples (S, ..) of all of them."""
+    """Gemm, activation, Gemm, ...: layers (W, b), with variances or samples (S, ..) of all of them; or components of a
+    mixture (layers, variances)."""
     tensors, nodes, params, value = {}, [], {}, "x"
     extra = {"variance": variances, "samples": samples}
     for k, parts in enumerate(layers):
@@ -41,6 +42,9 @@ def model(
                         what: f"{name}_{what}", f"sha256_{what}": digest(other), "sha256_mean": digest(tensors[name]),
                         "shape": list(tensors[name].shape),
                     }  # fmt: skip
+        if components:
+            sizes_of = {name: list(tensors[name].shape) for name in names}
+            params |= {name: {"sha256_mean": digest(tensors[name]), "shape": sizes_of[name]} for name in names}
         nodes.append(helper.make_node("Gemm", [value, *names], [f"z{k}"], transB=1))
         value = f"z{k}"
         if k < len(layers) - 1:
@@ -48,7 +52,19 @@ def model(
             value = f"h{k}"
     sizes = tensors["W0"].shape[1], len(tensors[f"b{len(layers) - 1}"])
     content: dict[str, Any] = {"format": 1, "family": "samples" if len(samples) else "gaussian_diag", "params": params}
-    if len(samples):
+    if components:
+        content |= {"family": "mixture", "components": []}
+    for index, (means, spreads) in enumerate(components):
+        own: dict[str, Any] = {}
+        for k in range(len(layers)):
+            for i, name in enumerate((f"W{k}", f"b{k}")):
+                entry = own[name] = {"shape": list(tensors[name].shape)}
+                for what, part in (("mean", means[k][i]), ("variance", spreads[k][i])):
+                    entry[what] = place = f"{name}_component{index}_{what}"
+                    tensors[place] = np.array(part, np.float64)
+                    entry[f"sha256_{what}"] = digest(tensors[place])
+        content["components"].append({"family": "gaussian_diag", "params": own})
+    if len(samples) or components:
         tensors["posterior_probabilities"] = p = np.array(probabilities, np.float64)
         content["probabilities"] = {
             "probabilities": "posterior_probabilities",
@@ -63,6 +79,31 @@ def model(
     proto = helper.make_model(helper.make_graph(nodes, "g", sides[:1], sides[1:], stored))
     if params:
         helper.set_model_props(proto, {"bnn.posterior": json.dumps(content)})
+    return proto.SerializeToString()
+
+
+def convolution(
+    kernel: np.ndarray, bias: np.ndarray, shape: Sequence[int], kernel_variance: np.ndarray, bias_variance: np.ndarray,
+    **attributes: Any,
+) -> bytes:  # fmt: skip
+    """One Conv, with the variances of its numbers."""
+    tensors = {"W": kernel, "b": bias, "W_variance": kernel_variance, "b_variance": bias_variance}
+    params = {
+        name: {
+            "variance": f"{name}_variance", "sha256_variance": digest(tensors[f"{name}_variance"]),
+            "sha256_mean": digest(tensors[name]),
+        }
+        for name in "Wb"
+    }  # fmt: skip
+    node = helper.make_node("Conv", ["x", "W", "b"], ["y"], **attributes)
+    sides = [
+        helper.make_tensor_value_info(name, TensorProto.DOUBLE, list(shape) if name == "x" else None) for name in "xy"
+    ]
+    stored = [numpy_helper.from_array(part, name) for name, part in tensors.items()]
+    proto = helper.make_model(helper.make_graph([node], "g", sides[:1], sides[1:], stored))
+    helper.set_model_props(
+        proto, {"bnn.posterior": json.dumps({"format": 1, "family": "gaussian_diag", "params": params})}
+    )
     return proto.SerializeToString()
 
 
@@ -139,3 +180,24 @@ def tails(lower: Sequence[str] = (), upper: Sequence[str] = (), near: Sequence[s
     """A leaf with claims."""
     leaf: dict[str, Any] = {"rule": "tails/1", "lower": list(lower), "upper": list(upper)}
     return leaf if near is None else {**leaf, "near": list(near)}
+
+
+SIGNS = {"neurons": "neurons", "slopes": "slopes", "beta": "beta", "rows": "rows"}
+"""The arrays of a tree of signs, as `signs` names them."""
+
+
+def signs() -> dict[str, Any]:
+    """A tree of signs for the only case."""
+    return {"rule": "items/1", "items": [{"box": "box", "tree": {"rule": "split_signs/1", "cases": [dict(SIGNS)]}}]}
+
+
+def sign_arrays() -> dict[str, Any]:
+    """For `RAMP`, split at x = 1, the kink of the second neuron."""
+    return {
+        "box": np.array([[-1.0], [2.0]]), "neurons": np.array([1, -1, -1], np.int32),
+        "slopes": np.zeros((2, 2)), "beta": np.array([[0.0, 2 / 3], [0.0, 1 / 3]]), "rows": np.ones((2, 1)),
+    }  # fmt: skip
+
+
+RAMP = [([[1.0], [1.0]], [0.0, -1.0]), ([[1.0, -1.0]], [0.0])]
+"""relu(x) - relu(x - 1)."""

@@ -14,7 +14,20 @@ import numpy as np
 import pytest
 
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
-from by_hand import ACCEPTED, LINEAR, Instance, items, model, one_leaf, prop, tails
+from by_hand import (
+    ACCEPTED,
+    LINEAR,
+    RAMP,
+    Instance,
+    convolution,
+    items,
+    model,
+    one_leaf,
+    prop,
+    sign_arrays,
+    signs,
+    tails,
+)
 
 IDENTITY = [([[1.0], [-1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])]
 NOISE = [([[0.04], [0.04]], [0.0, 0.0]), ([[0.04, 0.04]], [0.0])]
@@ -161,7 +174,8 @@ def test_failures_of_items_and_leaves_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "why"), [([0, 0], "comes twice"), ([3], "there is no sample 3"), ([0, 1, 2], "proved is P_safe >= 0.5")]
+    ("indices", "why"),
+    [([0, 0], "comes twice"), ([3], "the posterior has no part 3"), ([0, 1, 2], "proved is P_safe >= 0.5")],
 )
 def test_samples(tmp_path: Path, indices: list[int], why: str) -> None:
     weights = np.array([1.0, 2.0, -1.0])
@@ -171,7 +185,116 @@ def test_samples(tmp_path: Path, indices: list[int], why: str) -> None:
     rejected(one, one.claim(node, one_leaf([1], [2]), "bound", "0.75"), why)
 
 
+@pytest.mark.parametrize(
+    ("index", "other", "why"),
+    [(0, {}, "proved is P_safe >= 0.732"), (1, {}, "proved is P_safe >= 0"), (2, {}, "has no part 2")],
+)
+def test_mixtures(tmp_path: Path, index: int, other: Any, why: str) -> None:
+    """A component that is left out counts 1, and each has its own means."""
+    parts = [([([[mean]], [0.0])], [([[1.0]], [0.0])]) for mean in (2.0, -2.0)]
+    made = model([([[1.0]], [0.0])], components=parts, probabilities=[3, 1])
+    one = Instance(tmp_path, made, prop([(1, 1)], 1, "(<= Y_0 0)"))
+    node = {"rule": "mixture/1", "components": [{"index": index, "proof": items(tails())}]}
+    rejected(one, one.claim(node, one_leaf([1], [1]), "bound", "0.74"), why)
+
+
+# box_mass/1
+
+
+@pytest.mark.parametrize(
+    ("margin", "why"),
+    [("2.51", "proved is P_safe >= 0;"), ("2.4", "proved is P_safe >= 0.9674"), ("0", "above 0"), ("-3", "above 0")],
+)
+def test_boxes_of_weights(tmp_path: Path, margin: str, why: str) -> None:
+    """y = w x + b, w ~ N(4, 1), b ~ N(0, 0.25) at x = 1: y > 0.25 for 2.5 deviations, whose mass is 0.9753."""
+    made = model([([[4.0]], [0.0])], [([[1.0]], [0.25])])
+    one = Instance(tmp_path, made, prop([(1, 1)], 1, "(< Y_0 0.25)"))
+    node = {"rule": "box_mass/1", "margin": margin, "proof": items()}
+    rejected(one, one.claim(node, one_leaf([1], [1]), "bound", "0.975"), why)
+
+
+def test_a_box_of_weights_without_noise(tmp_path: Path) -> None:
+    one = fixed(tmp_path)
+    with pytest.raises(RejectedError, match="and weights with noise"):
+        one.said(one.claim({"rule": "box_mass/1", "margin": "2", "proof": items()}, one_leaf([1], [2])))
+
+
+def test_boxes_of_weights_are_not_added_up(tmp_path: Path) -> None:
+    """Two items under one box: what one of them leaves open opens all of it."""
+    made = model([([[4.0]], [0.0])], [([[1.0]], [0.25])])
+    points = "(or (and (<= X_0 1) (< Y_0 0.25)) (and (>= X_0 2) (< Y_0 2)))"
+    one = Instance(tmp_path, made, prop([(1, 2)], 1, points))
+    both = items()
+    both["items"].append(copy.deepcopy(both["items"][0]) | {"box": "other"})
+    arrays = one_leaf([1], [1]) | {"other": np.array([[2.0], [2.0]])}
+    node = {"rule": "box_mass/1", "margin": "2.5", "proof": both}
+    rejected(one, one.claim(node, arrays, "bound", "0.1"), "proved is P_safe >= 0;")
+
+
+# split_signs/1
+
+SIGN_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "a negative multiplier of a sign": ({"beta": np.array([[0.0, -0.1], [0.0, 1 / 3]])}, "a multiplier is negative"),
+    "a negative multiplier of a row": ({"rows": np.array([[1.0], [-1.0]])}, "a multiplier is negative"),
+    "too little of it": ({"beta": np.array([[0.0, 0.6], [0.0, 1 / 3]])}, "does not exclude a violation"),
+    "a multiplier of a sign that nobody knows": ({"beta": np.array([[1.0, 0.6], [0.0, 1 / 3]])}, "does not exclude"),
+    "no row": ({"rows": np.zeros((2, 1))}, "does not exclude a violation"),
+    "a leaf that is missing": ({"neurons": np.array([1, -1])}, "ends before 1 of its boxes"),
+    "a leaf too many": ({"neurons": np.array([1, -1, -1, -1])}, "goes on after its last leaf"),
+    "a neuron twice": ({"neurons": np.array([1, 1, -1, -1, -1])}, "which is not there or has a sign"),
+    "a neuron that is not there": ({"neurons": np.array([2, -1, -1])}, "which is not there or has a sign"),
+    "the other half first": ({"beta": np.array([[0.0, 1 / 3], [0.0, 2 / 3]])}, "does not exclude a violation"),
+}
+
+
+@pytest.mark.parametrize("what", SIGN_CHANGES)
+def test_trees_of_signs(tmp_path: Path, what: str) -> None:
+    change, why = SIGN_CHANGES[what]
+    one = Instance(tmp_path, model(RAMP), prop([(-1, 2)], 1, "(>= Y_0 1.34)"))
+    assert one.said(one.claim(signs(), sign_arrays())).startswith(ACCEPTED)
+    rejected(one, one.claim(signs(), sign_arrays() | change), why)
+
+
+@pytest.mark.parametrize("slope", [-3.0, 0.5, 1.0, 2.0, 1e300])
+def test_slopes_under_signs_are_hints(tmp_path: Path, slope: float) -> None:
+    """y reaches 1: whatever the slopes, that is never excluded."""
+    one = Instance(tmp_path, model(RAMP), prop([(-1, 2)], 1, "(>= Y_0 0.999)"))
+    arrays = sign_arrays() | {"slopes": np.full((2, 2), slope)}
+    rejected(one, one.claim(signs(), arrays), "does not exclude a violation")
+    below = Instance(
+        tmp_path, model([([[1.0], [1.0]], [0.0, -1.0]), ([[-1.0, 1.0]], [0.0])]), prop([(-1, 2)], 1, "(<= Y_0 -0.999)")
+    )
+    rejected(below, below.claim(signs(), arrays), "does not exclude a violation")
+
+
+def test_a_tree_of_signs_for_every_case(tmp_path: Path) -> None:
+    one = Instance(tmp_path, model(RAMP), prop([(-1, 2)], 1, "(or (>= Y_0 1.34) (>= Y_0 0.5))"))
+    rejected(one, one.claim(signs(), sign_arrays()), "1 trees for 2 cases")
+    both = signs()
+    both["items"][0]["tree"]["cases"] *= 2
+    rejected(one, one.claim(both, sign_arrays()), "does not exclude a violation")
+
+
+def test_signs_are_no_rule_for_noise(tmp_path: Path) -> None:
+    one, _, arrays = gaussian(tmp_path)
+    rejected(
+        one,
+        one.claim(
+            signs(), {"box": arrays["box"]} | {k: v for k, v in sign_arrays().items() if k != "box"}, bound="0.99"
+        ),
+        "a network with noise",
+    )
+
+
 # tails/1
+
+
+def test_a_shared_weight_is_one_random_number(tmp_path: Path) -> None:
+    """Two pixels under one kernel: the sum's deviation is sqrt(4 * 0.05) = 0.447, not sqrt(2 * 0.05) = 0.316."""
+    made = convolution(np.ones((1, 1, 1, 1)), np.zeros(1), (1, 1, 1, 2), np.full((1, 1, 1, 1), 0.04), np.full(1, 0.01))
+    one = Instance(tmp_path, made, prop([(1, 1), (1, 1)], 2, "(<= (+ Y_0 Y_1) 1)"))
+    manifest = one.claim(items(tails()), one_leaf([1, 1], [1, 1]), "bound", "0.99")
+    rejected(one, manifest, r"proved is P_safe >= 0\.987")
 
 
 def test_the_gaussian_proof_holds(tmp_path: Path) -> None:
@@ -224,9 +347,9 @@ def test_noise_is_not_left_out(tmp_path: Path) -> None:
     """A rule for fixed weights does not serve a posterior, and the other way round."""
     one, leaf, arrays = gaussian(tmp_path)
     box = {name: arrays[name] for name in ("box", "inputs", "cuts")}
-    with pytest.raises(UnreadableError, match=r"'linear/1' is not known for this network, tails/1 is"):
+    with pytest.raises(UnreadableError, match=r"'linear/1' is not known here, tails/1 is"):
         one.said(one.claim(items(LINEAR), box, bound="0.99"))
-    with pytest.raises(UnreadableError, match=r"'tails/1' is not known for this network, linear/1 is"):
+    with pytest.raises(UnreadableError, match=r"'tails/1' is not known here, linear/1 is"):
         one.said(one.claim(items(leaf), arrays), query="deterministic")
 
 

@@ -72,6 +72,11 @@ def network(folder: Path, kind: str, seed: int = 0) -> by_hand.Instance:
     if kind == "samples":
         more["samples"] = [tuple(part + 0.05 * rng.normal(size=(5, *part.shape)) for part in layer) for layer in layers]
         more["probabilities"] = (weights := rng.uniform(0.5, 1.5, 5)) / weights.sum()
+    if kind in ("mixture", "box"):
+        more["variances"] = [(np.full(w.shape, 1e-8), np.full(b.shape, 1e-8)) for w, b in layers]
+    if kind == "mixture":
+        means = [[tuple(part + 0.03 * rng.normal(size=part.shape) for part in layer) for layer in layers] for _ in "ab"]
+        more = {"components": [(part, more["variances"]) for part in means], "probabilities": [0.25, 0.75]}
     activation = "Tanh" if seed % 2 else "Relu"
     box = [(f"{c - 0.05:.4f}", f"{c + 0.05:.4f}") for c in rng.normal(size=3)]
     text = by_hand.prop(box, 2, "(or (>= Y_1 (+ Y_0 2.5)) (>= Y_0 (+ Y_1 2.5)))")
@@ -90,13 +95,67 @@ def written(one: by_hand.Instance, **options: Any) -> tuple[tuple[Path, Path, Pa
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["fixed", "gaussian", "samples"])
+@pytest.mark.parametrize("kind", ["fixed", "gaussian", "samples", "mixture"])
 def test_accepted(tmp_path: Path, kind: str, seed: int) -> None:
     paths, found, result = written(network(tmp_path, kind, seed))
     assert isinstance(found, Certified), found
     assert found.verdict == result.verdict
     said = checker.check(*paths)
     assert said.startswith(f"accepted: {result.query}, {result.verdict}: ")
+
+
+def test_a_box_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tails prove nothing, a box of the weights may: its mass is a little more than tau_safe."""
+    monkeypatch.setattr(trees.Tails, "failures", lambda self, problem: torch.ones(len(problem)))
+    monkeypatch.setattr(trees.Tails, "tuned", lambda self, problem, failures, deadline: (failures, None))
+    paths, found = claimed(network(tmp_path, "box"), Query.PROBABILISTIC)
+    assert isinstance(found, Certified)
+    assert opened(paths[2])[0]["proof"]["rule"] == "box_mass/1"
+    said = checker.check(*paths)
+    assert said.startswith("accepted: probabilistic, unsat")
+    assert 0.95 <= by_number(said) < 0.9501
+
+
+@pytest.mark.parametrize(
+    ("instance", "query", "rule"),
+    [
+        ("digits_vi_mlp_robust_166_0.12", Query.DETERMINISTIC, "split_signs/1"),
+        ("digits_vi_conv_robust_166_0.06", Query.PROBABILISTIC, "tails/1"),
+        ("digits_vi_conv_robust_166_0.06", Query.DETERMINISTIC, "linear/1"),
+    ],
+)
+def test_images(tmp_path: Path, instance: str, query: Query, rule: str) -> None:
+    """64 inputs, whose network is no question of splits of the inputs; two convolutions with noise in their kernels."""
+    folder = Path(__file__).parents[2] / "benchmarks" / "digits"
+    files = {
+        "model": folder / "onnx" / f"{instance.partition('_robust')[0]}.onnx",
+        "property": folder / "vnnlib" / "1.0" / f"{instance}.vnnlib",
+    }
+    model = bnn_vnnlib.read_model(files["model"])
+    prop = match(read_property(files["property"]), model.network.signature, files["property"])
+    setting = settle_run(model, Options(query=query), prop)
+    refuse(model, query, "certain")
+    result = Result(Verdict.UNSAT, query, 0.95, 0.95, "", 0.0, p_safe=Bounds(0.95, 1.0))
+    path = tmp_path / "c.cert"
+    found = certify(path, files, setting, prop, result)
+    assert isinstance(found, Certified), found
+    assert rule in str(opened(path)[0]["proof"])
+    said = checker.check(files["model"], files["property"], path, {"query": query.value})
+    assert said.startswith(f"accepted: {query.value}, unsat")
+
+
+def test_signs_of_several_cases_and_rows(tmp_path: Path) -> None:
+    """Cases of several rows, and a constraint on inputs: the multipliers are of the rows that the checker reads."""
+    rng = np.random.default_rng(3)
+    layers = [(rng.normal(size=(8, 24)) / 4, rng.normal(size=8) / 4), (rng.normal(size=(3, 8)), rng.normal(size=3))]
+    total = " ".join(f"X_{i}" for i in range(24))
+    cases = ("(and (>= Y_0 11) (>= Y_1 Y_2))", "(and (<= Y_2 -12) (<= Y_0 Y_1) (>= Y_0 -1))", "(>= (- Y_1 Y_2) 14.5)")
+    text = by_hand.prop([(-1, 1)] * 24, 3, f"(and (<= (+ {total}) 20) (or {' '.join(cases)}))")
+    one = by_hand.Instance(tmp_path, by_hand.model(layers), text)
+    paths, found, _ = written(one, timeout=20.0)
+    assert isinstance(found, Certified), found
+    assert "split_signs/1" in str(opened(paths[2])[0]["proof"])
+    assert checker.check(*paths).startswith("accepted: deterministic, unsat")
 
 
 @pytest.mark.parametrize("tau", [0.9, 0.97])
@@ -209,8 +268,16 @@ def wrong_slope(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(activations.Kink, "lines", low)
 
 
+def heavy_box(patch: pytest.MonkeyPatch) -> None:
+    """The mass of a box of weights is that of half as many weights."""
+    honest = prove.weight_sets.random_count
+    patch.setattr(prove.weight_sets, "random_count", lambda *given: honest(*given) // 2)
+    patch.setattr(trees.Tails, "failures", lambda self, problem: torch.ones(len(problem)))
+    patch.setattr(trees.Tails, "tuned", lambda self, problem, failures, deadline: (failures, None))
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    one.__name__: one for one in (no_folding, small_spread, forgotten_events, gap)
+    one.__name__: one for one in (no_folding, small_spread, forgotten_events, gap, heavy_box)
 }
 
 
@@ -277,7 +344,7 @@ def test_what_the_prover_serves_the_checker_reads(tmp_path: Path) -> None:
 
     assert set(ACTIVATIONS) < set(prove.OPERATORS)
     assert set(prove.OPERATORS) - set(ACTIVATIONS) == {
-        "Add", "Constant", "Flatten", "Gemm", "Identity", "MatMul", "Reshape", "Sub",
+        "Add", "Constant", "Conv", "Flatten", "Gemm", "Identity", "MatMul", "Reshape", "Sub",
     }  # fmt: skip
 
 

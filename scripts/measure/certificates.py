@@ -1,0 +1,104 @@
+"""Certificates of whole benchmarks: how many answers have one, what the bound loses, sizes, and times beside the run.
+
+    python scripts/measure/certificates.py BENCHMARK ... [--timeout S] [--only TEXT]
+
+BENCHMARK is a folder with an instances.csv. Each instance is run with its own time limit, or S; then its certificate
+is made, and checked by `bnn-vnnlib-check` in this process. The clock is processor time, for limits too.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "checker"))
+
+import bnn_vnnlib_check.cli as checker
+from bnn_vnnlib import read_model, read_property, verify
+from bnn_vnnlib.certificates.prove import certified, refuse
+from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.vnnlib import match
+from bnn_vnnlib_check.errors import RejectedError, UnreadableError
+
+
+def main(benchmarks: list[Path], timeout: float | None = None, only: str = "") -> None:
+    """Print a line an instance with a verdict and a certificate to be had, and a summary of each benchmark."""
+    torch.set_num_threads(1)
+    time.monotonic = time.process_time
+    for folder in benchmarks:
+        found, refused = [], Counter[str]()
+        with (folder / "instances.csv").open() as stream:
+            for name, prop, limit in csv.reader(stream):
+                if only in prop:
+                    one = _instance(folder / name, folder / prop, timeout or float(limit), refused)
+                    found += [one] if one else []
+        for reason, count in refused.items():
+            print(f"{folder.name}: {count} refused: {reason}")
+        for verdict in ("unsat", "sat"):
+            rows = [row for row in found if row["verdict"] == verdict]
+            good = [row for row in rows if row["claim"] == verdict and row["said"].startswith("accepted")]
+            ends = Counter(row["said"].partition(":")[0] if row["claim"] != "none" else "none" for row in rows)
+            sizes, checks = ([row[key] for row in good] or [0] for key in ("size", "check"))
+            lost = max((row["lost"] or 0 for row in good), default=0)
+            spent = ", ".join(f"{key} {sum(row[key] for row in rows):.1f} s" for key in ("run", "prove", "check"))
+            print(
+                f"{folder.name}: {verdict} {len(rows)}, certified {len(good)}, {dict(ends)}, lost at most {lost:.2g};"
+            )
+            print(f"  bytes {statistics.median(sizes):.0f}, at most {max(sizes)}; all together {spent};", end=" ")
+            print(f"check {statistics.median(checks):.2f} s, at most {max(checks):.2f} s", flush=True)
+
+
+def _instance(model: Path, prop: Path, limit: float, refused: Counter[str]) -> dict[str, Any] | None:
+    if not model.exists():
+        model = model.with_name(f"{model.name}.gz")
+    network = read_model(model, likelihood="gaussian" if "regression" in model.name else None)
+    property_ = match(read_property(prop), network.network.signature, prop)
+    options = Options(timeout=limit)
+    question = options.question(property_.options, prop)
+    try:
+        refuse(network, question.query_of(network.posterior is not None), "certain")
+    except UnsupportedError as error:
+        refused[error.message] += 1
+        return None
+    begun = time.process_time()
+    result = verify(network, property_, timeout=limit)
+    row: dict[str, Any] = {"name": prop.stem, "verdict": result.verdict.value, "run": time.process_time() - begun}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "answer.cert"
+        start = time.process_time()
+        result = certified(path, {"model": model, "property": prop}, network, property_, options, result, begun)
+        told = result.details["certificate"]
+        row |= {"prove": time.process_time() - start, "claim": told.get("verdict", "none"), "lost": told.get("lost")}
+        row |= {"size": told.get("size") or 0, "why": told.get("why", ""), "bound": told.get("bound"), "said": ""}
+        start = time.process_time()
+        if path.exists():
+            try:
+                row["said"] = checker.check(model, prop, path)
+            except (RejectedError, UnreadableError) as error:
+                row["said"] = f"{type(error).__name__}: {error}"
+        row["check"] = time.process_time() - start
+    if row["verdict"] in ("sat", "unsat"):
+        p_safe = result.p_safe and (round(result.p_safe.lower, 6), round(result.p_safe.upper, 6))
+        print(
+            f"{row['name']} {row['verdict']} by {result.details.get('lower_by') or result.method}, P_safe {p_safe} "
+            f"tau {result.tau_safe}: {row['claim']} {row['bound']} lost {row['lost']}, {row['size']} bytes, "
+            f"run {row['run']:.2f}, prove {row['prove']:.2f}, check {row['check']:.2f}; {row['why']}{row['said']}",
+            flush=True,
+        )
+        return row
+    refused[f"verdict {row['verdict']}"] += 1
+    return None
+
+
+if __name__ == "__main__":
+    typer.run(main)
