@@ -17,6 +17,7 @@ from typer.models import OptionInfo
 from bnn_vnnlib import __version__
 from bnn_vnnlib.cli.attach import attach
 from bnn_vnnlib.cli.attack import attack
+from bnn_vnnlib.cli.check_certificates import check_certificates
 from bnn_vnnlib.cli.check_witness import check_witness
 from bnn_vnnlib.cli.compare import compare
 from bnn_vnnlib.cli.convert import convert
@@ -132,6 +133,7 @@ EXAMPLES = {
     "compare": ("compare benchmark --out results --tool abcrown=/opt/abcrown/vnncomp_scripts",),
     "report": ("report results", "report results --against older-results --out page.html"),
     "check_witness": ("check-witness net.onnx p.vnnlib out.txt",),
+    "check_certificates": ("check-certificates results",),
     "inspect": ("inspect net.onnx", "inspect net.onnx --cross-check"),
     "attach": ("attach mean.onnx posterior.npz net.onnx --likelihood categorical",),
     "recover": ("recover export.onnx net.onnx --likelihood categorical",),
@@ -199,6 +201,7 @@ _PLAIN: tuple[Callable[..., None], ...] = (
     compare,
     report,
     check_witness,
+    check_certificates,
     inspect_,
     attach,
     recover,

@@ -58,6 +58,9 @@ def compare(
     threads: Threads = None,
     scheduler: Scheduler = None,
     seed: Seed = 0,
+    certificates: Annotated[
+        bool, typer.Option("--certificates", help="Write a certificate beside each answer of ours that has one.")
+    ] = False,
     recipes: Annotated[
         bool,
         typer.Option("--recipes", is_eager=True, callback=_recipes, help="List the built-in recipes, and run nothing."),
@@ -82,7 +85,8 @@ def compare(
         kinds = _known("--network", network or ["mean"], ("mean", "sampled", "merged"))
         queries = _known("--query", query or [], ("probabilistic", "decision"))
         plan = Plan(
-            tuple(map(tool_of, tool or [])), cast("tuple[Kind, ...]", kinds), samples, seed, queries, timeout
+            tuple(map(tool_of, tool or [])), cast("tuple[Kind, ...]", kinds), samples, seed, queries, timeout,
+            certificates,
         )  # fmt: skip
         instances = selected(read_benchmarks(benchmarks), only or [])
         if not instances:

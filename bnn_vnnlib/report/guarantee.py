@@ -161,7 +161,11 @@ def _certificate(row: Row) -> str:
     if claim not in ("unsat", "sat", "bound"):
         return ""
     less = ", which is less than the answer" if claim == "bound" else ""
-    return f"A certificate claims {claim}{less}; bnn-vnnlib-check accepts or rejects it without this program."
+    said = {"accepted": "accepted it", "rejected": "rejected it", "error": "could not read it"}.get(
+        row.certificate or ""
+    )
+    checked = f"bnn-vnnlib-check {said}" if said else "bnn-vnnlib-check accepts or rejects it"
+    return f"A certificate claims {claim}{less}; {checked}, without this program."
 
 
 def _statistical(row: Row, how: str) -> Guarantee:

@@ -31,7 +31,7 @@ from bnn_vnnlib.report.guarantee import guarantee
 from bnn_vnnlib.report.pictures import Picture
 from bnn_vnnlib.report.row import Row
 
-_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "guarantee", "method", "checked", "reason", "shows",
+_TEXTS = ("run", "category", "network", "verdict", "query", "rule", "guarantee", "method", "reason", "shows",
           "violation", "unsat_means", "vacuous")  # fmt: skip
 _MOST_INPUTS = 10
 """Longer witnesses are in the records; the page shows them as pictures only."""
@@ -56,7 +56,8 @@ def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Pic
     return {
         "rows": len(rows),
         "texts": {name: _coded(getattr(row, name) for row in rows) for name in _TEXTS} | {
-            "property": _coded(row.prop for row in rows), "place": _coded(row.place for row in rows)},
+            "checked": _coded(row.checks for row in rows), "property": _coded(row.prop for row in rows),
+            "place": _coded(row.place for row in rows)},
         "numbers": {
             "key": list(keys),
             "seconds": [float(f"{row.seconds:.4g}") for row in rows],

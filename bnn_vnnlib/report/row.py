@@ -39,6 +39,7 @@ class Row:
     seconds : as seen from outside
     reason : why there is no verdict
     checked : what check-witness, or the replay in a comparison, said of a sat
+    certificate : what bnn-vnnlib-check said of the answer's certificate, see `certificates.checked`; None: it has none
     files, hashes : the inputs by role ("property", "model")
     """
 
@@ -63,6 +64,7 @@ class Row:
     timeout: float | None = None
     seed: float | None = None
     checked: str | None = None
+    certificate: str | None = None
     reason: str | None = None
     x: Vector | None = None
     y: Vector | None = None
@@ -81,6 +83,12 @@ class Row:
     def names(self) -> tuple[str, str, str]:
         """(category, network, prop)"""
         return self.category, self.network, self.prop
+
+    @property
+    def checks(self) -> str | None:
+        """What was checked of the answer: its witness, its certificate, both or None."""
+        certificate = None if self.certificate is None else f"certificate {self.certificate}"
+        return "; ".join(part for part in (self.checked, certificate) if part is not None) or None
 
     @property
     def gap(self) -> float | None:

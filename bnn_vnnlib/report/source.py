@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from bnn_vnnlib.certificates.checked import outcome
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.sidecar import read_object, sidecar_path
 from bnn_vnnlib.readers import read_rows, read_start
@@ -153,7 +154,9 @@ def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
         if not path.is_file():
             continue
         again = "delete it to have its instance run again"
-        row = read_row(label, path.relative_to(base).as_posix(), read_object(path, again), path)
+        record = read_object(path, again)
+        row = read_row(label, path.relative_to(base).as_posix(), record, path)
+        row = replace(row, certificate=outcome(record, results))
         said = _first_word(results)
         if said != row.verdict:
             raise InputError(f"the results file says {said!r} and its record {row.verdict.value!r}; {again}",

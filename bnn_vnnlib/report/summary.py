@@ -72,7 +72,7 @@ def _instance(row: Row) -> tuple[str, ...]:
         " ".join(map(_low, row.decision[0])), " ".join(map(_high, row.decision[1])))  # fmt: skip
     kind = row.guarantee if row.confidence is None else f"statistical, confidence {row.confidence!r}"
     return (row.run, *row.names, row.query or "", row.verdict.value, kind, p_low, p_high, d_low, d_high,
-            f"{row.seconds:.4g}", row.checked or "", row.reason or "")  # fmt: skip
+            f"{row.seconds:.4g}", row.checks or "", row.reason or "")  # fmt: skip
 
 
 def _low(value: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from bnn_vnnlib import __version__
+from bnn_vnnlib.certificates.checked import outcome
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.benchmarks import Instance, existing
 from bnn_vnnlib.files.vnncomp import write_text
@@ -42,12 +43,14 @@ class Answer:
     seconds : as measured from outside
     checked : of a sat: the judgement of its witness, replayed in onnxruntime; else None
     reason : why there is no verdict
+    certificate : what `bnn-vnnlib-check` said of its certificate, see `certificates.checked`; None: it has none
     """
 
     verdict: Verdict
     seconds: float
     checked: str | None = None
     reason: str | None = None
+    certificate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Contradiction:
             return f"{self.unsat} is wrong: the witness of {self.sat} holds"
         if checked == "valid within tolerance":
             return f"open: the witness of {self.sat} misses its bounds by up to 1e-4, which {self.unsat} need not allow"
+        if self.line.answers[self.unsat].certificate == "accepted":
+            return f"{self.sat} is wrong in real arithmetic: the certificate of {self.unsat} was accepted"
         return f"the sat of {self.sat} is not shown (its witness: {checked})"
 
 
@@ -211,6 +216,7 @@ TABLES = {
         "TOOL: result": "sat, unsat, unknown, timeout or error; empty where the tool was not asked",
         "TOOL: time": "seconds as seen from outside",
         "TOOL: checked": "of a sat: what the replay of its witness in onnxruntime gave",
+        "TOOL: certificate": "accepted, rejected or error: what bnn-vnnlib-check said of it; not checked; empty: none",
     },
     "agreement.csv": {
         "first, second": "two tools",
@@ -232,7 +238,7 @@ TABLES = {
         "seconds": "over all questions that the tool was asked",
     },
 }
-"""The columns of the tables that `write_comparison` writes; three "TOOL: ..." for each tool."""
+"""The columns of the tables that `write_comparison` writes; four "TOOL: ..." for each tool."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +251,7 @@ class Plan:
     kinds, draws, seed : of the plain networks, see `_write_variants`
     queries : ours on the BNN itself, where there is one
     timeout : replaces every instance's own
+    certificates : have ours written
     """
 
     tools: tuple[Tool, ...]
@@ -253,6 +260,7 @@ class Plan:
     seed: int = 0
     queries: tuple[str, ...] = ()
     timeout: float | None = None
+    certificates: bool = False
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
@@ -338,10 +346,12 @@ def _runs(
         limit = plan.timeout or instance.timeout
         # Whatever the property's comment says: the merged network computes the mean.
         rule = ("--rule=mean",) if query == Query.DECISION else ()
-        arguments = (f"--query={query}", f"--seed={plan.seed}", *rule)
+        mixed = ("--mixed",) if plan.certificates else ()  # some have no rule for certificates
+        arguments = (f"--query={query}", f"--seed={plan.seed}", *rule, *mixed)
         name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
         return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
-                    query, plan.seed, where.threads, own_timeout=instance.timeout)  # fmt: skip
+                    query, plan.seed, where.threads, certificates=plan.certificates,
+                    own_timeout=instance.timeout)  # fmt: skip
 
     def through(
         name: str, tasks: Sequence[AnyTask], settings: Mapping[str, object], call: Callable
@@ -383,14 +393,15 @@ def _same_question(variant: _Variant, query: str) -> bool:
 
 def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
     checked = checked_sat(entry.results, model, prop) if entry.verdict is Verdict.SAT else None
-    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason)
+    certificate = outcome(entry.record, entry.results)
+    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason, certificate)
 
 
 def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
     """comparison.csv (a line for each question), agreement.csv, contradictions.csv, solved.csv."""
     tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
     names = ("category", "network", "property", "kind", "variant")
-    parts = ("result", "time", "checked")
+    parts = ("result", "time", "checked", "certificate")
     head = [*names, *(f"{tool}: {part}" for tool in tools for part in parts)]
     rows = [[line.category, line.onnx, line.vnnlib, line.kind, line.label,
              *(cell for tool in tools for cell in _cells(line.answers.get(tool)))] for line in lines]  # fmt: skip
@@ -408,8 +419,8 @@ def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
 
 def _cells(answer: Answer | None) -> list[str]:
     if answer is None:
-        return ["", "", ""]
-    return [answer.verdict.value, f"{answer.seconds:.6f}", answer.checked or ""]
+        return [""] * 4
+    return [answer.verdict.value, f"{answer.seconds:.6f}", answer.checked or "", answer.certificate or ""]
 
 
 def _write(path: Path, rows: Sequence[Sequence[object]]) -> None:

@@ -6,10 +6,14 @@ is that at x = u, if it is negative at all, so that P_safe is an integral over w
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import inspect
 import io
 import json
+import os
 import random
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +31,13 @@ from bnn_vnnlib.bounds import activations
 from bnn_vnnlib.bounds.tails import noise, tail
 from bnn_vnnlib.certificates import prove, trees
 from bnn_vnnlib.certificates.prove import Certified, certify, refuse
+from bnn_vnnlib.check_witness import check_witness
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.question import options
 from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.report.source import read_folder
 from bnn_vnnlib.result import Bounds, Query, Result, Verdict
+from bnn_vnnlib.runs.compare import Answer, Line, contradictions
 from bnn_vnnlib.setting import settle_run
 from bnn_vnnlib.vnnlib import match, read_property
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
@@ -303,7 +311,7 @@ def test_a_mutant_of_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         checker.check(*paths)
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run --certificates`: a file beside each answer that has one, its hash and claim; other instances as they are."""
     one = network(tmp_path, "gaussian")
     one.arrays = {}
@@ -324,6 +332,85 @@ def test_a_run(tmp_path: Path) -> None:
     assert any("no rule for query decision in certificates" in note for note in without["notes"])
     table = (tmp_path / "out" / "table.csv").read_text().splitlines()
     assert table[0].count(",certificate,") == 1
+    assert certificates_of(tmp_path / "out") == ["not checked"]
+    with_checker(tmp_path, monkeypatch)
+    done = call("check-certificates", tmp_path / "out")
+    assert done.stdout.strip() == "1 accepted, 0 rejected, 0 error"
+    assert certificates_of(tmp_path / "out") == ["accepted"]
+    call("report", tmp_path / "out", "--out", tmp_path / "page.html")
+    assert "certificate accepted" in (tmp_path / "page_tables" / "instances.csv").read_text()
+    honest = proof.read_bytes()
+    proof.write_bytes(honest[:-30])
+    assert "1 error" in call("check-certificates", tmp_path / "out", code=3).stdout
+    proof.write_bytes(honest)
+    assert certificates_of(tmp_path / "out") == ["not checked"]  # what was said is of another file
+    assert "no certificates here" in call("check-certificates", tmp_path / "page_tables", code=2).stderr
+
+
+def certificates_of(folder: Path) -> list[str]:
+    """What the report knows of the certificates of a run."""
+    return [row.certificate for row in read_folder(folder).rows if row.certificate is not None]
+
+
+def with_checker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker as a program."""
+    program = folder / "bin" / "bnn-vnnlib-check"
+    program.parent.mkdir()
+    source = Path(checker.__file__).parents[1]
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{source}" exec "{sys.executable}" -m bnn_vnnlib_check "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compare --certificates`: a column says which answers carry a certificate that was accepted."""
+    one = network(tmp_path, "gaussian")
+    one.arrays = {}
+    model, prop, path = one.write("")
+    path.unlink()
+    (tmp_path / "instances.csv").write_text(f"{model.name},{prop.name},20\n")
+    asked = (
+        "compare",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+        "--query",
+        "probabilistic",
+        "--certificates",
+        "--workers",
+        "1",
+    )
+    call(*asked)
+    with_checker(tmp_path, monkeypatch)
+    call("check-certificates", tmp_path / "out")
+    call(*asked)
+    with (tmp_path / "out" / "comparison.csv").open() as stream:
+        (line,) = csv.DictReader(stream)
+    assert line["bnn-vnnlib: certificate"] == "accepted"
+    assert certificates_of(tmp_path / "out") == ["accepted", "accepted"]
+
+
+def test_an_accepted_certificate_settles_a_contradiction() -> None:
+    answers = {"a": Answer(Verdict.SAT, 1.0, "invalid"), "b": Answer(Verdict.UNSAT, 1.0, certificate="accepted")}
+    (found,) = contradictions([Line("", "n", "p", "plain", "plain", answers)])
+    assert found.finding == "a is wrong in real arithmetic: the certificate of b was accepted"
+
+
+def test_the_same_words() -> None:
+    """The two programs that check answers name queries, verdicts and options alike; there is no shared import."""
+    assert set(checker.QUERIES) < {query.value for query in Query}
+    source = Path(checker.__file__).read_text()
+    for option in ("--query", "--tau-safe", "--tau-unsafe"):
+        assert f'"{option}"' in source
+        assert option in call("check-witness", "--help").stdout
+    witness = inspect.getsource(sys.modules[check_witness.__module__])
+    for words in ("violates the property", "P_safe", "tau_unsafe"):
+        assert words in source
+        assert words in witness
+    for verdict in ("sat", "unsat"):
+        assert f'"{verdict}"' in source
+        assert Verdict(verdict)
+    assert str(options.TAU) == checker.TAU
 
 
 def test_refusals(tmp_path: Path) -> None:

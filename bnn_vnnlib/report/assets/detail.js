@@ -114,7 +114,7 @@ function facts(row) {
     ["Witness shows", text("shows", row)],
     ["X", (more.x ?? []).join(", ")],
     ["Y", (more.y ?? []).join(", ")],
-    ["Witness checked", text("checked", row)],
+    ["Checked", text("checked", row)],
     ["Record", text("place", row)],
   ];
   return make(
