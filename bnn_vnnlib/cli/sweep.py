@@ -11,8 +11,9 @@ from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, tell_cost
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
 from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.files.vnncomp import make_writable_folder
 from bnn_vnnlib.jobs.progress import shown
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.printable import printable, say
 from bnn_vnnlib.question.options import Options
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ def sweep(
     out: Out,
     chunk: Chunk = None,
     points: Annotated[bool, typer.Option("--points", help="Keep the attacked point of each row.")] = False,
+    certificates: Annotated[
+        str | None,
+        typer.Option(metavar="ROW,..", help="Rows to prove again, with certificates in OUT/certificates."),
+    ] = None,
     workers: Workers = None,
     threads: Threads = None,
     scheduler: Scheduler = None,
@@ -56,13 +61,19 @@ def sweep(
             raise OptionError(f"models and tables come in pairs, found {len(pairs)} paths")
         read = [_pair(model, table, strict) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
         from bnn_vnnlib.sweeps import sweep as swept
+        from bnn_vnnlib.sweeps.certificates import chosen, write_certificates
 
+        rows = [] if certificates is None else chosen(certificates, read, how)
         with shown(console, "boxes") as watch:
             found = swept(
                 read, how, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
         tell_cost(console, found.spent, "boxes", out)
+        if rows:
+            make_writable_folder(out / "certificates")
+        for row, result in write_certificates(rows, how, out / "certificates"):
+            say(console, f"row {row}: {result.verdict.value}; {result.notes[-1]}")
 
 
 def _pair(model: Path, table: Path, strict: bool) -> Pair:

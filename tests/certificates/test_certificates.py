@@ -390,6 +390,38 @@ def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert certificates_of(tmp_path / "out") == ["accepted", "accepted"]
 
 
+@pytest.mark.parametrize("way", ["label", "ranges", "cases"])
+def test_rows_of_a_sweep(tmp_path: Path, way: str) -> None:
+    """`sweep --certificates`: chosen rows become property files with certificates; others do not."""
+    one = network(tmp_path, "gaussian")
+    one.arrays = {}
+    model = one.write("")[0]
+    center = np.random.default_rng(1).normal(size=(3, 3))
+    asked: dict[str, Any] = {"label": np.array([0, 1, 0])}
+    if way == "ranges":
+        asked = {"output_lower": np.full((3, 2), -20.0), "output_upper": np.full((3, 2), [[20.0, np.inf]])}
+    if way == "cases":
+        asked = {"a": np.tile([[[1.0, -1.0], [-1.0, 0.1]]], (3, 1, 1)), "b": np.full((3, 2), -20.1)}
+    np.savez(tmp_path / "table.npz", lower=center - 0.01, upper=center + 0.01, **asked)
+    out = tmp_path / "out"
+    swept = "sweep", model, tmp_path / "table.npz", "--out", out, "--tau-safe", "0.9", "--workers", "1"
+    call(*swept, "--certificates", "0,2")
+    found = sorted(path.name for path in (out / "certificates").iterdir())
+    rows = [name for name in found if name.endswith(".vnnlib")]
+    assert rows == ["row_0.vnnlib", "row_2.vnnlib"]
+    certificates = [name for name in found if name.endswith(".cert")]
+    assert certificates if way == "label" else len(certificates) == 2
+    for name in certificates:
+        path = out / "certificates" / name
+        assert checker.check(model, path.with_suffix(".vnnlib"), path).startswith("accepted: probabilistic")
+    if way == "label":
+        assert "rows 0 to 2" in " ".join(call(*swept, "--certificates", "3", code=2).stderr.split())
+        assert (
+            "no rule for query decision"
+            in call(*decision, "--certificates", "0", code=2).stderr
+        )
+
+
 def test_an_accepted_certificate_settles_a_contradiction() -> None:
     answers = {"a": Answer(Verdict.SAT, 1.0, "invalid"), "b": Answer(Verdict.UNSAT, 1.0, certificate="accepted")}
     (found,) = contradictions([Line("", "n", "p", "plain", "plain", answers)])
