@@ -1,9 +1,11 @@
 """Certificates of whole benchmarks: how many answers have one, what the bound loses, sizes, and times beside the run.
 
-    python scripts/measure/certificates.py BENCHMARK ... [--timeout S] [--only TEXT]
+    python scripts/measure/certificates.py benchmarks BENCHMARK ... [--timeout S] [--only TEXT]
+    python scripts/measure/certificates.py balls MODEL INPUTS.npy --radius R [--count N] [--tau-safe T] [--timeout S]
 
 BENCHMARK is a folder with an instances.csv. Each instance is run with its own time limit, or S; then its certificate
-is made, and checked by `bnn-vnnlib-check` in this process. The clock is processor time, for limits too.
+is made, and checked by `bnn-vnnlib-check` in this process. `balls` proves, without a run before, that the class of the
+mean network stays the largest around inputs that are drawn with seed 0. The clock is processor time, for limits too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import typer
 
@@ -24,18 +27,68 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "checker"))
 
 import bnn_vnnlib_check.cli as checker
 from bnn_vnnlib import read_model, read_property, verify
-from bnn_vnnlib.certificates.prove import certified, refuse
+from bnn_vnnlib.certificates.prove import certified, certify, refuse
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.requirements import around, property_text, robust
+from bnn_vnnlib.result import Bounds, Query, Result, Verdict
+from bnn_vnnlib.setting import settle_run
 from bnn_vnnlib.vnnlib import match
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
 
+app = typer.Typer()
 
-def main(benchmarks: list[Path], timeout: float | None = None, only: str = "") -> None:
-    """Print a line an instance with a verdict and a certificate to be had, and a summary of each benchmark."""
+
+@app.callback()
+def main() -> None:
+    """One thread, and processor time."""
     torch.set_num_threads(1)
     time.monotonic = time.process_time
-    for folder in benchmarks:
+
+
+@app.command()
+def balls(
+    model: Path, inputs: Path, radius: float, count: int = 1000, tau_safe: float = 0.95, timeout: float = 2.0,
+    clip: tuple[float, float] | None = None,
+) -> None:  # fmt: skip
+    """Print what became of the balls."""
+    network = read_model(model)
+    x = np.load(inputs)
+    x = x[np.random.default_rng(0).choice(len(x), min(count, len(x)), replace=False)].astype(np.float64)
+    label = evaluate(network.network, torch.tensor(x)).argmax(-1).reshape(-1).tolist()
+    ends, sizes, spent = Counter[str](), list[int](), {"prove": 0.0, "check": 0.0, "longest check": 0.0}
+    with tempfile.TemporaryDirectory() as place:
+        prop, path = Path(place) / "p.vnnlib", Path(place) / "answer.cert"
+        for center, own in zip(x, label, strict=True):
+            region = around(center, radius, clip)
+            prop.write_text(property_text(region, robust(network.network.signature.output_size, own)))
+            property_ = match(read_property(prop), network.network.signature, prop)
+            setting = settle_run(network, Options(timeout=timeout, tau_safe=tau_safe, tau_unsafe=0.0), property_)
+            wanted = Result(Verdict.UNSAT, Query.PROBABILISTIC, tau_safe, 0.0, "", 0.0, p_safe=Bounds(0.0, 1.0))
+            start = time.process_time()
+            found = certify(path, {"model": model, "property": prop}, setting, property_, wanted)
+            spent["prove"] += (done := time.process_time()) - start
+            if isinstance(found, str) or found.verdict != "unsat":
+                ends["no proof"] += 1
+                continue
+            sizes.append(found.size)
+            try:
+                said = checker.check(model, prop, path, {"tau_safe": str(tau_safe), "tau_unsafe": "0"})
+            except (RejectedError, UnreadableError) as error:
+                said = str(error)
+            ends[said.partition(":")[0]] += 1
+            spent["check"] += (now := time.process_time()) - done
+            spent["longest check"] = max(spent["longest check"], now - done)
+    print(
+        f"{dict(ends)}; seconds {dict(spent)}; bytes {statistics.median(sizes or [0]):.0f}, at most {max(sizes or [0])}"
+    )
+
+
+@app.command()
+def benchmarks(folders: list[Path], timeout: float | None = None, only: str = "") -> None:
+    """Print a line an instance with a verdict and a certificate to be had, and a summary of each benchmark."""
+    for folder in folders:
         found, refused = [], Counter[str]()
         with (folder / "instances.csv").open() as stream:
             for name, prop, limit in csv.reader(stream):
@@ -101,4 +154,4 @@ def _instance(model: Path, prop: Path, limit: float, refused: Counter[str]) -> d
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -416,6 +416,7 @@ def test_rows_of_a_sweep(tmp_path: Path, way: str) -> None:
         assert checker.check(model, path.with_suffix(".vnnlib"), path).startswith("accepted: probabilistic")
     if way == "label":
         assert "rows 0 to 2" in " ".join(call(*swept, "--certificates", "3", code=2).stderr.split())
+        decision = *swept[:-4], "--query", "decision", "--likelihood", "gaussian"
         assert "no rule for query decision" in call(*decision, "--certificates", "0", code=2).stderr
 
 
