@@ -98,7 +98,7 @@ def boxplot(axes: Axes, data: Sequence[NDArray], names: Sequence[str]) -> None:
 
 
 def save(figure: Figure, out: Path, name: str) -> None:
-    """Write NAME.png, and NAME.pdf and NAME.svg, which have no pixels."""
+    """Write NAME.png, and NAME.pdf and NAME.svg, which are vector files but for the cells of maps."""
     from matplotlib import pyplot as plt
 
     out.mkdir(parents=True, exist_ok=True)
