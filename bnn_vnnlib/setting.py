@@ -350,7 +350,8 @@ def settle_run(
         model = _averaged(model)
     if options.certain:
         logits = transform == "sigmoid" and _gaussian_logits(model)
-        refuse_unserved(model, query, question.rule, options, transform, logits=logits)
+        few = query is Query.DECISION and _few_latents(model)
+        refuse_unserved(model, query, question.rule, options, transform, logits=logits, few=few)
     deadline = _deadline(options.timeout, started)
     engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
     if property is not None:
@@ -370,6 +371,17 @@ def _gaussian_logits(model: Model) -> bool:
     from bnn_vnnlib.methods.decision.softmax.one_logit import last_layer
 
     return last_layer(model.network, model.posterior) is not None
+
+
+def _few_latents(model: Model) -> bool:
+    """Cells of latent numbers serve the posterior, which is one correlated Gaussian."""
+    from bnn_vnnlib.network.network import Correlated
+
+    if not isinstance(model.posterior, Correlated):
+        return False
+    from bnn_vnnlib.network.latents import directions
+
+    return bool(directions(model.network, model.posterior))
 
 
 def _averaged(model: Model) -> Model:

@@ -48,7 +48,7 @@ def outputs(network: Network, weights: WeightBoxes, box: Interval, random: Colle
     box : (K or 1, M, n)
     random : tensors the entries of which may be any real numbers instead
     """
-    found, known = _ranges(network, weights, box, random)
+    found, known = ranges(network, weights, box, random)
     ends = [found[position] for position in network.outputs]
     k, items = (max(end.lower.shape[axis] for end in ends) for axis in (0, 1))
     lower, upper = (
@@ -68,13 +68,18 @@ def defined(network: Network, weights: WeightBoxes, box: Interval, random: Colle
     """
     if not any(isinstance(node, Activation) and node.kind in PARTIAL for node in network.nodes):
         return torch.ones(1, 1, dtype=torch.bool, device=box.lower.device)
-    return _ranges(network, weights, box, random)[1]
+    return ranges(network, weights, box, random)[1]
 
 
-def _ranges(
+def ranges(
     network: Network, weights: WeightBoxes, box: Interval, random: Collection[str]
 ) -> tuple[list[Interval], Tensor]:
-    """The closed range of every node, and whether all functions are surely defined."""
+    """The closed range of every node, and whether all functions are surely defined (K or 1, M or 1).
+
+    Parameters
+    ----------
+    weights, box, random : see `outputs`
+    """
     found: list[Interval] = []
     known = torch.ones(1, 1, dtype=torch.bool, device=box.lower.device)
     for node in network.nodes:

@@ -25,8 +25,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.families import names_of
-from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.families import marginal_variances, names_of
+from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT
 from bnn_vnnlib.system.memory import at_once
@@ -243,6 +243,21 @@ def centred(network: Network, posterior: GaussianDiagonal, device: _Device = "cp
         for name in random_sources(network, posterior)
     }
     weights = mean_weights(network, device)
+    return WeightBoxes(weights.centers, spreads, weights.scale)
+
+
+def marginal(network: Network, posterior: Gaussian, device: _Device = "cpu") -> WeightBoxes:
+    """One box at the mean; its spreads are the marginal standard deviations, rounded up, of any Gaussian."""
+    if isinstance(posterior, GaussianDiagonal):
+        return centred(network, posterior, device)
+    used, weights = {param.source for param in params_of(network)}, mean_weights(network, device)
+    spreads = {
+        name: torch.tensor(np.sqrt(variance) * (1 + 1e-9), dtype=torch.float64, device=device).reshape(
+            network.tensors[name].shape
+        )
+        for name, variance in marginal_variances(posterior).items()
+        if name in used
+    }
     return WeightBoxes(weights.centers, spreads, weights.scale)
 
 

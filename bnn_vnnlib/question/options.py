@@ -503,13 +503,21 @@ def refuse_idle(
 
 
 def refuse_unserved(
-    model: Model, query: Query, rule: Rule, options: Options, transform: Transform, *, logits: bool = False
+    model: Model,
+    query: Query,
+    rule: Rule,
+    options: Options,
+    transform: Transform,
+    *,
+    logits: bool = False,
+    few: bool = False,
 ) -> None:
     """Raise unless the query has a method for the posterior, with the options given.
 
     Parameters
     ----------
     logits : the logits are Gaussian at every input, because the last layer alone is random
+    few : so few latent numbers are random that their cells are bounded
 
     Raises
     ------
@@ -544,9 +552,12 @@ def refuse_unserved(
         f"boxes of weights need independent weights, and the posterior is of family {family}: leave out --boxes and "
         "--margin, and use method auto or tails": shared and boxes,
         f"rule {rule} does not serve posteriors of family {family} with certainty; weight samples do, and guarantee "
-        "statistical": correlated and decision and rule.level is not None,
+        "statistical": correlated and decision and rule.level is not None and not few,
         f"query decision does not serve posteriors of family {family} under a bernoulli likelihood; draw weight "
-        "samples (bnn-vnnlib sample) for an estimate": shared and decision and transform == "sigmoid" and not logits,
+        "samples (bnn-vnnlib sample) for an estimate": shared
+        and decision
+        and transform == "sigmoid"
+        and not (logits or few),
     }
     for message, refused in refusals.items():
         if refused:

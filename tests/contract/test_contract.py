@@ -51,7 +51,7 @@ PORTFOLIO = "all together"
 
 FLOORS = {
     "weight samples": 0.9, "components of a mixture": 0.5, "boxes around samples": 0.02, "tails": 0.6,
-    "centred boxes": 0.08, "large variance": 0.25, PORTFOLIO: 0.6,
+    "centred boxes": 0.08, "large variance": 0.25, "cells of weights": 0.3, PORTFOLIO: 0.6,
 }  # fmt: skip
 """Least share of informative bounds on P_safe, both sides together, of what there is to say."""
 
@@ -60,7 +60,8 @@ OF_DECISIONS = {
     "softmax of one layer": 0.9, "softmax by exponential moments": 0.9, "softmax by tails": 0.6,
     "Gaussian logits": 0.9, "softmax by P_safe": 0.02, "expectation by tails": 0.7, "expectation of one layer": 0.9,
     "expectation by moments": 0.9, "expectation of two layers": 0.9, "medians by weights": 0.2,
-    "medians of one layer": 0.25, "medians by tails": 0.2, PORTFOLIO: 0.8,
+    "medians of one layer": 0.25, "medians by tails": 0.2, "expectation by cells": 0.9, "medians by cells": 0.7,
+    PORTFOLIO: 0.8,
 }  # fmt: skip
 """The same of the bounds on the decision."""
 

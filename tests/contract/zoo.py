@@ -88,16 +88,27 @@ class Case:
 
 
 def model_of(graph: str, family: str, size: str, likelihood: Any = None, *, only: str = "") -> Model:
-    """A graph with a posterior; `only` names the one tensor that is random ("bias": the last one)."""
+    """A graph with a posterior; `only`: a "bias", the last tensor, is random, or a "few" weights are."""
     network = scaled(GRAPHS[graph]())
     rng = np.random.default_rng(sum(map(ord, graph + family + size)))
-    names = list(network.tensors)[-1:] if only else list(network.tensors)
+    names = list(network.tensors)[-1:] if only == "bias" else list(network.tensors)
     means = {name: network.tensors[name] for name in names}
     deviations = {
         name: DEVIATIONS[size] * rng.uniform(0.5, 1.0, mean.shape) / np.sqrt(mean.shape[-1] if mean.ndim > 1 else 1)
         for name, mean in means.items()
     }
+    if only == "few":
+        deviations = few(deviations, rng)
     return Model(network, drawn(family, means, deviations, rng, 8), likelihood, None, b"")
+
+
+def few(deviations: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Four of them; the others are 0."""
+    every = np.concatenate([deviation.ravel() for deviation in deviations.values()])
+    every[rng.permutation(len(every))[4:]] = 0
+    ends = np.cumsum([deviation.size for deviation in deviations.values()])
+    parts = zip(deviations.items(), np.split(every, ends[:-1]), strict=True)
+    return {name: part.reshape(deviation.shape) for (name, deviation), part in parts}
 
 
 def probabilistic(graph: str, family: str, size: str, *, only: str = "", **options: Any) -> Case:
@@ -118,12 +129,13 @@ def probabilistic(graph: str, family: str, size: str, *, only: str = "", **optio
             properties.append([_case(np.stack([row, other]), [a, b + 0.1], [False, True])])
         else:
             properties.append([_case(*part) for part in both])
-    return Case(f"{graph}, {family}, {size}", model, "identity", lower, upper, properties, options)
+    name = ", ".join((graph, family, size, *([only] if only == "few" else [])))
+    return Case(name, model, "identity", lower, upper, properties, options)
 
 
-def decision(graph: str, family: str, size: str, likelihood: str, **options: Any) -> Case:
+def decision(graph: str, family: str, size: str, likelihood: str, *, only: str = "", **options: Any) -> Case:
     """Rows that the decision keeps, or breaks, by about a tenth of what the networks differ by."""
-    model = model_of(graph, family, size, likelihood)
+    model = model_of(graph, family, size, likelihood, only=only)
     y, lower, upper = _items(model, 6)
     transform = {"categorical": "softmax", "bernoulli": "sigmoid"}.get(likelihood, "identity")
     value = transformed(y, transform)
@@ -205,6 +217,8 @@ def cases() -> Iterator[Case]:
     ):  # fmt: skip
         yield probabilistic(graph, "gaussian", size)
     yield probabilistic("linear", "gaussian", "wide", only="bias")
+    for graph in ("one layer", "two layers", "residual", "tied", "attention"):
+        yield probabilistic(graph, "gaussian", "wide", only="few")
     for family in ("full", "low_rank", "kron", "mixture", "samples"):
         yield probabilistic("linear", family, "narrow")
         yield probabilistic("one layer", family, "narrow")
@@ -223,6 +237,10 @@ def cases() -> Iterator[Case]:
     yield decision("one output", "samples", "narrow", "bernoulli")
     for family in ("full", "low_rank", "kron", "mixture"):
         yield decision("one layer", family, "narrow", "categorical")
+    for graph in ("two layers", "residual", "tied", "attention"):
+        yield decision(graph, "gaussian", "wide", "gaussian", only="few")
+        yield decision(graph, "gaussian", "wide", "categorical", only="few")
+    yield decision("residual", "gaussian", "wide", "gaussian", only="few", rule="median")
     for graph, family in (
         ("linear", "gaussian"), ("one layer", "gaussian"), ("residual", "gaussian"), ("one layer", "samples"),
     ):  # fmt: skip

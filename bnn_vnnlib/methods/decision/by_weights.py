@@ -2,25 +2,30 @@
 
 Guarantee: sound with probability 1, rounding included; not complete.
 
-1. Second moments of a random network: what a decision bound in regression pays for the weights outside its boxes.
-|| z || = sup over x in T of sqrt(E_w z(x)^2), elementwise and per item. Going forwards with |z_j| in this norm,
-    || sum_j W_ij z_j || <= sum_j sqrt(mu_ij^2 + s_ij^2) || z_j ||                                  (Minkowski)
-    || sum_j W_ij z_j || <= sum_j |mu_ij| || z_j || + sqrt(sum_j s_ij^2 || z_j ||^2)
-since the layer's weights are independent of z and of each other; the smaller of the two is taken. Both need every
-random tensor to enter at one node only; with tied weights there is no bound (infinity). The second also needs every
-entry to be used once in that node: a weight that was tiled or gathered first is not independent of its own copy.
-Then |E[f 1_off]| <= || f || sqrt(P(off)) by Cauchy-Schwarz.
+1. Norms of a random network: what a decision bound in regression pays for the weights that it leaves out.
+|| z ||_p = sup over x in T of (E_w |z(x)|^p)^(1/p), elementwise and per item; p is even, and 2 at the outputs.
+(a) Of independent Gaussian weights, a tensor that enters at one node is independent of the node's input. With g_p the
+    norm of a standard normal number,
+    || sum_j W_ij z_j ||_p <= sum_j || W_ij ||_p || z_j ||_p                                         (Minkowski)
+    || sum_j W_ij z_j ||_p <= sum_j |mu_ij| || z_j ||_p + g_p sqrt(sum_j s_ij^2 || z_j ||_p^2)
+    The second needs every entry to be used once in that node: a weight that was tiled or gathered first is not
+    independent of its own copy. The smaller of the two is taken.
+(b) Otherwise, and for products of two nodes, || a b ||_p <= || a ||_2p || b ||_2p (Hoelder): the order doubles.
+(c) || W_ij ||_2 = sqrt(mu^2 + s^2), and || W_ij ||_p <= |mu| + s g_p.
+(d) A number is no larger than its closed range (`bounds.exact`), whatever the weights are.
+Then |E[f 1_off]| <= || f ||_2 sqrt(P(off)) by Cauchy-Schwarz.
 
 2. `ByWeights`.
 Boxes: on box k the row is at least v_k, everywhere at least `floor` (s bounded), so layers of boxes give a lower bound
 on its expectation (`weight_sets.layered_lower`). In regression there is no floor; what lies outside the boxes is paid
-by |E[row 1_off]| <= ||row|| sqrt(P(off)) with the second moments of 1.
+by |E[row 1_off]| <= ||row|| sqrt(P(off)) with the norms of 1.
 Samples: the weighted sum of each sample's bound.
 Reference: Wicker et al., Adversarial Robustness Certification for Bayesian Neural Networks (decision robustness).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds import interval
+from bnn_vnnlib.bounds import exact, interval
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
 from bnn_vnnlib.methods.decision.method import picked, weights_name
 from bnn_vnnlib.network import maps, nodes
@@ -40,54 +45,114 @@ from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeight
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
 from bnn_vnnlib.system.memory import at_once
 
-# 1. Second moments
+# 1. Norms
+
+HIGHEST = 2**16
+"""Orders beyond are not asked for: the norm is infinite then."""
 
 
-def output_norms(network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor) -> Tensor:
-    """(N, m): sup over the item's box of sqrt(E y^2), rounded up; weights = `weight_sets.centred`."""
+def output_norms(
+    network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, *, independent: bool = True
+) -> Tensor:
+    """(N, m): sup over the item's box of sqrt(E y^2), rounded up; infinite where it is not known.
+
+    Parameters
+    ----------
+    weights : means, and marginal deviations as spreads (`weight_sets.marginal`)
+    independent : no two weights depend on each other
+    """
     uses = Counter(param.source for param in params_of(network))
-    size = network.signature.output_size
-    if any(uses[name] > 1 for name in weights.spreads):
-        return lower.new_full((len(lower), size), torch.inf)
+    alone = {name for name in weights.spreads if independent and uses[name] == 1}
+    orders = _orders(network, weights, alone)
+    if max(orders) > HIGHEST:
+        return lower.new_full((len(lower), network.signature.output_size), torch.inf)
+    found = _norms(network, weights, lower, upper, orders, alone, None)
+    if bool(torch.isfinite(found).all()):
+        return found
+    fixed = WeightBoxes(weights.centers, {}, torch.zeros_like(weights.scale[:, :1]))
+    ranges, known = exact.ranges(network, fixed, interval.Interval(lower[None], upper[None]), weights.spreads)
+    return _norms(network, weights, lower, upper, orders, alone, ranges) if bool(known.all()) else found
+
+
+def _norms(
+    network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, orders: list[int], alone: set[str],
+    ranges: list[interval.Interval] | None,
+) -> Tensor:  # fmt: skip
     values: list[Tensor] = []
-    for node in network.nodes:
+    largest = torch.maximum(lower.abs(), upper.abs())[None]
+    for position, node in enumerate(network.nodes):
         if isinstance(node, nodes.Input):
-            largest = torch.maximum(lower.abs(), upper.abs())[None]
-            values.append(interval.inputs(node, interval.Interval(largest, largest)).upper)
+            value = interval.inputs(node, interval.Interval(largest, largest)).upper
         else:
-            values.append(_RULES[type(node)](node, weights, *(values[source] for source in node.inputs)))
+            norm = _Norm(weights, orders[position], alone)
+            value = _RULES[type(node)](node, norm, *(values[source] for source in node.inputs))
+        values.append(value if ranges is None else torch.minimum(value, ranges[position].magnitude))
     flat = [values[position].reshape(*values[position].shape[:2], -1) for position in network.outputs]
-    return torch.cat(flat, -1)[0]
+    return torch.cat([one.expand(1, len(lower), -1) for one in flat], -1)[0]
 
 
-def _root(box: ParamBox) -> Tensor:
-    """sqrt(mu^2 + s^2) plus the slack, rounded up: the norm of each entry of a parameter."""
-    norm = box.center.abs() if box.spread is None else torch.hypot(box.center, box.spread)
-    return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
+def _orders(network: Network, weights: WeightBoxes, alone: set[str]) -> list[int]:
+    """p of every node, as large as what reads it asks for: 2 at the outputs."""
+    orders = [2] * len(network.nodes)
+    for position in range(len(network.nodes) - 1, -1, -1):
+        node, order = network.nodes[position], orders[position]
+        if isinstance(node, nodes.Product):
+            order = 2 * order
+        elif isinstance(node, nodes.Linear | nodes.Conv | nodes.Scale):
+            name = node.weight.source
+            order = 2 * order if name in weights.spreads and name not in alone else order
+        elif isinstance(node, nodes.Activation) and node.kind == "power":
+            order = int(node.alpha) * order  # type: ignore[arg-type]
+        for source in node.inputs:
+            orders[source] = max(orders[source], order + order % 2)
+    return orders
 
 
-def _weighted(node: nodes.Linear | nodes.Conv | nodes.Scale, weights: WeightBoxes, z: Tensor) -> Tensor:
-    box = weights.param(node.weight)
+@dataclass(frozen=True, eq=False)
+class _Norm:
+    """What the rule of a node needs: the weights, the order of its norm, and what is independent of its input."""
+
+    weights: WeightBoxes
+    order: int
+    alone: set[str]
+
+    def root(self, box: ParamBox, order: int) -> Tensor:
+        """The norm of each entry of a parameter plus the slack, rounded up."""
+        norm = box.center.abs()
+        if box.spread is not None:
+            norm = torch.hypot(box.center, box.spread) if order == 2 else norm + box.spread * normal_norm(order)
+        return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
+
+
+def normal_norm(order: int) -> float:
+    """(E |N|^p)^(1/p) of a standard normal number, rounded up."""
+    return math.sqrt(2) * math.exp((math.lgamma((order + 1) / 2) - math.lgamma(0.5)) / order) * (1 + 1e-12)
+
+
+def _weighted(node: nodes.Linear | nodes.Conv | nodes.Scale, norm: _Norm, z: Tensor) -> Tensor:
+    box = norm.weights.param(node.weight)
     g = gamma(2 * maps.fan(node) + 16)
-    norm = maps.apply(node, _root(box), z)
-    if box.spread is not None and node.weight.copies == 1:
-        mean = maps.apply(node, _root(ParamBox(box.center, None, box.slack)), z)
+    independent = box.spread is None or node.weight.source in norm.alone
+    order = norm.order if independent else 2 * norm.order
+    found = maps.apply(node, norm.root(box, order), z)
+    if box.spread is not None and independent and node.weight.copies == 1:
+        mean = maps.apply(node, norm.root(ParamBox(box.center, None, box.slack), order), z)
         noise = torch.sqrt(maps.apply(node, box.variance, squared(z)) * (1 + g) + TINY)
-        norm = torch.minimum(norm, mean + noise)
-    return norm * (1 + g) + TINY
+        found = torch.minimum(found, mean + normal_norm(order) * noise)
+    return (found * (1 + g) + TINY).nan_to_num(torch.inf, torch.inf)
 
 
-def _shift(node: nodes.Shift, weights: WeightBoxes, z: Tensor) -> Tensor:
-    box = weights.param(node.bias)
-    return (z + aligned(_root(box), len(node.shape))) * (1 + 2 * UNIT)
+def _shift(node: nodes.Shift, norm: _Norm, z: Tensor) -> Tensor:
+    box = norm.weights.param(node.bias)
+    return (z + aligned(norm.root(box, norm.order), len(node.shape))) * (1 + 2 * UNIT)
 
 
-def _activation(node: nodes.Activation, _: WeightBoxes, z: Tensor) -> Tensor:
+def _activation(node: nodes.Activation, norm: _Norm, z: Tensor) -> Tensor:
     """From |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
     match node.kind:
         case "abs" | "silu" | "gelu" | "gelu_tanh" | "hard_swish":
             return z
-        case "relu" | "leaky_relu" | "prelu":
+        case "relu" | "leaky_relu" | "prelu" | "elu":
             return z * (max(1.0, float(np.abs(node.alpha).max())) * (1 + 2 * UNIT))
         case "tanh" | "softsign" | "sin" | "sign" | "atan" | "erf":
             bound = torch.ones_like(z) if node.kind in ("sign", "erf") else z
@@ -96,11 +161,15 @@ def _activation(node: nodes.Activation, _: WeightBoxes, z: Tensor) -> Tensor:
             return torch.ones_like(z)
         case "softplus":
             return (z + 0.7) * (1 + 2 * UNIT)  # log 2 < .7
+        case "sqrt":
+            return (z + 1) * (1 + 2 * UNIT)
+        case "power":  # of the norm of an order so many times as high
+            return z ** int(node.alpha) * (1 + 16 * UNIT) + TINY  # type: ignore[arg-type]
         case _:
             return torch.full_like(z, torch.inf)
 
 
-def _add(node: nodes.Sum, _: WeightBoxes, *zs: Tensor) -> Tensor:
+def _add(node: nodes.Sum, _: _Norm, *zs: Tensor) -> Tensor:
     total = zs[0]
     for z in zs[1:]:
         total = (total + z) * (1 + 2 * UNIT)
@@ -116,7 +185,7 @@ _RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
     nodes.Conv: _weighted,
     nodes.Scale: _weighted,
     nodes.Shift: _shift,
-    nodes.Constant: lambda node, weights: aligned(_root(weights.param(node.value)), len(node.shape)),
+    nodes.Constant: lambda node, norm: aligned(norm.root(norm.weights.param(node.value), norm.order), len(node.shape)),
     nodes.Activation: _activation,
     nodes.Sum: _add,
     nodes.Reshape: _moved(interval.reshape),
@@ -124,10 +193,9 @@ _RULES: dict[type[nodes.Node], Callable[..., Tensor]] = {
     nodes.Broadcast: _moved(interval.broadcast),
     nodes.Concat: _moved(interval.concat),
     nodes.Select: _moved(maps.select),
-    # E max^2 <= sum of E z_i^2 <= n times the largest
+    # E max^p <= sum of E |z_i|^p <= n times the largest, and n^(1/p) <= n^(1/2)
     nodes.Max: lambda node, _, z: z.amax(-1) * (z.shape[-1] ** 0.5 * (1 + 4 * UNIT)) + TINY,
-    # a product of two tensors would need fourth moments
-    nodes.Product: lambda node, _, a, b: torch.full_like(a + b, torch.inf),
+    nodes.Product: lambda node, _, a, b: (a * b * (1 + 2 * UNIT) + TINY).nan_to_num(torch.inf, torch.inf),
     nodes.Gap: lambda node, _, *zs: (zs[3] + zs[4]) * (1 + 2 * UNIT),
     nodes.Known: lambda node, _, z: z,
 }

@@ -2,10 +2,10 @@
 
 Guarantee: sound with probability 1, rounding included; not complete.
 
-1. What serves any graph: boxes or samples of weights, and components (a mixture's, or one correlated Gaussian). At
-   every x the decision is sum_i p_i E_i s(f(x)), so that a row's least value over a box is at least the weighted sum of
-   those of the components. A component of independent weights is bounded by everything that serves it, one of
-   correlated weights by its tails (`softmax.by_tails`).
+1. What serves any graph: boxes or samples of weights, cells of few latent numbers, and components (a mixture's, or one
+   correlated Gaussian). At every x the decision is sum_i p_i E_i s(f(x)), so that a row's least value over a box is at
+   least the weighted sum of those of the components. A component of a mixture is bounded by everything that serves it,
+   one correlated Gaussian by its tails (`softmax.by_tails`).
 2. The expected softmax, or sigmoid of one output.
 3. Expected outputs, of chains of dense Gaussian layers.
 4. Medians, and other quantiles.
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, components_of, weighted_sum
-from bnn_vnnlib.methods.decision.by_weights import ByWeights
+from bnn_vnnlib.methods.decision.by_cells import CellExpectations, CellMedians, CellTrees
+from bnn_vnnlib.methods.decision.by_weights import ByWeights, output_norms
 from bnn_vnnlib.methods.decision.median import MedianRows, MedianSource, TailMedians, WeightMedians
 from bnn_vnnlib.methods.decision.method import DecisionTask, Plan, RowMethod, Steps
 from bnn_vnnlib.methods.decision.regression.by_tails import ExpectationByTails
@@ -39,15 +40,18 @@ from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
 from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, last_layer, of_logits
 from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
+from bnn_vnnlib.methods.latents import LatentBounds, why_no_cells
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.portfolio import safety_bounds
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
 from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, Mixture, WeightSamples
+from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.weight_sets import SampledWeights
+from bnn_vnnlib.rounding import UP
 from bnn_vnnlib.splitting.frontier import Effort
 from bnn_vnnlib.system.clock import Deadline
 
@@ -99,7 +103,7 @@ class _Components:
         return [(part.share, self._method(part)) for part in components_of(self.task.bounds, posterior)]
 
     def _method(self, part: BoundedComponent) -> RowMethod:
-        if isinstance(part.posterior, GaussianDiagonal):
+        if isinstance(part.posterior, GaussianDiagonal) or isinstance(self.task.posterior, Mixture):
             return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
         if self.task.bounds.transform == "identity":
             return ExpectationByTails.over(part.bounds, part.network, part.posterior, self.task.device)
@@ -134,6 +138,52 @@ def _weights(task: DecisionTask) -> Steps:
     rows = ByWeights(task.bounds, posterior, *task.weights)
     splits = isinstance(posterior, WeightSamples) and task.bounds.transform == "identity"
     return Steps(any_graph=(rows,), longest=(SplitInputs(rows, task.network, task.deadline),) if splits else ())
+
+
+CELLS, MOST_CELLS = 2**9, 2**18
+"""Cells of an item at first, and, where time is limited, of what is open at last."""
+
+CELL_BOXES = 12
+"""Boxes that an item is split into, at most: each has its own cells."""
+
+CELL_CLASSES = 16
+"""Classes, at most, of which probabilities are nodes of a graph."""
+
+CELL_TOLERANCE = 1e-4
+"""What cells may leave open of a row whose coefficients add up to 1, unless a gap is asked for."""
+
+
+def _cells_serve(task: DecisionTask) -> str | None:
+    if task.bounds.transform == "softmax" and task.network.signature.output_size > CELL_CLASSES:
+        return f"there are more than {CELL_CLASSES} classes"
+    return task.boxes_asked_for or why_no_cells(task.bounds, task.posterior)
+
+
+def _cell_trees(task: DecisionTask) -> tuple[CellTrees, CellTrees]:
+    """For a first look, and for what is open at last."""
+    latents = LatentBounds.of(task.bounds, cast("Gaussian", task.posterior), task.device, at_points=True)
+    least = {"softmax": lambda rows: rows.amin(-1), "sigmoid": lambda rows: rows.clamp(max=0).sum(-1)}
+    tolerance = CELL_TOLERANCE if task.gap is None else task.gap / 2.5
+    first = CellTrees(latents, least.get(task.bounds.transform), task.deadline, tolerance, CELLS)
+    return first, replace(first, most=MOST_CELLS, patient=True)
+
+
+def _expectations_by_cells_serve(task: DecisionTask) -> str | None:
+    return _no_means(task) or _cells_serve(task)
+
+
+def _expectations_by_cells(task: DecisionTask) -> Steps:
+    independent = isinstance(task.posterior, GaussianDiagonal)
+    boxes = weight_sets.marginal(task.network, cast("Gaussian", task.posterior), task.device)
+
+    def norm(lower: Tensor, upper: Tensor, rows: Tensor) -> Tensor:
+        norms = output_norms(task.network, boxes, lower, upper, independent=independent)
+        each = torch.where(rows != 0, rows.abs() * norms[:, None], 0.0)
+        return each.sum(-1) * UP
+
+    first, last = (CellExpectations(trees, norm) for trees in _cell_trees(task))
+    longest = (last, SplitInputs(first, task.network, task.deadline, CELL_BOXES))
+    return Steps(last=(first,), longest=() if task.deadline.at is None else longest)
 
 
 # 2. Softmax
@@ -381,6 +431,16 @@ def _medians_by_tails(task: DecisionTask) -> Steps:
     return Steps(thorough=rows) if _medians_of_one_layer_serve(task) else Steps(last=rows)
 
 
+def _medians_by_cells_serve(task: DecisionTask) -> str | None:
+    return _no_medians(task) or _cells_serve(task)
+
+
+def _medians_by_cells(task: DecisionTask) -> Steps:
+    first, last = (CellMedians(trees, task.typical, _level(task)) for trees in _cell_trees(task))
+    longest = (_median_rows(task, last), _median_rows(task, first, CELL_BOXES))
+    return Steps(last=(_median_rows(task, first),), longest=() if task.deadline.at is None else longest)
+
+
 METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     Method("components", _components_serve, lambda task: Steps(any_graph=(_Components(task),))),
     Method("boxes or samples of weights", _weights_serve, _weights),
@@ -397,5 +457,7 @@ METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     Method("medians by weights", _medians_by_weights_serve, _medians_by_weights),
     Method("medians of one layer", _medians_of_one_layer_serve, _medians_of_one_layer),
     Method("medians by tails", _medians_by_tails_serve, _medians_by_tails),
+    Method("expectation by cells", _expectations_by_cells_serve, _expectations_by_cells),
+    Method("medians by cells", _medians_by_cells_serve, _medians_by_cells),
 )
 """The methods of the decision, of each kind the cheapest first. `reasons` says why some do not serve."""

@@ -18,6 +18,7 @@ import torch
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
 from bnn_vnnlib.methods.components import BY_COMPONENTS, BoundedComponent, by_components
 from bnn_vnnlib.methods.method import Method, reasons
+from bnn_vnnlib.methods.safety.by_cells import BY_CELLS, CellSplitting
 from bnn_vnnlib.methods.safety.by_weights import CENTRED, SAMPLES, SCATTERED, boxes_of
 from bnn_vnnlib.methods.safety.refine import (
     BY_LARGE_VARIANCE,
@@ -69,8 +70,8 @@ PASSES: tuple[Method[SafetyTask, Pass], ...] = (
 )
 """Those that look at every instance, in their order."""
 
-METHODS: tuple[Method[SafetyTask, Pass], ...] = (*PASSES, BY_LARGE_VARIANCE)
-"""The methods of P_safe. The last one takes up to seconds an item, so that it is a stage of the refinement only."""
+METHODS: tuple[Method[SafetyTask, Pass], ...] = (*PASSES, BY_LARGE_VARIANCE, BY_CELLS)
+"""The methods of P_safe. The last two take up to seconds an item, so that they are stages of the refinement only."""
 
 
 def safety_bounds(task: SafetyTask) -> SafetyBounds:
@@ -106,6 +107,8 @@ def _stages(task: SafetyTask) -> list[Stage]:
     stages: list[Stage] = []
     if large_variance is not None:
         stages.append(LargeVarianceItems(large_variance, task.problem, points, usable))
+    if BY_CELLS.serves(task) is None:
+        stages.append(CellSplitting(task))
     stages.append(MorePoints(task, tails, boxes, large_variance))
     apart = any(isinstance(node, Gap) for node in task.bounds.engine.network.nodes)
     if boxes is not None and tails is not None and boxes.count > FEW and not apart:  # of differences tails know more
