@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import OptionError, PropertyError
 from bnn_vnnlib.methods import method as methods
 from bnn_vnnlib.methods.method import NONE
+from bnn_vnnlib.problem.products import in_cells
 from bnn_vnnlib.question.options import OptionFields, Options, takes_options
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import vacuous, violation_in_words, what_unsat_means
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
-RESTARTS, POOL, POOL_EFFORT = 64, 256, 2**22
+RESTARTS, POOL, POOL_EFFORT, POOL_CURVED = 64, 256, 2**22, 8
 """Starting points of an attack on one property: the best of up to POOL times as many, as long as the widest layer has
-at most POOL_EFFORT numbers over all of them."""
+at most POOL_EFFORT numbers over all of them; POOL_CURVED where products of inputs are constrained."""
 
 EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
 """Note on a property that says nothing about the posterior."""
@@ -80,18 +81,19 @@ def verify(
     setting = settle_run(model, replace(how, timeout=limit), property, begun if started is None else started)
     setting = replace(setting, pilot=True)
     if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
-        refuse_constants(setting, property)
-    said = _said(setting, property)
+        refuse_constants(setting, property, model)
+    asked, (property, origin) = property, in_cells(property)
+    said = _said(setting, asked, vacuous(property))
     if how.strict and said.vacuous:
         raise PropertyError(f"nothing can violate this property, whatever the network: {said.vacuous}")
     with memory_of(how.memory, setting.device):
-        result = _answered(setting, property, vacuous=said.vacuous is not None)
+        result = _by_file(_answered(setting, property, vacuous=said.vacuous is not None), origin)
         if certain and result.verdict in (Verdict.UNKNOWN, Verdict.TIMEOUT):
             from bnn_vnnlib.diagnosis import diagnose
 
             solve = partial(_solve_pair, restarts=1, most=1)  # its time is for proofs
             try:
-                why = diagnose(setting, property, result, time.monotonic() - begun, how.timeout, solve)
+                why = diagnose(setting, asked, result, time.monotonic() - begun, how.timeout, solve)
                 result = replace(result, diagnosis=why)
             except Exception as error:  # a guess that fails must not cost the bounds that were proved
                 failed = f"no diagnosis could be made ({type(error).__name__}: {error})"
@@ -100,13 +102,24 @@ def verify(
     return replace(result, time_s=time.monotonic() - begun, notes=tuple(dict.fromkeys(notes)), asked=said)
 
 
-def _said(setting: Setting, property: Property) -> Asked:
+def _by_file(result: Result, origin: NDArray[np.int64]) -> Result:
+    """With the bounds on rows as the file has them: those of a row in all cells of its box together."""
+    found = result.decision
+    if found is None or len(origin) == len(set(origin.tolist())):
+        return result
+    lower, upper = np.full(origin.max() + 1, np.inf), np.full(origin.max() + 1, -np.inf)
+    np.minimum.at(lower, origin, found.row_lower)
+    np.maximum.at(upper, origin, found.row_upper)
+    return replace(result, decision=replace(found, row_lower=lower, row_upper=upper))
+
+
+def _said(setting: Setting, property: Property, why_vacuous: str | None) -> Asked:
     """The question in words."""
     network, query = setting.model.network, setting.query
     probabilities = gives_probabilities(network, query, setting.likelihood)
     has_posterior = setting.model.posterior is not None
     means = what_unsat_means(query, setting.question, has_posterior, probabilities)
-    return Asked(violation_in_words(property), means, vacuous(property))
+    return Asked(violation_in_words(property), means, why_vacuous)
 
 
 def _answered(setting: Setting, property: Property, *, vacuous: bool) -> Result:
@@ -129,21 +142,30 @@ def _hidden_nodes(model: Model, property: Property) -> Callable[[NDArray[np.floa
     return nodes
 
 
-def refuse_constants(setting: Setting, property: Property) -> None:
-    """`Y_0 >= 1500` meant for a logit would silently be compared with a probability."""
-    network = setting.model.network
-    if setting.transform == "identity" or network.softmax_axis is not None or ends_in_sigmoid(network):
+def refuse_constants(setting: Setting, property: Property, model: Model) -> None:
+    """`Y_0 >= 1500` meant for a logit would silently be compared with a probability; logits of two networks likewise.
+
+    Parameters
+    ----------
+    model : as it was given; logits of two networks have become probabilities in that of the setting
+    """
+    sides = [model] if model.pair is None else [model.pair.first, model.pair.second]
+    shown = any(side.network.softmax_axis is not None or ends_in_sigmoid(side.network) for side in sides)
+    if shown or not gives_probabilities(model.network, setting.query, setting.likelihood):
         return
     rows = property.rows
     used = np.count_nonzero(rows.outputs, axis=1)
     compares = (used == 2) & (rows.outputs.sum(axis=1) == 0) & (rows.bound == 0)
+    if model.pair is not None:
+        first = rows.outputs[:, : model.pair.first.network.signature.output_size]
+        compares &= np.isin(np.count_nonzero(first, axis=1), (0, 2))
     if rows.inputs is not None:
         compares &= ~rows.inputs.any(axis=1)
     if not (compares | (used == 0)).all():
         raise OptionError(
             "under query decision the outputs are expected probabilities, not the logits that the graph ends in, and "
-            "this property compares an output with something else than another output: if it is meant for "
-            "probabilities, say --outputs probabilities"
+            "this property compares an output with something else than another output of the network: if it is meant "
+            "for probabilities, say --outputs probabilities"
         )
 
 
@@ -170,6 +192,8 @@ def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, 
     from bnn_vnnlib.problem.pairs import differences
 
     ways = differences(setting.model, property)
+    if any(way.inner.num_cases == 0 for way in ways):
+        return _by_the_property(setting)
     if setting.sampling is not None:  # one way, chosen before the draws: the better of several would fail more often
         ways = [way for way in ways if not way.only_safe][:1]
     if not ways:
@@ -231,6 +255,7 @@ def _attacked(
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
+    most = min(most, POOL_CURVED) if property.polynomials else most  # each point takes many steps into T
     pool = min(most, max(1, POOL_EFFORT // (restarts * widest * len(problem))))
     attack = setting.attack(restarts=restarts, pool=pool)
     if setting.query is not Query.DETERMINISTIC:

@@ -29,6 +29,10 @@ FIRST_STEP, LAST_STEP = 0.5, 1e-4
 """First and last step, as shares of the box; geometric in between."""
 
 
+CURVED, POOLED = 6, 8
+"""Steps towards constraints with products; towards all constraints, of points in a pool."""
+
+
 @dataclass(frozen=True)
 class Attack:
     """Settings: `steps` gradient steps from `restarts` starting points an item, the best of `pool` times as many.
@@ -143,7 +147,7 @@ def _starts(
         shape = (1, attack.restarts, 1, low.shape[-1])
         share = torch.rand(shape, generator=generator, dtype=low.dtype).to(low.device)
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
-        x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints)
+        x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints, POOLED)
         x = x.expand(count, -1, -1, -1)
         with torch.no_grad():
             value = violation(network, problem, params, x, transform, aim) if attack.pool > 1 else x[..., 0]
@@ -154,6 +158,7 @@ def _starts(
     if attack.pool > 1:
         chosen = value.topk(attack.restarts, dim=1, largest=False).indices
         x = x.gather(1, chosen[..., None].expand(-1, -1, -1, x.shape[-1]))
+        x = _project(x, low, high, problem.constraints)
     middle = _project(((low + high) / 2).clamp(low, high)[None], low, high, problem.constraints)
     return torch.cat([middle.expand(count, 1, -1, -1), x[:, 1:]], 1)
 
@@ -203,6 +208,7 @@ def _objective(
         nearest = target = _standardised(nearest)
     if problem.constraints is not None:  # a point outside violates nothing: it ranks behind those inside
         outside = (_excess(x.detach(), problem.constraints) > 0).any(-1)
+        outside = outside | (_curved_excess(x.detach(), problem.constraints) > 0)
         nearest = torch.where(outside, nearest.clamp(min=0) + 1.0, nearest)
     return nearest, target
 
@@ -236,7 +242,10 @@ def transformed(y: Tensor, transform: str) -> Tensor:
 
 
 def _project(x: Tensor, low: Tensor, high: Tensor, constraints: Constraints | None, rounds: int = 50) -> Tensor:
-    """Averaged projections onto the violated half-spaces, then the box; exact for the box only."""
+    """Averaged projections onto the violated half-spaces, then the box; exact for the box only.
+
+    Where products are constrained, steps along the gradient of what they exceed follow.
+    """
     if constraints is None:
         return x
     with torch.no_grad():
@@ -251,9 +260,30 @@ def _project(x: Tensor, low: Tensor, high: Tensor, constraints: Constraints | No
             active = (excess > 0).sum(-1, keepdim=True).clamp(min=1)
             step = torch.where(excess > 0, 1.2 * excess + further, 0.0) / norm
             x = (x - (step[..., None] * constraints.inputs).sum(-2) / active).clamp(low, high)
-    return x
+    for i in range(CURVED if any(constraints.polynomials) else 0):
+        x = x.detach().requires_grad_()
+        excess = _curved_excess(x, constraints)
+        if not bool((excess > 0).any()):
+            break
+        (slope,) = torch.autograd.grad(excess.sum(), x)
+        length = 1.0 if i >= CURVED // 2 else 1.0 + 1e-6  # beyond the surface, but for equalities
+        step = length * excess.detach() / (slope**2).sum(-1).clamp(min=1e-300)
+        x = (x.detach() - step[..., None] * slope).clamp(low, high)
+    return x.detach()
 
 
 def _excess(x: Tensor, constraints: Constraints) -> Tensor:
     """(.., N, Q): by how much each constraint on the inputs is missed, as far as float64 can tell."""
     return ((x[..., None, :] * constraints.inputs).sum(-1) - constraints.inner_bound).clamp(min=0)
+
+
+def _curved_excess(x: Tensor, constraints: Constraints) -> Tensor:
+    """(.., N): by how much the constraints with products are missed, all together."""
+    total = torch.zeros_like(x[..., 0])
+    for number in constraints.which.unique().tolist() if any(constraints.polynomials) else []:
+        own = constraints.which == number
+        for one in constraints.polynomials[number]:
+            terms = [float(a) * x[..., own, :][..., list(inputs)].prod(-1) for a, inputs in one.terms]
+            missed = (torch.stack(terms).sum(0) - float(one.bound)).clamp(min=0)
+            total = total.masked_scatter(own.expand(total.shape), total[..., own] + missed)
+    return total

@@ -168,7 +168,8 @@ def at_point(property: Property, x: Floats) -> Property:
     none = np.zeros(0, dtype=np.int64)
     no_rows = HalfSpaces(np.zeros((0, 0)), None, np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool), none)
     point = [x[None].copy() for _ in range(4)]
-    return replace(property, boxes=Boxes(*point), constraints=no_rows, case_box=0 * cases, rows=some)
+    return replace(property, boxes=Boxes(*point), constraints=no_rows, case_box=0 * cases, rows=some,
+                   polynomials=())  # fmt: skip
 
 
 def _values(variables: tuple[Variable, ...], result: ResultsFile) -> Floats:

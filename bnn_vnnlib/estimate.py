@@ -195,7 +195,7 @@ def find_witness(
     joint = of_property(model, property, how.coupling)
     setting = settle_run(joint, how, property, begun)
     if setting.query is Query.DECISION and "probabilities" not in (how.outputs, property.options.get("outputs")):
-        refuse_constants(setting, property)
+        refuse_constants(setting, property, joint)
     problem = from_property(property, setting.device)
     if not len(problem):
         raise PropertyError("no input satisfies the property's input part: there is nothing to attack")

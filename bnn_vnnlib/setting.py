@@ -342,10 +342,9 @@ def settle_run(
         _check_quantile(model, query, question.rule, likelihood)
     transform = _transform(model.network, query, likelihood)
     if model.pair is not None and query is Query.DECISION and transform == "softmax":
-        raise UnsupportedError(
-            "query decision over the expected class probabilities of two networks is not supported; probabilistic and "
-            "deterministic are, and decision of regressions and of bernoulli outputs"
-        )
+        from bnn_vnnlib.network.pairs import with_probabilities
+
+        model, transform = with_probabilities(model), "identity"
     if query is Query.DECISION and question.rule.level is None and transform == "identity":
         model = _averaged(model)
     if options.certain:

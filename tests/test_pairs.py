@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from bnn_vnnlib import verify
+from bnn_vnnlib import read_model, verify
 from bnn_vnnlib.check_witness import Judgement, check_witness
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.files.vnncomp import read_result, results_text
@@ -21,7 +21,8 @@ from bnn_vnnlib.network.pairs import product
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.property import Property, violated_case
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.vnnlib import parse_property
+from bnn_vnnlib.vnnlib import parse_property, read_property
+from fuzz.outcomes import processor_time
 from support.builders import model
 from support.command import call
 
@@ -152,6 +153,35 @@ def test_decision_of_two_regressions() -> None:
     assert verify((net, other), prop, query="decision", timeout=20).verdict is Verdict.SAT
 
 
+@pytest.mark.parametrize("family", ["gaussian", "samples"])
+def test_decision_of_two_classifiers(family: str) -> None:
+    """E softmax(f) - E softmax(g) of a classifier and one with another bias, each drawn for itself: the bounds hold the
+    means over draws at sampled pairs of T, for all outputs and for the row, and are not much wider."""
+    moved = [LAYERS[0], (LAYERS[1][0], LAYERS[1][1] + np.array([0.3, 0.0]))]
+    rng, nets = np.random.default_rng(4), []
+    for layers in (LAYERS, moved):
+        stored = [tuple(part + 0.1 * rng.normal(size=(5, *part.shape)) for part in layer) for layer in layers]
+        how = {"samples": stored, "probabilities": [0.2] * 5} if family == "samples" else {}
+        nets.append(model(layers, variances(0.05) if family == "gaussian" else None, likelihood="categorical", **how))
+    prop = asked("isomorphic-to", SAME, "(>= Y[0,0] V[0,0])", 0.4, 0.6)
+    with processor_time():
+        found = verify(tuple(nets), prop, query="decision", outputs="probabilities", timeout=3)
+    joined = product(*nets, "independent")
+    drawn = sample(joined.network, joined.posterior, 4000, torch.Generator().manual_seed(1))
+    if family == "samples":
+        drawn = {name: torch.as_tensor(values) for name, values in joined.posterior.samples.items()}
+    x = torch.as_tensor(np.tile(rng.uniform(0.4, 0.6, (20, 2)), 2))
+    y = torch.cat([part.softmax(-1) for part in evaluate(joined.network, x, drawn).split(2, -1)], -1).mean(0).numpy()
+    slack = 1e-9 if family == "samples" else 0.02
+    assert (y >= found.decision.lower - slack).all()
+    assert (y <= found.decision.upper + slack).all()
+    apart = y[:, 0] - y[:, 2]  # of the row Y - V <= ..., with the sign of V - Y
+    assert found.decision.row_lower[0] <= (-apart).min() + slack
+    assert found.decision.row_upper[0] >= (-apart).max() - slack
+    assert (found.decision.upper - found.decision.lower).max() < 0.75
+    assert found.verdict is Verdict.UNSAT or family == "gaussian"
+
+
 def test_rows_are_not_moved_in_front_of_a_softmax() -> None:
     """Logits (1, 0) and (2, 3): f_0 < g_0, but 0.73 > 0.27."""
     nets = [model([(np.zeros((2, 2)), np.array(bias))], end=("Softmax",)) for bias in ((1.0, 0.0), (2.0, 3.0))]
@@ -185,11 +215,22 @@ def test_refused_by_name() -> None:
         (OptionError, "neither model carries a posterior", (net, net), two, {"coupling": "noise"}),
         (UnsupportedError, "family samples", (sampled, drawn), two, {"coupling": "noise"}),
         (UnsupportedError, "families samples and gaussian_diag", (sampled, drawn), two, {}),
-        (UnsupportedError, "class probabilities of two networks", (classifier, classifier), two, {"query": "decision"}),
+        (OptionError, "say --outputs probabilities", (classifier, classifier), two, {"query": "decision"}),
     ]
     for kind, words, models, prop, options in cases:
         with pytest.raises(kind, match=words):
             verify(models, prop, **options)
+
+
+def test_cases_of_pairs(shared: Path) -> None:
+    """No input of w07 has a bound, and the outputs that it compares read the input that is equal alone."""
+    identity = read_model(shared / "cases" / "id2.onnx")
+    for name in ("w07_equal_to.vnnlib", "reports/f04_monotone_equal.vnnlib"):
+        prop = read_property(shared / "cases" / name)
+        assert verify(identity, prop, timeout=20).verdict is Verdict.UNSAT
+    three = shared / "corpus" / "vnnlib2_standard_tests" / "multiple_networks.vnnlib"
+    with pytest.raises(UnsupportedError, match=r"3 networks \(AcasXu, AcasYu, AcasZu\) are not supported"):
+        read_property(three)
 
 
 # Witnesses and commands
@@ -271,3 +312,22 @@ def test_medians_of_both_are_no_median_of_the_difference() -> None:
 """
     found = verify((f, g), parse_property(text), query="decision", rule="median", timeout=10)
     assert found.verdict is not Verdict.SAT
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3])
+def test_outputs_that_inputs_cannot_reach_do_not_change(size: float) -> None:
+    """Output 1 reads input 1 alone, through a hidden layer: it is one number for both copies, whatever the other input
+    is, and however far; output 0 reads both."""
+    layers = [(np.array([[1.0, 0.5], [0.0, 1.0]]), np.zeros(2)), (np.array([[1.0, 1.0], [0.0, 2.0]]), np.zeros(2))]
+    spread = [(np.array([[1.0, 0.0], [0.0, 1.0]]) * size**2, np.zeros(2)), (np.zeros((2, 2)), np.full(2, size**2))]
+    net = model(layers, spread if size else None)
+    text = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X real [1,2]) (declare-output Y real [1,2]))
+(declare-network g (equal-to f) (declare-input U real [1,2]) (declare-output V real [1,2]))
+(assert (== X[0,1] U[0,1]))
+(assert (> Y[0,{0}] V[0,{0}]))
+"""
+    assert verify(net, parse_property(text.format(1)), timeout=10).verdict is Verdict.UNSAT
+    bounded = text + "(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= U[0,0] 0.0) (<= U[0,0] 1.0)"
+    bounded += " (>= X[0,1] 0.0) (<= X[0,1] 1.0)))"
+    assert verify(net, parse_property(bounded.format(0)), timeout=10).verdict is not Verdict.UNSAT

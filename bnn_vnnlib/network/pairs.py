@@ -39,9 +39,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import numpy as np
+import torch
 
-from bnn_vnnlib.arrays import Floats
+from bnn_vnnlib.arrays import Flags, Floats
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import entries_of, family_of, gaussian_of, names_of, stated, tensors_of
 from bnn_vnnlib.network.network import (
     Component,
@@ -364,6 +366,28 @@ def product(first: Model, second: Model, coupling: str, *, same: bool = False, l
     return Model(network, weights.posterior, likelihood, first.path, b"", notes, pair=Pair(first, second, coupling))
 
 
+def with_probabilities(joined: Model) -> Model:
+    """The product with a Softmax, written out, behind the logits of each network that does not end in one.
+
+    Raises
+    ------
+    UnsupportedError : a network with several outputs, or too many classes
+    """
+    if joined.pair is None:
+        raise TypeError("a model of one network is no pair")
+    sides = []
+    for side in (joined.pair.first, joined.pair.second):
+        network = side.network
+        if len(network.outputs) > 1:
+            raise UnsupportedError("class probabilities of a network with several outputs", path=side.path)
+        if network.softmax_axis is None:
+            axis = len(network.signature.outputs[0].shape) - 1
+            side = replace(side, network=replace(network, softmax_axis=axis))
+        sides.append(side)
+    coupling = joined.pair.coupling
+    return replace(product(sides[0], sides[1], coupling, same=coupling == "same"), likelihood=joined.likelihood)
+
+
 @dataclass(eq=False)
 class _Graph:
     """Nodes of the joint network as they are made."""
@@ -443,6 +467,42 @@ class _Graph:
             name = _free(name, tensors)
             tensors[name] = value
         return Param(name, np.arange(value.size).reshape(value.shape), np.ones(()))
+
+
+def may_change(joined: Model, inputs: Flags) -> Flags:
+    """(m,) outputs of the first network that a path of weights other than 0 may connect with these inputs (n,).
+
+    The paths are counted: by the same graph with weights 1 where the entry is not 0 or is random, and with sums in the
+    place of everything that combines numbers. All is nonnegative, so that 0 means that there is none.
+    """
+    if joined.pair is None:
+        raise TypeError("a model of one network is no pair")
+    model = joined.pair.first
+    network, law = model.network, model.posterior
+    drawn = law.variances if isinstance(law, GaussianDiagonal) else dict.fromkeys(names_of(law), np.ones(()))
+    none = np.zeros(())
+    tensors = {name: 1.0 * ((value != 0) | (drawn.get(name, none) != 0)) for name, value in network.tensors.items()}
+    nodes: list[Node] = []
+    for node in network.nodes:
+        ones = [replace(p, factor=np.ones(()), slack=None, index=p.index) for p in params_of(node)]
+        sure = [tensors[p.source].reshape(-1)[p.index].all() or p.slack is None for p in params_of(node)]
+        match node:
+            case Linear() | Conv() | Scale() if all(sure):
+                nodes.append(replace(node, weight=ones[0]))
+            case Activation():
+                nodes.append(replace(node, kind="leaky_relu", alpha=1.0))
+            case Shift():
+                nodes.append(Scale(node.name, node.inputs, node.shape, Param("one", np.zeros((), int), np.ones(()))))
+            case Product() | Sum():
+                nodes.append(Sum(node.name, node.inputs, node.shape, (1,) * len(node.inputs)))
+            case Input() | Reshape() | Transpose() | Broadcast() | Concat() | Select():
+                nodes.append(node)
+            case _:
+                return np.ones(network.signature.output_size, np.bool_)
+    counting = replace(network, nodes=tuple(nodes), tensors=tensors | {"one": np.ones(1)}, softmax_axis=None)
+    paths = evaluate(counting, torch.as_tensor(inputs[None].astype(np.float64)))[0].numpy()
+    found: Flags = paths != 0
+    return found if network.softmax_axis is None else np.full(len(found), found.any())
 
 
 # 4. In differences

@@ -168,11 +168,11 @@ def _by_box(rows: Tensor) -> Tensor:
 
 
 def outside(problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
-    """(N,): no x of the box (N, n) satisfies the linear constraints on the inputs of its item."""
+    """(N,): no x of the box (N, n) satisfies the constraints on the inputs of its item."""
     extra = problem.constraints
     if extra is None:
         return torch.zeros(len(lower), dtype=torch.bool, device=lower.device)
-    return extra.excluded(over_box(extra.inputs, lower, upper)[0]).any(-1)
+    return extra.excluded(over_box(extra.inputs, lower, upper)[0]).any(-1) | extra.impossible(lower, upper)
 
 
 def compares_classes(rows: Rows) -> Tensor:

@@ -3,7 +3,9 @@
 It says the same of the same pairs of inputs: x_f and d are in boxes, and what these do not say stays as constraints.
 
 1. Rows. a.f + b.g becomes a'.f + b'.g + t.(f - g) with a' = a - t and b' = b + t, where t takes what has opposite signs
-   in a and b. Inputs: p.x_f + q.x_g = (p + q).x_f - q.d. Sums that float64 does not hold make the transformation fail.
+   in a and b. An output that no path connects with an input in which x_f and x_g may differ is one number for both
+   copies of one network (`may_change`), so that a f_i + b g_i = (a + b) f_i there. Inputs: p.x_f + q.x_g =
+   (p + q).x_f - q.d. Sums that float64 does not hold make the transformation fail.
 2. The box of d. d_j >= l and d_j <= u from the boxes of x_f and x_g, rounded outward, and from every constraint
    p.x_f + q.x_g <= b that is one on d_j alone (p = -q with a single entry +-1); that is what T says, so no pair of T is
    lost. Such a constraint holds of d_j's inner box exactly and is not kept. All others are.
@@ -19,14 +21,16 @@ It says the same of the same pairs of inputs: x_f and d are in boxes, and what t
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
 from bnn_vnnlib.arrays import Flags, Floats
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.pairs import in_differences
-from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property, input_feasible
+from bnn_vnnlib.network.pairs import in_differences, may_change
+from bnn_vnnlib.question.property import Boxes, HalfSpaces, Polynomial, Property, input_feasible, row_false
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +68,18 @@ def differences(model: Model, property: Property) -> list[Differences]:
     if joined is None:
         return []
     outputs = _outputs(rows.outputs, m)
-    same = pair.coupling == "same" and not any(side[:, n:].any() for side in (made[0].lower, made[0].upper))
-    if same and _exact(rows.outputs[:, :m], rows.outputs[:, m:]).all():
-        outputs = np.zeros_like(outputs)
-        outputs[:, :m] = rows.outputs[:, :m] + rows.outputs[:, m:]
+    apart = np.any((made[0].lower[:, n:] != 0) | (made[0].upper[:, n:] != 0), axis=0)
+    same = pair.coupling == "same" and not apart.any()
+    if pair.coupling == "same":
+        one = ~may_change(model, apart) & _exact(rows.outputs[:, :m], rows.outputs[:, m:]).all(axis=0)
+        outputs[:, np.tile(one, 3)] = 0.0
+        outputs[:, :m][:, one] = (rows.outputs[:, :m] + rows.outputs[:, m:])[:, one]
     inner = replace(
         property, signature=joined.network.signature, boxes=made[0], constraints=made[1], hidden=(), second=None,
         rows=replace(rows, outputs=outputs, inputs=inputs), version=(2, 0),
+        polynomials=tuple(tuple(_substituted(one, n) for one in each) for each in property.polynomials),
     )  # fmt: skip
+    inner = _without_idle_cases(inner)
     found = [Differences(property, joined, inner)]
     if pair.coupling == "independent" and model.posterior is not None:
         copies = in_differences(model, ranges, form="copies", label=label)
@@ -82,6 +90,22 @@ def differences(model: Model, property: Property) -> list[Differences]:
         faces = replace(faces, signature=quotients.network.signature)
         found.append(Differences(property, quotients, faces, only_safe=True))
     return found
+
+
+def _without_idle_cases(inner: Property) -> Property:
+    """Without cases one row of which is no longer about anything, and false."""
+    rows = inner.rows
+    about = rows.outputs.any(axis=1) | (False if rows.inputs is None else rows.inputs.any(axis=1))
+    gone = np.unique(rows.owner[~about & row_false(0.0, rows.bound, rows.strict)])
+    if not len(gone):
+        return inner
+    case = np.setdiff1d(np.arange(inner.num_cases), gone)
+    kept = np.isin(rows.owner, case)
+    left = HalfSpaces(
+        rows.outputs[kept], None if rows.inputs is None else rows.inputs[kept], rows.bound[kept],
+        rows.inner_bound[kept], rows.strict[kept], np.searchsorted(case, rows.owner[kept]),
+    )  # fmt: skip
+    return replace(inner, case_box=inner.case_box[case], rows=left)
 
 
 def _faces(inner: Property, n: int, m: int) -> Property | None:
@@ -116,6 +140,7 @@ def _faces(inner: Property, n: int, m: int) -> Property | None:
         constraints=HalfSpaces(np.zeros((0, 0)), None, np.zeros(0), np.zeros(0), np.zeros(0, bool), np.zeros(0, int)),
         case_box=np.array([face for face, _ in cases]),
         rows=HalfSpaces(rows.outputs[which], None, none, none.copy(), np.ones(len(which), bool), owner),
+        polynomials=(),
     )  # fmt: skip
 
 
@@ -135,6 +160,16 @@ def _inputs(rows: Floats | None, n: int) -> Floats | str | None:
     if not _exact(p, q).all():
         return "rounded"
     return np.concatenate([p + q, -q], axis=1)
+
+
+def _substituted(one: Polynomial, n: int) -> Polynomial:
+    """Step 1, of a constraint with products of (x_f, x_g): x_g = x_f - d, multiplied out."""
+    found: dict[tuple[int, ...], Fraction] = {}
+    for a, inputs in one.terms:
+        for choice in itertools.product(*([(j, 1)] if j < n else [(j - n, 1), (j, -1)] for j in inputs)):
+            columns = tuple(sorted(j for j, _ in choice))
+            found[columns] = found.get(columns, Fraction(0)) + a * math.prod(sign for _, sign in choice)
+    return replace(one, terms=tuple((a, columns) for columns, a in found.items() if a))
 
 
 def _exact(x: Floats, y: Floats) -> Flags:

@@ -30,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnn_vnnlib.errors import OptionError, SoundnessError
-from bnn_vnnlib.question.property import Property, row_false, row_true
-from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.question.property import Polynomial, Property, row_false, row_true
+from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 # 1. Instances
 
@@ -67,19 +67,53 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """Linear constraints g.x <= bound (or <) of each item, padded with 0 <= 1.
+    """Constraints on the inputs of each item: linear ones g.x <= bound (or <), padded with 0 <= 1, and polynomials.
 
-    inputs (N, Q, n); bound, inner_bound, strict (N, Q).
+    inputs (N, Q, n); bound, inner_bound, strict (N, Q); which (N,): the set of polynomials of each item.
     """
 
     inputs: Tensor
     bound: Tensor
     inner_bound: Tensor
     strict: Tensor
+    polynomials: tuple[tuple[Polynomial, ...], ...]
+    which: Tensor
+
+    def items(self, index: Tensor) -> Constraints:
+        """Those of some items."""
+        inputs, bound, inner, strict = (
+            part[index] for part in (self.inputs, self.bound, self.inner_bound, self.strict)
+        )
+        return Constraints(inputs, bound, inner, strict, self.polynomials, self.which[index])
 
     def excluded(self, lower: Tensor) -> Tensor:
         """(.., N, Q): see `Rows.excluded`."""
         return row_false(lower, self.bound, self.strict)
+
+    def impossible(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """(N,): some polynomial exceeds its bound everywhere in the box (N, n), each term by itself.
+
+        Each end of a term of d factors is d + 1 roundings of one product, and a sum of T terms T more; all of them are
+        at most gamma_{T + d + 3} of the sum of the terms' magnitudes, of which twice as much is paid.
+        """
+        out = torch.zeros(len(lower), dtype=torch.bool, device=lower.device)
+        for number in self.which.unique().tolist() if any(self.polynomials) else []:
+            own = torch.nonzero(self.which == number)[:, 0]
+            low, high = lower[own], upper[own]
+            size = torch.maximum(low.abs(), high.abs())
+            for one in self.polynomials[number]:
+                least, factors = torch.zeros_like(low[:, 0]), 0
+                total = torch.full_like(least, abs(float(one.bound)))
+                for a, inputs in one.terms:
+                    ends = [torch.full_like(low[:, 0], float(a))] * 2
+                    for j in inputs:
+                        every = torch.stack([end * side[:, j] for end in ends for side in (low, high)])
+                        ends = [every.amin(0), every.amax(0)]
+                    least, factors = least + ends[0], max(factors, len(inputs))
+                    total = total + abs(float(a)) * size[:, list(inputs)].prod(-1)
+                paid = 2 * gamma(len(one.terms) + factors + 3) * total + TINY * (1 + total)
+                out[own] |= least - paid > float(one.bound)
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +158,7 @@ class Problem:
             pick(rows.inner_bound), pick(rows.strict), pick(rows.case), pick(rows.origin),
         )  # fmt: skip
         if constraints is not None:
-            constraints = Constraints(*(pick(t) for t in vars(constraints).values()))
+            constraints = constraints.items(index)
         return replace(
             self, lower=self.lower[index], upper=self.upper[index], inner_lower=self.inner_lower[index],
             inner_upper=self.inner_upper[index], rows=picked, exists=pick(self.exists), constraints=constraints,
@@ -248,21 +282,22 @@ def _slots(owner: NDArray, owners: int) -> tuple[NDArray, int]:
 def _constraints(property: Property, used: NDArray, device: torch.device | str) -> Constraints | None:
     extra = property.constraints
     keep = np.flatnonzero(np.isin(extra.owner, used))
-    if len(keep) == 0:
+    of_box = [property.polynomials[box] if property.polynomials else () for box in used.tolist()]
+    polynomials = tuple(dict.fromkeys(of_box))
+    if len(keep) == 0 and not any(polynomials):
         return None
     item = np.searchsorted(used, extra.owner[keep])
     slot, count = _slots(item, len(used))
-    if extra.inputs is None:
-        raise SoundnessError("constraints on the inputs without coefficients")
+    inputs = np.zeros((0, property.boxes.lower.shape[1])) if extra.inputs is None or len(keep) == 0 else extra.inputs
 
     def padded(values: NDArray, fill: float) -> Tensor:
-        out = np.full((len(used), count, *values.shape[1:]), fill, dtype=values.dtype)
+        out = np.full((len(used), max(1, count), *values.shape[1:]), fill, dtype=values.dtype)
         out[item, slot] = values[keep]
         return torch.as_tensor(out, device=device)
 
     return Constraints(
-        padded(extra.inputs, 0.0), padded(extra.bound, 1.0), padded(extra.inner_bound, 1.0),
-        padded(extra.strict, False),
+        padded(inputs, 0.0), padded(extra.bound, 1.0), padded(extra.inner_bound, 1.0), padded(extra.strict, False),
+        polynomials, torch.tensor([polynomials.index(each) for each in of_box], device=device),
     )  # fmt: skip
 
 
@@ -338,7 +373,10 @@ def _satisfies(extra: Constraints, item: int, lower: Tensor, upper: Tensor) -> b
         left = sum((Fraction(a) * end[a > 0] for a, end in zip(g, ends, strict=True) if a), Fraction(0))
         if not row_true(left, Fraction(bound), strict):
             return False
-    return True
+    if not extra.polynomials:
+        return True
+    low, high = zip(*ends, strict=True)
+    return all(one.holds(low, high) for one in extra.polynomials[int(extra.which[item])])
 
 
 def point_box(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ Numbers are read exactly and rounded twice: *outward* (the set grows: what a pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
@@ -95,6 +95,39 @@ class HalfSpaces:
 
 
 @dataclass(frozen=True)
+class Polynomial:
+    """A constraint with products of inputs: sum of coefficient * product <= bound (or < bound), in exact numbers.
+
+    Attributes
+    ----------
+    terms : (coefficient, inputs) each; an input stands there as often as it is a factor
+    """
+
+    terms: tuple[tuple[Fraction, tuple[int, ...]], ...]
+    bound: Fraction
+    strict: bool
+
+    def most(self, lower: Sequence[Fraction], upper: Sequence[Fraction]) -> Fraction:
+        """What the left side is at most for inputs between (n,) and (n,): its value where these are one point."""
+        return sum((span(c, inputs, lower, upper)[1] for c, inputs in self.terms), Fraction(0))
+
+    def holds(self, lower: Sequence[Fraction], upper: Sequence[Fraction], tolerance: float = 0.0) -> bool:
+        """Proved for all inputs between."""
+        return bool(row_true(self.most(lower, upper), self.bound + Fraction(tolerance), self.strict))
+
+
+def span(
+    coefficient: Fraction, inputs: Iterable[int], lower: Sequence[Fraction], upper: Sequence[Fraction]
+) -> tuple[Fraction, Fraction]:
+    """Least and largest value of coefficient * product of inputs, each factor by itself between (n,) and (n,)."""
+    low = high = coefficient
+    for j in inputs:
+        ends = [side * end for side in (low, high) for end in (lower[j], upper[j])]
+        low, high = min(ends), max(ends)
+    return low, high
+
+
+@dataclass(frozen=True)
 class Second:
     """The second network of a property about two: its variables follow those of the first, kind by kind.
 
@@ -131,6 +164,7 @@ class Property:
     hidden : hidden nodes that a 2.x file declares; no constraint is about them, but a witness lists their values
     width : of the boxes, as a share of those of the file (`shrunk`)
     second : the second network, if the property is about two
+    polynomials : of each box, constraints with products of inputs; () where there are none at all
     """
 
     version: tuple[int, int]
@@ -145,9 +179,12 @@ class Property:
     hidden: tuple[Hidden, ...] = ()
     width: float = 1.0
     second: Second | None = None
+    polynomials: tuple[tuple[Polynomial, ...], ...] = ()
 
     def __post_init__(self) -> None:
         _frozen(self.case_box)
+        if self.polynomials and len(self.polynomials) != len(self.boxes):
+            raise SoundnessError("constraints with products belong to boxes")
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
@@ -221,7 +258,7 @@ def input_feasible(property: Property, x: Floats, box: int, *, tolerance: float 
     """
     x = np.asarray(x, np.float64)
     inside = _in_boxes(property.boxes, x, slice(box, box + 1), tolerance)
-    return bool(inside[0]) and _hold(property.constraints, box, x, x[:0], tolerance)
+    return bool(inside[0]) and _constrained(property, x, box, tolerance)
 
 
 def violated_case(property: Property, x: Floats, y: Floats, *, tolerance: float = 0.0) -> int | None:
@@ -234,11 +271,19 @@ def violated_case(property: Property, x: Floats, y: Floats, *, tolerance: float 
     if not np.isfinite(y).all():
         return None
     boxes = np.flatnonzero(_in_boxes(property.boxes, x, slice(None), tolerance))
-    feasible = [box for box in boxes.tolist() if _hold(property.constraints, box, x, y[:0], tolerance)]
+    feasible = [box for box in boxes.tolist() if _constrained(property, x, box, tolerance)]
     for case in np.flatnonzero(np.isin(property.case_box, feasible)).tolist():
         if _hold(property.rows, case, x, y, 0.0):
             return case
     return None
+
+
+def _constrained(property: Property, x: Floats, box: int, tolerance: float) -> bool:
+    """Whether x (n,) satisfies all further constraints of a box, in rational arithmetic."""
+    if not _hold(property.constraints, box, x, x[:0], tolerance):
+        return False
+    point = [Fraction(value) for value in x.tolist()] if property.polynomials else []
+    return all(one.holds(point, point, tolerance) for one in (property.polynomials or {box: ()})[box])
 
 
 def _in_boxes(boxes: Boxes, x: Floats, which: slice, tolerance: float) -> NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.question.options import Question
-from bnn_vnnlib.question.property import HalfSpaces, Property, row_false
+from bnn_vnnlib.question.property import HalfSpaces, Polynomial, Property, row_false
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.signature import Variable
 
@@ -108,6 +108,8 @@ def _easily_met(property: Property) -> bool:
     against = ~((unit * direction[owner]).sum(axis=1) < -1e-9)
     met = np.bincount(owner, weights=against, minlength=cases) == 0
     limited = np.isin(property.case_box[:cases], property.constraints.owner)
+    if property.polynomials:
+        limited |= np.array([bool(property.polynomials[box]) for box in property.case_box[:cases].tolist()])
     return bool((met & ~limited).any())
 
 
@@ -324,8 +326,24 @@ def _inputs(property: Property, box: int, name: Names) -> str:
         each = f"each in an interval of width at most {_rounded_up(float(width.max()))}"
         some = "" if vary == size else f", {vary} of which vary"
         text = f"values of the {size} inputs{f'{some}, {each}' if vary else ', all of them fixed'}"
-    further = _conjunction(property.constraints, box, name)
-    return f"{text} with {further}" if further else text
+    further = [_conjunction(property.constraints, box, name)]
+    further += [_polynomial(one, name) for one in (property.polynomials or {box: ()})[box]]
+    joined = " and ".join(filter(None, further))
+    return f"{text} with {joined}" if joined else text
+
+
+def _polynomial(one: Polynomial, name: Names) -> str:
+    """A constraint with products, its first coefficient positive: `X_0 * X_1 <= 0.25`."""
+    sign = 1 if one.terms[0][0] > 0 else -1
+    relation = {(1, False): "<=", (1, True): "<", (-1, False): ">=", (-1, True): ">"}[sign, one.strict]
+    left = ""
+    for a, inputs in one.terms[:TERMS]:
+        value = sign * a
+        factor = "" if abs(value) == 1 else f"{_number(float(abs(value)))} "
+        joint = ("-" if value < 0 else "") if not left else (" - " if value < 0 else " + ")
+        left += f"{joint}{factor}{' * '.join(map(name[0], inputs))}"
+    more = f" + {len(one.terms) - TERMS} more terms" if len(one.terms) > TERMS else ""
+    return f"{left}{more} {relation} {_number(float(sign * one.bound))}"
 
 
 def _conjunction(rows: HalfSpaces, owner: int, name: Names) -> str:

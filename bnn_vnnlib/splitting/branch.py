@@ -344,11 +344,11 @@ def _hull(problem: Problem, boxes: Boxes, least: Tensor, slope: Tensor, open_: T
 
 
 def constrained(extra: Constraints, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut boxes (P, n) by the linear constraints of their items."""
+    """Cut boxes (P, n) by the constraints of their items: none is left of one that they exclude."""
     empty = (low > high).any(-1)[:, None]
     low, high = torch.where(empty, high, low), torch.where(empty, low, high)  # in order, and empty again below
     least = over_box(extra.inputs, low, high)[0]
-    false = extra.excluded(least).any(-1)[:, None]
+    false = (extra.excluded(least).any(-1) | extra.impossible(low, high))[:, None]
     down, up = _cut_by(low, high, extra.inputs, extra.bound, least)
     gone = empty | false
     return torch.where(gone, torch.inf, down.amax(1)), torch.where(gone, -torch.inf, up.amin(1))

@@ -18,7 +18,7 @@ import numpy as np
 
 from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.question.property import Boxes, HalfSpaces, Polynomial, Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib.check import ConstraintTable, Scope, check
 from bnn_vnnlib.vnnlib.dnf import Disjunction, expand
@@ -46,6 +46,7 @@ class _InputSets:
     def __init__(self, table: ConstraintTable, on_inputs: Flags, common: Ints, own: Groups, n: int) -> None:
         self._table, self._common, self._own = table, Groups.one(common), own
         self._is_bound = (table.columns.lengths == 1) & on_inputs
+        self._is_curved = table.columns.lengths == 0
         everywhere = self._tightened([np.full((1, n), start) for start in (-np.inf, np.inf) * 2], self._common)
         self.lower, self.upper, self.inner_lower, self.inner_upper = self._tightened(
             [side.repeat(len(own), axis=0) for side in everywhere], own
@@ -82,6 +83,19 @@ class _InputSets:
                 pass
             self.empty[k] = bool((self.lower[k] > self.upper[k]).any())
 
+    def fill(self, scope: Scope) -> list[str]:
+        """Let inputs that still have no bound range over all numbers of float32, and say so."""
+        kept = ~self.empty[:, None]
+        ends = ((self.lower, self.inner_lower, -LARGEST_FLOAT32), (self.upper, self.inner_upper, LARGEST_FLOAT32))
+        named = np.zeros(self.lower.shape[1], np.bool_)
+        for outer, inner, end in ends:
+            free = np.isinf(outer) & kept
+            outer[free], inner[free], named = end, end, named | free.any(axis=0)
+        names = ", ".join(scope.name(int(column)) for column in np.flatnonzero(named)[:_SHOWN])
+        more = f" and {named.sum() - _SHOWN} more" if named.sum() > _SHOWN else ""
+        told = f"no bound for {names}{more}: all numbers of float32 are meant, up to {LARGEST_FLOAT32:.4g} in size"
+        return [told] if named.any() else []
+
     def _exact_row(self, row: int) -> tuple[list[tuple[int, Fraction]], Fraction]:
         """Terms (input, coefficient) and right side of a constraint."""
         table = self._table
@@ -113,9 +127,18 @@ class _InputSets:
         return changed
 
     def rows(self, used: Ints) -> Groups:
-        """The constraints of these sets (common ones too) that are no bounds."""
+        """The linear constraints of these sets (common ones too) that are no bounds."""
         rows = self._common.copies(len(used)).beside(self._own.take(used))
-        return rows.where(~self._is_bound[rows.items])
+        return rows.where(~(self._is_bound | self._is_curved)[rows.items])
+
+    def polynomials(self, used: Ints) -> tuple[tuple[Polynomial, ...], ...]:
+        """The constraints of these sets with products; () where there are none at all."""
+        if not self._table.polynomials:
+            return ()
+        rows = self._common.copies(len(used)).beside(self._own.take(used))
+        curved = rows.where(self._is_curved[rows.items]).distinct()
+        ends = zip(curved.starts[:-1].tolist(), curved.starts[1:].tolist(), strict=True)
+        return tuple(tuple(self._table.polynomials[r] for r in curved.items[a:b].tolist()) for a, b in ends)
 
     def boxes(self, used: Ints) -> Boxes:
         """The boxes of these sets."""
@@ -190,6 +213,7 @@ class _InputSets:
         return low[0] > high[0] or (low[0] == high[0] and (low[1] or not high[1]))
 
 
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_CELLS = 10_000_000
 _MAX_TERMS = 100_000  # of constraints from which missing bounds are worked out
 _SHOWN = 5
@@ -214,6 +238,7 @@ def _assemble(disjunction: Disjunction, scope: Scope) -> tuple[dict[str, Any], t
     inputs = _InputSets(table, is_input, disjunction.common[is_input[disjunction.common]], keys, n)
     inputs.complete()
     alive = np.flatnonzero(~inputs.empty[case_key])
+    unbounded = inputs.fill(scope) if scope.second is not None else []
     _check_bounded(inputs, np.flatnonzero(~inputs.empty), scope)
     used, box_of = inputs.share()
     alive_box = box_of[case_key[alive]]
@@ -228,8 +253,11 @@ def _assemble(disjunction: Disjunction, scope: Scope) -> tuple[dict[str, Any], t
     first = first_and_number(case_rows.numbered(alive_box))[0]
     case_box = alive_box[first]
     rows = _half_spaces(case_rows.take(first).distinct(), table, scope, boxes, case_box, m)
-    arrays = {"boxes": boxes, "constraints": constraints, "case_box": case_box, "rows": rows}
-    return arrays, _notes_on_empty(len(case_key), alive)
+    arrays = {
+        "boxes": boxes, "constraints": constraints, "case_box": case_box, "rows": rows,
+        "polynomials": inputs.polynomials(used),
+    }  # fmt: skip
+    return arrays, (*unbounded, *_notes_on_empty(len(case_key), alive))
 
 
 def _check_cells(scope: Scope, count: int, width: int, what: str, of: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
-from bnn_vnnlib.question.property import Second
+from bnn_vnnlib.question.property import Polynomial, Second
 from bnn_vnnlib.signature import Hidden, Signature, Variable
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.tree import DeclaredNetwork, DeclaredTensor, Error, SourceText, SyntaxTree, read_literal
@@ -30,7 +30,8 @@ class Constraint:
     """sum of values * variables <= exact (or < exact); down <= exact <= up.
 
     The only coefficient of a bound on one input is 1 or -1. `errors` holds, for input columns whose coefficient
-    float64 cannot hold, how far the value is off at most.
+    float64 cannot hold, how far the value is off at most. A constraint with products of inputs is its `polynomial`
+    alone, and has no columns.
     """
 
     columns: tuple[int, ...]
@@ -40,6 +41,7 @@ class Constraint:
     up: float
     exact: Fraction
     errors: tuple[tuple[int, Fraction], ...] = ()
+    polynomial: Polynomial | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ class ConstraintTable:
     sides : b as written: the number of a literal where it is the constraint's whole right side, else -1; (N,)
     literals : the literals
     exact : b of the constraints without a literal
-    errors : as in `Constraint`, of the constraints that have some
+    errors, polynomials : as in `Constraint`, of the constraints that have some
     """
 
     columns: Groups
@@ -66,6 +68,7 @@ class ConstraintTable:
     literals: Sequence[str]
     exact: Mapping[int, Fraction]
     errors: Mapping[int, tuple[tuple[int, Fraction], ...]]
+    polynomials: Mapping[int, Polynomial] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.strict)
@@ -85,6 +88,7 @@ class ConstraintTable:
             self.literals,
             {first + i: row.exact for i, row in enumerate(rows)},
             {first + i: row.errors for i, row in enumerate(rows) if row.errors},
+            {first + i: row.polynomial for i, row in enumerate(rows) if row.polynomial is not None},
         )
 
     def on_inputs(self, n: int) -> Flags:

@@ -1,22 +1,24 @@
-"""Comparisons to linear constraints with coefficients that float64 holds exactly.
+"""Comparisons to constraints: linear ones with coefficients that float64 holds exactly, and products of inputs.
 
 1. `bracket_literals`: the float64 numbers next to each of many decimal numbers, all at once, exactly as
    `tree.bracket_literal` gives them.
-2. `Comparisons`: one comparison to linear constraints.
+2. `Comparisons`: one comparison to constraints.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import product as every
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.arrays import Floats, Ints
 from bnn_vnnlib.errors import PropertyError, UnsupportedError
+from bnn_vnnlib.question.property import Polynomial
 from bnn_vnnlib.vnnlib.check import Constraint, Scope
 from bnn_vnnlib.vnnlib.tree import Apply, Compare, bracket, bracket_literal, is_number, read_literal
 
@@ -103,26 +105,50 @@ def _product_error(a: Floats, b: Floats, product: Floats) -> Floats:
 
 MAX_FORMULA_DEPTH = 200
 _MAX_BITS = 40_000
+_MAX_TERMS, _MAX_DEGREE = 10_000, 8
 _ZERO, _ONE, _MINUS_ONE = Fraction(0), Fraction(1), Fraction(-1)
 
 Conjunction = tuple[Constraint, ...]
 
 
 @dataclass(frozen=True)
-class _Linear:
-    """coefficients (by column) * variables + constant; a coefficient may have become 0."""
+class _Sum:
+    """coefficients (by column) * variables + constant + products (by their columns, in order) of variables.
+
+    A coefficient may have become 0.
+    """
 
     coefficients: dict[int, Fraction]
     constant: Fraction
+    products: dict[tuple[int, ...], Fraction] = field(default_factory=dict)
 
     @property
     def is_constant(self) -> bool:
-        return not any(self.coefficients.values())
+        return not any(self.coefficients.values()) and not any(self.products.values())
 
-    def scaled(self, factor: Fraction) -> _Linear:
-        if factor == -1:  # the common case, without products
-            return _Linear({j: -a for j, a in self.coefficients.items()}, -self.constant)
-        return _Linear({j: factor * a for j, a in self.coefficients.items()}, factor * self.constant)
+    @property
+    def columns(self) -> set[int]:
+        """Of all variables that occur."""
+        return set(self.coefficients).union(*self.products)
+
+    def scaled(self, factor: Fraction) -> _Sum:
+        products = {columns: factor * a for columns, a in self.products.items()} if self.products else {}
+        if factor == -1:  # the common case, without multiplications
+            return _Sum({j: -a for j, a in self.coefficients.items()}, -self.constant, products)
+        return _Sum({j: factor * a for j, a in self.coefficients.items()}, factor * self.constant, products)
+
+    def terms(self) -> dict[tuple[int, ...], Fraction]:
+        """All of it by columns, the constant without any."""
+        return {(): self.constant, **{(j,): a for j, a in self.coefficients.items()}, **self.products}
+
+    def times(self, other: _Sum) -> _Sum:
+        """The product, multiplied out."""
+        found: dict[tuple[int, ...], Fraction] = {}
+        for (ours, a), (theirs, b) in every(self.terms().items(), other.terms().items()):
+            columns = tuple(sorted((*ours, *theirs)))
+            found[columns] = found.get(columns, _ZERO) + a * b
+        linear = {columns[0]: a for columns, a in found.items() if len(columns) == 1}
+        return _Sum(linear, found[()], {columns: a for columns, a in found.items() if len(columns) > 1})
 
 
 class Comparisons:
@@ -151,7 +177,7 @@ class Comparisons:
         """
         at = comparison.at
         difference = self._sum([comparison.left, comparison.right], at, 1, negate_rest=True)
-        columns = set(difference.coefficients)
+        columns = difference.columns
         if not columns and self._scope.version[0] > 1:
             raise self._source.error(PropertyError, "a comparison without variables is ill-typed in VNN-LIB 2.x", at)
         if not self._one_type:
@@ -191,8 +217,10 @@ class Comparisons:
             self.notes.append(f"line {line}: a comparison is false for every input; the cases with it are dropped")
         return ((),) if truth else ()
 
-    def _constraint(self, linear: _Linear, strict: bool, at: int) -> Constraint:
+    def _constraint(self, linear: _Sum, strict: bool, at: int) -> Constraint:
         """linear <= 0 (or < 0)."""
+        if any(linear.products.values()):
+            return self._polynomial(linear, strict, at)
         coefficients = {j: a for j, a in linear.coefficients.items() if a}
         bound = -linear.constant
         if len(coefficients) == 1:
@@ -200,6 +228,18 @@ class Comparisons:
             if column < self._num_inputs:
                 coefficients, bound = {column: coefficient / abs(coefficient)}, bound / abs(coefficient)
         return self._row(coefficients, bound, strict, at)
+
+    def _polynomial(self, left: _Sum, strict: bool, at: int) -> Constraint:
+        """left <= 0 (or < 0), of inputs alone."""
+        terms = tuple((a, columns) for columns, a in left.terms().items() if a and columns)
+        outputs = sorted({j for _, columns in terms for j in columns if j >= self._num_inputs})
+        if outputs:
+            names = ", ".join(map(self._scope.name, outputs[:5]))
+            message = f"a comparison of {names} with a product of variables is not supported: products may be of "
+            message += "inputs, compared with inputs and numbers (outputs: theory LIN, not POLY)"
+            raise self._source.error(UnsupportedError, message, at)
+        polynomial = Polynomial(terms, -left.constant, strict)
+        return Constraint((), (), strict, 0.0, 0.0, polynomial.bound, polynomial=polynomial)
 
     def _row(self, coefficients: dict[int, Fraction], bound: Fraction, strict: bool, at: int) -> Constraint:
         """Coefficients as written if float64 holds them, else times their common denominator.
@@ -226,11 +266,11 @@ class Comparisons:
         except OverflowError:
             raise self._source.error(UnsupportedError, "a bound is beyond the range of float64", at) from None
 
-    def _term(self, term: str | Apply, at: int, depth: int) -> _Linear:
+    def _term(self, term: str | Apply, at: int, depth: int) -> _Sum:
         if isinstance(term, str):
             if is_number(term):
-                return _Linear({}, self._literal(term, at))
-            return _Linear({self._scope.column(term, at): _ONE}, _ZERO)
+                return _Sum({}, self._literal(term, at))
+            return _Sum({self._scope.column(term, at): _ONE}, _ZERO)
         if depth > MAX_FORMULA_DEPTH:
             raise self._source.error(UnsupportedError, f"a term is nested more than {MAX_FORMULA_DEPTH} deep", term.at)
         if term.operator == "*":
@@ -239,11 +279,10 @@ class Comparisons:
         total = self._sum(term.operands, term.at, depth, negate_rest=term.operator == "-")
         return total.scaled(_MINUS_ONE) if only_negates else total
 
-    def _sum(
-        self, terms: list[str | Apply] | tuple[str | Apply, ...], at: int, depth: int, negate_rest: bool
-    ) -> _Linear:
+    def _sum(self, terms: list[str | Apply] | tuple[str | Apply, ...], at: int, depth: int, negate_rest: bool) -> _Sum:
         coefficients: dict[int, Fraction] = {}
         constant = _ZERO
+        products: dict[tuple[int, ...], Fraction] = {}
         for position, term in enumerate(terms):
             part = self._term(term, at, depth + 1)
             if negate_rest and position:
@@ -252,30 +291,37 @@ class Comparisons:
                 constant += part.constant
             for column, value in part.coefficients.items():
                 coefficients[column] = coefficients[column] + value if column in coefficients else value
-        return _Linear(coefficients, constant)
+            for columns, value in part.products.items():
+                products[columns] = products.get(columns, _ZERO) + value
+        return _Sum(coefficients, constant, products)
 
-    def _multiple(self, term: Apply) -> _Linear | None:
+    def _multiple(self, term: Apply) -> _Sum | None:
         """A number times a variable: nearly every product that files hold, without arithmetic; None for others."""
         if len(term.operands) != 2:
             return None
         number, variable = term.operands
         if not (isinstance(number, str) and isinstance(variable, str)) or not is_number(number) or is_number(variable):
             return None
-        return _Linear({self._scope.column(variable, term.at): self._literal(number, term.at)}, _ZERO)
+        return _Sum({self._scope.column(variable, term.at): self._literal(number, term.at)}, _ZERO)
 
-    def _product(self, term: Apply, depth: int) -> _Linear:
-        total = _Linear({}, _ONE)
+    def _product(self, term: Apply, depth: int) -> _Sum:
+        total = _Sum({}, _ONE)
         for operand in term.operands:
             factor = self._term(operand, term.at, depth + 1)
             if total.is_constant:
                 total, factor = factor, total
-            if not factor.is_constant:
-                message = "a product of variables is not supported: only linear terms are (theory LIN, not POLY)"
-                raise self._source.error(UnsupportedError, message, term.at)
-            columns = dict.fromkeys(factor.coefficients, _ZERO)
-            total = total.scaled(factor.constant)
-            total = _Linear(columns | total.coefficients, total.constant)
-            if max(map(_bits, (total.constant, *total.coefficients.values()))) > _MAX_BITS:
+            if factor.is_constant:
+                columns = dict.fromkeys(factor.columns, _ZERO)
+                total = total.scaled(factor.constant)
+                total = _Sum(columns | total.coefficients, total.constant, total.products)
+            else:
+                if len(total.terms()) * len(factor.terms()) > _MAX_TERMS:
+                    raise self._source.error(UnsupportedError, "a product of sums has too many terms", term.at)
+                total = total.times(factor)
+                if max(map(len, total.products)) > _MAX_DEGREE:
+                    message = f"a product of more than {_MAX_DEGREE} variables is not supported"
+                    raise self._source.error(UnsupportedError, message, term.at)
+            if max(map(_bits, total.terms().values())) > _MAX_BITS:
                 raise self._source.error(UnsupportedError, "a product of numbers is too long", term.at)
         return total
 

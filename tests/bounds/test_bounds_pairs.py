@@ -16,7 +16,7 @@ from bnn_vnnlib.network.evaluate import FUNCTIONS, evaluate
 from bnn_vnnlib.network.families import names_of, sample
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.nodes import GAPS, Gap, Known
-from bnn_vnnlib.network.pairs import in_differences
+from bnn_vnnlib.network.pairs import in_differences, may_change
 from support.attack import Falsifier
 from support.networks import dense_network
 from support.pairs import COUPLINGS, boxes_of, pair
@@ -154,3 +154,17 @@ def test_lines_of_a_gap_hold_at_sampled_places(kind: str) -> None:
     assert bool(one_sign.any())
     assert not bool(lines.upper_intercept[one_sign].any())
     assert bool(lines.upper_intercept[~one_sign].any())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_outputs_without_a_path_do_not_change(name: str) -> None:
+    """Of every input in turn: an output that changes at some of 50 points is said to be able to."""
+    joined = pair(GRAPHS[name](), "same", rng := np.random.default_rng(seed_of(name)))
+    network, n = joined.pair.first.network, joined.network.signature.input_size // 2
+    weights = sample(network, joined.pair.first.posterior, 1, torch.Generator().manual_seed(0))
+    for k in range(n):
+        x = torch.as_tensor(rng.normal(size=(50, n)))
+        y = x.clone()
+        y[:, k] += torch.as_tensor(rng.normal(size=50))
+        changed = (evaluate(network, x, weights) != evaluate(network, y, weights))[0].any(0).numpy()
+        assert (may_change(joined, np.arange(n) == k) >= changed).all()

@@ -65,8 +65,9 @@ def test_implied_bounds_may_leave_nothing() -> None:
 
 def test_one_side_alone_stays_open() -> None:
     text = PAIR.format("equal-to") + "(assert (and (>= X[0] A[0]) (== A[1] X[1])))"
-    with pytest.raises(PropertyError, match=r"no lower bound for A\[0\]$"):
-        parse_property(text + "(assert (< Y[0] B[0]))")
+    read = parse_property(text + "(assert (< Y[0] B[0]))")
+    assert read.boxes.lower[0, 2] == -np.finfo(np.float32).max
+    assert any(note.startswith("no bound for A[0]: ") for note in read.notes)
 
 
 def test_element_types_may_differ_but_not_in_a_comparison() -> None:
@@ -76,3 +77,18 @@ def test_element_types_may_differ_but_not_in_a_comparison() -> None:
     assert parse_property(text + bounds).second is not None
     with pytest.raises(PropertyError, match="mixes the element types"):
         parse_property(text + bounds + "(assert (< Y[0] B[0]))")
+
+
+def test_inputs_of_a_pair_without_any_bound_are_all_numbers_of_float32() -> None:
+    """Of one network they stay refused: there it is nearly always a mistake."""
+    text = """(vnnlib-version <2.0>)
+(declare-network f (declare-input X real [1]) (declare-output Y real [1]))
+(declare-network g (equal-to f) (declare-input A real [1]) (declare-output B real [1]))
+(assert (>= X[0] 0.0))
+(assert (> Y[0] B[0]))
+"""
+    prop = parse_property(text)
+    largest = float(np.finfo(np.float32).max)
+    assert prop.boxes.lower.tolist() == [[0.0, -largest]]
+    assert prop.boxes.upper.tolist() == [[largest, largest]]
+    assert any("no bound for X[0], A[0]: all numbers of float32" in note for note in prop.notes)
