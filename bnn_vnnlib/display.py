@@ -88,7 +88,7 @@ def show_result(console: Console, result: Result) -> None:
             warning = f"WARNING: nothing can violate this property, whatever the network: {result.asked.vacuous}"
             console.print(Text(warning, style="bold red"), soft_wrap=True)
     facts.add_row("query", result.query.value)
-    if result.rule is not None and result.rule.level is not None:
+    if result.rule is not None and (result.rule.level is not None or result.rule.event is not None):
         facts.add_row("rule", result.rule)
     if result.statistics is not None:
         _add_statistics(facts, result.statistics)

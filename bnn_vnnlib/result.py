@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _QUANTILE = re.compile(r"quantile:([0-9.eE+-]+)")
+_BELOW = re.compile(r"probability-below:([0-9.eE+-]+)(?::([0-9.eE+-]+))?")
+
+
+@dataclass(frozen=True)
+class Event:
+    """That an outcome is below a threshold; noise: the deviation of an outcome around its mean, None: the model's."""
+
+    threshold: float
+    noise: float | None
 
 
 class Verdict(StrEnum):
@@ -43,20 +53,31 @@ class Rule(str):
     """Which decision is made of the predictive: what Y means under the query `decision`.
 
     "mean", "median", or "quantile:Q" with 0 < Q < 1; the median is quantile:0.5. Of an output, an alpha-quantile over
-    the posterior is any t with P(f <= t) >= alpha and P(f >= t) >= 1 - alpha.
+    the posterior is any t with P(f <= t) >= alpha and P(f >= t) >= 1 - alpha. "probability-below:T" is the expectation
+    of P(outcome < T | x, w), whose noise the model gives or, behind another colon, the rule.
 
     Attributes
     ----------
-    level : alpha, as float64 holds it; None: the mean
+    level : alpha, as float64 holds it; None: an expectation
+    event : whose probability Y_0 is; None: Y is made of the outputs
     """
 
     level: float | None
+    event: Event | None
     MEAN: ClassVar[Rule]
     MEDIAN: ClassVar[Rule]
 
     def __new__(cls, text: str) -> Rule:
         """ValueError where the text is no rule."""
         words = {None: "mean", 0.5: "median"}
+        event = _BELOW.fullmatch(text)
+        if event is not None:
+            threshold, noise = float(event[1]), None if event[2] is None else float(event[2])
+            if not math.isfinite(threshold) or (noise is not None and not 0 < noise < math.inf):
+                raise ValueError(text)
+            rule = super().__new__(cls, f"probability-below:{threshold!r}" + ("" if noise is None else f":{noise!r}"))
+            rule.level, rule.event = None, Event(threshold, noise)
+            return rule
         found = _QUANTILE.fullmatch(text)
         if found is None and text not in words.values():
             raise ValueError(text)
@@ -64,12 +85,14 @@ class Rule(str):
         if level is not None and not 0 < level < 1:
             raise ValueError(text)
         rule = super().__new__(cls, words.get(level, f"quantile:{level!r}"))
-        rule.level = level
+        rule.level, rule.event = level, None
         return rule
 
     @property
     def of_outputs(self) -> str:
         """In words, of all outputs."""
+        if self.event is not None:
+            return f"probability that an outcome is below {self.event.threshold:g}"
         if self.level is None:
             return "means of the outputs"
         return "medians of the outputs" if self.level == 0.5 else f"{self.level:g}-quantiles of the outputs"

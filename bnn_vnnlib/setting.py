@@ -23,7 +23,7 @@ from bnn_vnnlib.question.options import (
 )
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.result import Query, Rule, Verdict
-from bnn_vnnlib.signature import joined
+from bnn_vnnlib.signature import PROBABILITY, joined
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import find_device
 
@@ -241,8 +241,15 @@ class Setting:
         return decision.portfolio(self.decision_task)
 
 
-def signature_of(models: Sequence[Model], property: Property) -> Signature:
-    """What goes into and comes out of the model, or of both models of a property about two (the first may be both)."""
+def signature_of(models: Sequence[Model], property: Property, rule: Rule = Rule.MEAN) -> Signature:
+    """What goes into and comes out of the model, or of both models of a property about two (the first may be both).
+
+    Parameters
+    ----------
+    rule : what Y is; the probability of an event is one output
+    """
+    if property.second is None and rule.event is not None:
+        return replace(models[0].network.signature, outputs=(PROBABILITY,), every_output=())
     if property.second is None:
         return models[0].network.signature
     declared = property.signature.split(property.second.inputs, property.second.outputs)
@@ -340,6 +347,8 @@ def settle_run(
     refuse_idle(query, given, model, probabilities=gives_probabilities(model.network, query, likelihood))
     if question.rule.level is not None:
         _check_quantile(model, query, question.rule, likelihood)
+    if question.rule.event is not None:
+        model = _with_event(model, query, question.rule, likelihood)
     transform = _transform(model.network, query, likelihood)
     if model.pair is not None and query is Query.DECISION and transform == "softmax":
         from bnn_vnnlib.network.pairs import with_probabilities
@@ -412,6 +421,35 @@ def _check_quantile(model: Model, query: Query, rule: Rule, likelihood: Likeliho
             "compares expected probabilities, rule mean",
             path=model.path,
         )
+
+
+def _with_event(model: Model, query: Query, rule: Rule, likelihood: Likelihood | None) -> Model:
+    """The model with the probability of the rule's event as its only output."""
+    from bnn_vnnlib.network.outcome import probability_below
+
+    if query is not Query.DECISION:
+        raise OptionError(f"rule {rule} says what Y means under query decision, and the query is {query}")
+    if model.pair is not None:
+        raise UnsupportedError(f"rule {rule} is about the outcome of one network, and the property is about two")
+    network, event = model.network, rule.event
+    wanted = {"gaussian": (1, "a mean"), "gaussian_heteroscedastic": (2, "a mean and a log-variance")}
+    if event is None or likelihood not in wanted or network.softmax_axis is not None:
+        raise UnsupportedError(
+            f"rule {rule} is for likelihoods gaussian and gaussian_heteroscedastic, and the likelihood is {likelihood}",
+            path=model.path,
+        )
+    count, what = wanted[likelihood]
+    if network.signature.output_size != count:
+        raise UnsupportedError(
+            f"rule {rule} is about one outcome, which under likelihood {likelihood} is {what}: {count} output(s), and "
+            f"the model has {network.signature.output_size}",
+            path=model.path,
+        )
+    if (event.noise is None) is (likelihood == "gaussian"):
+        needs = "needs the deviation of the noise: probability-below:T:S"
+        has = "has the noise in its second output: probability-below:T, without another number"
+        raise OptionError(f"likelihood {likelihood} {needs if event.noise is None else has}", path=model.path)
+    return replace(model, network=probability_below(network, event.threshold, event.noise), complete=None)
 
 
 def _transform(network: Network, query: Query, likelihood: Likelihood | None) -> Transform:

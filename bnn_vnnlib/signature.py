@@ -31,6 +31,10 @@ class Variable:
         return math.prod(self.shape)
 
 
+PROBABILITY = Variable("probability", "float64", (1, 1))
+"""The only output where the rule asks for the probability of an event."""
+
+
 @dataclass(frozen=True)
 class Hidden(Variable):
     """A tensor inside a network that a property declares: `node` is the name of the ONNX node output that it is."""

@@ -18,6 +18,7 @@ from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeV
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Drawable, GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem import weight_sets
@@ -206,9 +207,12 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
     lower, upper = (side(point, point, unit)[0].cpu().numpy() for side in (expect.lower, expect.upper))
     check = {"point_in_inputs": True, "decision_lower": lower, "decision_upper": upper}
     rule = setting.question.rule
-    value = "D(X)" if rule.level is None else f"{rule.of_outputs} at X"
-    shows = f"(X, {value}) violates the property; Y is the mean network's output"
-    return Witness(x, mean_output(setting.model, x), shows, check)
+    plain = rule.level is None and rule.event is None
+    shows = f"(X, {'D(X)' if plain else f'{rule.of_outputs} at X'}) violates the property; Y is the mean network's "
+    if rule.event is None:
+        return Witness(x, mean_output(setting.model, x), shows + "output", check)
+    y = evaluate(setting.model.network, point)[0].cpu().numpy()
+    return Witness(x, y, shows + "probability of the event", check)
 
 
 def replayed(setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]) -> Witness | None:

@@ -53,7 +53,7 @@ def check_witness(
         paths = files.of_networks(property_)
         question = question_of(result, property_, files.prop, how)
         models = {path: read_model(path, likelihood=how.likelihood) for path in paths}
-        property_ = read_property(files.prop, signature_of([models[path] for path in paths], property_))
+        property_ = read_property(files.prop, signature_of([models[path] for path in paths], property_, question.rule))
         loaded = of_property(tuple(models[path] for path in paths), property_, how.coupling)
         refuse_idle(question.query_of(loaded.posterior is not None), how.given, loaded)
         check = check_witness(loaded, property_, found, question, how)

@@ -58,7 +58,7 @@ def explain(
             paths = find_files([property], network).of_networks(prop)
             models = {path: read_model(path, likelihood=how.likelihood) for path in paths}
             each = tuple(models[path] for path in paths)
-            prop = match(prop, signature_of(list(each), prop), found)
+            prop = match(prop, signature_of(list(each), prop, question.rule), found)
             model = of_property(each, prop, how.coupling)
             query = question.query_of(model.posterior is not None)
             facts += _answers(prop, question, [query], model)

@@ -110,7 +110,7 @@ def _result(
     import bnn_vnnlib
 
     models = {path: bnn_vnnlib.read_model(path, likelihood=options.likelihood) for path in paths}
-    prop = match(prop, signature_of([models[path] for path in paths], prop), found.prop)
+    prop = match(prop, signature_of([models[path] for path in paths], prop, question.rule), found.prop)
     model = of_property(tuple(models[path] for path in paths), prop, None if mixed else options.coupling)
     idle = _idle(model, question, options) if mixed else {}
     query = question.query_of(model.posterior is not None)
@@ -141,7 +141,8 @@ def _result(
     if idle:
         notes = (*result.notes, *(f"{name} is left out: {reason}" for name, reason in idle.items()))
         result = replace(result, notes=notes, details={**result.details, "left_out": list(idle)})
-    return result, prop, model.with_outputs_of(prop.signature).network.signature
+    signature = model.with_outputs_of(prop.signature).network.signature
+    return result, prop, signature if question.rule.event is None else prop.signature
 
 
 def _load(query: Query) -> None:

@@ -80,8 +80,8 @@ def split(network: Network, layers: Sequence[Collection[str]], count: int) -> Sp
         place for place in read if known[place] and not isinstance(network.nodes[place], Constant)
     )  # fmt: skip
     constants = sorted(place for place in read if known[place] and isinstance(network.nodes[place], Constant))
-    variables = tuple(Variable(f"h{place}", "float64", network.nodes[place].shape) for place in frontier)
-    first = _part(network, _ancestors(network, frontier), Signature(network.signature.inputs, variables), frontier)
+    first = before(network, frontier)
+    variables = first.signature.outputs
     starts, start = list[Node](), 0
     for variable in variables:
         starts.append(Input(variable.name, (), variable.shape, start))
@@ -96,7 +96,13 @@ def split(network: Network, layers: Sequence[Collection[str]], count: int) -> Sp
         Signature(variables, network.signature.outputs), tuple(body), tuple(places[one] for one in network.outputs),
         _used(network, body), network.softmax_axis,
     )  # fmt: skip
-    return Split(replace(first, softmax_axis=None), rest)
+    return Split(first, rest)
+
+
+def before(network: Network, places: Sequence[int]) -> Network:
+    """The part of a network that computes some nodes: they are its outputs."""
+    variables = tuple(Variable(f"h{place}", "float64", network.nodes[place].shape) for place in places)
+    return _part(network, _ancestors(network, places), Signature(network.signature.inputs, variables), places)
 
 
 def _ancestors(network: Network, places: Sequence[int]) -> list[int]:

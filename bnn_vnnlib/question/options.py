@@ -154,8 +154,10 @@ class Options:
     rule: Annotated[
         str | None,
         _Option("What Y means under query decision: expected outputs or probabilities, medians of outputs, or their "
-                "Q-quantiles, 0 < Q < 1.",
-                words=("mean", "median", "quantile:Q"), unset="the property's comment, else mean",
+                "Q-quantiles, 0 < Q < 1; or the probability that an outcome is below T, noise included (likelihood "
+                "gaussian_heteroscedastic, or gaussian with a noise of deviation S).",
+                words=("mean", "median", "quantile:Q", "probability-below:T", "probability-below:T:S"),
+                unset="the property's comment, else mean",
                 queries=(Query.DECISION,), about="it says which decision Y is", reads=Rule),
     ] = None  # fmt: skip
     method: Annotated[

@@ -285,7 +285,8 @@ def what_unsat_means(query: Query, question: Question, has_posterior: bool, prob
             )
         case Query.DECISION:
             value = "expected probabilities" if probabilities else "expected outputs"
-            value = value if question.rule.level is None else question.rule.of_outputs
+            plain = question.rule.level is None and question.rule.event is None
+            value = value if plain else question.rule.of_outputs
             return f"no such input, where the outputs stand for the {value} over the posterior"
         case Query.DETERMINISTIC:
             return f"the network{' of the posterior means' if has_posterior else ''} has no such input"

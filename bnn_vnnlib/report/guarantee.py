@@ -190,6 +190,8 @@ def _value(row: Row) -> str:
     """What D(x) is."""
     if row.rule in (None, Rule.MEAN):
         return _EXPECTED
+    if (row.rule or "").startswith("probability-below"):
+        return f"D(x) is the probability, over the posterior and the noise, of rule {row.rule}."
     return f"D(x) is a {(row.rule or '').replace(':', ' ')} of each output over the posterior."
 
 

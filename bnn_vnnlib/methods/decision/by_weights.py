@@ -12,7 +12,13 @@ Guarantee: sound with probability 1, rounding included; not complete.
     independent of its own copy. The smaller of the two is taken.
 (b) Otherwise, and for products of two nodes, || a b ||_p <= || a ||_2p || b ||_2p (Hoelder): the order doubles.
 (c) || W_ij ||_2 = sqrt(mu^2 + s^2), and || W_ij ||_p <= |mu| + s g_p.
-(d) A number is no larger than its closed range (`bounds.exact`), whatever the weights are.
+(d) Exponentials of one layer, or of two with Relu between, of independent weights (`exponential_norm`). With
+    v = sum_j W_j h_j + b, E exp(p v) is at most exp(p mu_b + p^2 s_b^2 / 2) times the product over j of
+    E exp(c h_j + g h_j^2), c = max(p mu_j, 0), g = p^2 s_j^2 / 2, since the h_j >= 0 are independent. For
+    h = max(a, 0), a = N(m, t^2), that is convex and rising in a, and so rises with m and t; and with
+    e = 1 - 2 g t^2 > 0 it is
+    Phi(-m / t) + exp(c m + g m^2 + t^2 (c + 2 g m)^2 / (2 e)) Phi((m + c t^2) / (t sqrt(e))) / sqrt(e).
+(e) A number is no larger than its closed range (`bounds.exact`), whatever the weights are.
 Then |E[f 1_off]| <= || f ||_2 sqrt(P(off)) by Cauchy-Schwarz.
 
 2. `ByWeights`.
@@ -36,13 +42,16 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import exact, interval
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
+from bnn_vnnlib.gaussian.normal import cdf_above
 from bnn_vnnlib.methods.decision.method import picked, weights_name
 from bnn_vnnlib.network import maps, nodes
+from bnn_vnnlib.network.dense_chain import dense_chain
+from bnn_vnnlib.network.layers import before
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, layered_lower, over, params_of
-from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared
+from bnn_vnnlib.rounding import TINY, UNIT, UP, gamma, squared
 from bnn_vnnlib.system.memory import at_once
 
 # 1. Norms
@@ -86,6 +95,9 @@ def _norms(
         else:
             norm = _Norm(weights, orders[position], alone)
             value = _RULES[type(node)](node, norm, *(values[source] for source in node.inputs))
+        if ranges is not None and isinstance(node, nodes.Activation) and node.kind == "exp" and alone:
+            inner = before(network, node.inputs)
+            value = torch.minimum(value, exponential_norm(inner, weights, lower, upper, orders[position]))
         values.append(value if ranges is None else torch.minimum(value, ranges[position].magnitude))
     flat = [values[position].reshape(*values[position].shape[:2], -1) for position in network.outputs]
     return torch.cat([one.expand(1, len(lower), -1) for one in flat], -1)[0]
@@ -174,6 +186,35 @@ def _add(node: nodes.Sum, _: _Norm, *zs: Tensor) -> Tensor:
     for z in zs[1:]:
         total = (total + z) * (1 + 2 * UNIT)
     return total
+
+
+def exponential_norm(network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, order: int) -> Tensor:
+    """(1, N, *shape): || exp(v) || of the output v of independent weights; infinite where (d) says nothing."""
+    posterior = GaussianDiagonal({name: (spread**2).cpu().numpy() for name, spread in weights.spreads.items()})
+    shape = network.nodes[network.outputs[0]].shape
+    nothing = lower.new_full((1, len(lower), *shape), torch.inf)
+    chain = dense_chain(network, posterior, lower.device)
+    if chain is None or len(chain.layers) > 2 or not chain.kinds <= {"relu"}:
+        return nothing
+    first, last = chain.first, chain.last
+    x = torch.maximum(lower.abs(), upper.abs())
+    size = x @ (first.mean.abs() + first.slack).mT + first.bias.abs() + first.bias_slack
+    center, radius = first.range(lower, upper)
+    m = center + radius + x @ first.slack.mT + first.bias_slack + 1e-11 * size + TINY
+    t = first.deviation(x**2) * (1 + 1e-11) + TINY
+    if len(chain.layers) == 1:
+        return torch.exp(m + order / 2 * t**2).mul(1 + 1e-9).reshape(nothing.shape)
+    p, m = float(order), m.clamp(min=0.0)[:, None]
+    t, c, g = t[:, None], (p * (last.mean + last.slack)).clamp(min=0) * UP, p**2 / 2 * last.variance * UP
+    e = 1 - 2 * g * t**2 * UP
+    some = torch.where(e > 0, e, 1.0)
+    log = c * m + g * m**2 + t**2 * (c + 2 * g * m) ** 2 / (2 * some)
+    share = cdf_above((m + c * t**2) / (t * some.sqrt())) / some.sqrt()
+    each = torch.log(cdf_above(-m / t) + torch.exp(log) * share) + 1e-11 * (1 + log)
+    each = torch.where(e > 0, each, torch.inf).sum(-1)
+    bias = p * (last.bias + last.bias_slack) + p**2 / 2 * last.bias_variance
+    total = each + bias + 1e-9 * (1 + each.abs() + (p * last.bias).abs() + p**2 * last.bias_variance)
+    return torch.exp(total / p).mul(1 + 1e-9).nan_to_num(torch.inf, torch.inf).reshape(nothing.shape)
 
 
 def _moved(move: Callable[..., Tensor]) -> Callable[..., Tensor]:
