@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.certificates.file import Arrays, write_certificate
-from bnn_vnnlib.certificates.trees import Claims, Fixed, Tails, by_signs, grow, preorder
+from bnn_vnnlib.certificates.trees import FINE, Claims, Fixed, Tails, by_signs, grow, preorder
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.methods.components import components_of
 from bnn_vnnlib.methods.deterministic import by_neurons
@@ -321,6 +321,10 @@ def _by_tails(
         return (failures.sum() * (1 + CURVED) + 2 * SLACK <= goal).reshape(1)
 
     forest = grow(leaves, problem, MOST_BOXES // 16, enough, setting.deadline)
+    if not bool(enough(forest.roots())):
+        leaves.budgets = FINE
+        open_ = torch.nonzero(forest.nodes.first < 0)[:, 0]
+        forest.nodes.own[open_] = leaves.failures(forest.boxes(open_))
 
     def leaf(boxes: Tensor) -> dict[str, Any]:
         part = forest.boxes(boxes)

@@ -41,6 +41,9 @@ CHUNK = 2**9
 BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """Probabilities that the claims of a leaf may fail; the best of them is taken."""
 
+FINE = tuple((10.0 ** np.linspace(-9, -1, 25)).tolist())
+"""The same, where these leave a property open."""
+
 MARGIN = 1e-7
 """By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
 
@@ -128,6 +131,7 @@ class Tails:
     """
 
     def __init__(self, bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> None:
+        self.budgets = BUDGETS
         self._network, self._bounds = bounds.engine.network, bounds
         self._means = weight_sets.mean_weights(self._network, device)
         self._noise = weight_sets.centred(self._network, posterior, device)
@@ -145,7 +149,7 @@ class Tails:
 
     def best(self, problem: Problem, total: Callable[[Problem, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """(N,) the least of `total` plus what is spent, at most 1, and the budget (N,) behind it."""
-        budgets = problem.lower.new_tensor(BUDGETS if self._places else (0.0,))[:, None].expand(-1, len(problem))
+        budgets = problem.lower.new_tensor(self.budgets if self._places else (0.0,))[:, None].expand(-1, len(problem))
         parts = [budgets[:, :0]]
         for index in torch.arange(len(problem), device=budgets.device).split(CHUNK) if len(problem) else ():
             part = problem.items(index)

@@ -11,7 +11,6 @@ from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, tell_cost
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.files.vnncomp import make_writable_folder
 from bnn_vnnlib.jobs.progress import shown
 from bnn_vnnlib.printable import printable, say
 from bnn_vnnlib.question.options import Options
@@ -60,6 +59,7 @@ def sweep(
         if len(pairs) % 2:
             raise OptionError(f"models and tables come in pairs, found {len(pairs)} paths")
         read = [_pair(model, table, strict) for model, table in zip(pairs[::2], pairs[1::2], strict=True)]
+        from bnn_vnnlib.files.vnncomp import make_writable_folder
         from bnn_vnnlib.sweeps import sweep as swept
         from bnn_vnnlib.sweeps.certificates import chosen, write_certificates
 
