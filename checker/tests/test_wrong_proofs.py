@@ -267,6 +267,36 @@ def test_slopes_under_signs_are_hints(tmp_path: Path, slope: float) -> None:
     rejected(below, below.claim(signs(), arrays), "does not exclude a violation")
 
 
+def test_multipliers_of_signs_that_nobody_knows(tmp_path: Path) -> None:
+    """y = x on [-1, 1] reaches -1. If x >= 0 were known, y >= 1.5 x - 0.5 >= -0.5."""
+    one = fixed(tmp_path, "(<= Y_0 -0.6)", box=((-1, 1),))
+    arrays = {
+        "box": np.array([[-1.0], [1.0]]), "neurons": np.array([-1]), "slopes": np.array([[1.0, 0.0]]),
+        "beta": np.array([[1.5, 0.0]]), "rows": np.ones((1, 1)),
+    }  # fmt: skip
+    rejected(one, one.claim(signs(), arrays), "does not exclude a violation")
+    known = {"neurons": np.array([0, -1, -1]), **{k: np.repeat(arrays[k], 2, 0) for k in ("slopes", "beta", "rows")}}
+    rejected(one, one.claim(signs(), arrays | known), "does not exclude a violation")  # the other half has x = -1
+
+
+RANDOM = 200
+
+
+@pytest.mark.parametrize("violation", ["(>= Y_0 0.999)", "(and (>= Y_0 0.5) (<= (+ X_0 Y_0) 1.2))"])
+def test_random_trees_of_signs_of_a_property_that_is_violated(tmp_path: Path, violation: str) -> None:
+    """Whatever neurons, slopes and multipliers say."""
+    rng = np.random.default_rng(0)
+    one = Instance(tmp_path, model(RAMP), prop([(-1, 2)], 1, violation))
+    rows = violation.count("Y_0")
+    for _ in range(RANDOM // 2):
+        neurons = [[-1], [0, -1, -1], [1, -1, -1], [0, 1, -1, -1, -1], [1, -1, 0, -1, -1]][rng.integers(5)]
+        leaves = neurons.count(-1)
+        shapes = {"slopes": (leaves, 2), "beta": (leaves, 2), "rows": (leaves, rows)}
+        arrays = {name: np.abs(rng.normal(size=shape)) * 10.0 ** rng.integers(-3, 3) for name, shape in shapes.items()}
+        manifest = one.claim(signs(), sign_arrays() | arrays | {"neurons": np.array(neurons)})
+        rejected(one, manifest, "does not exclude a violation")
+
+
 def test_a_tree_of_signs_for_every_case(tmp_path: Path) -> None:
     one = Instance(tmp_path, model(RAMP), prop([(-1, 2)], 1, "(or (>= Y_0 1.34) (>= Y_0 0.5))"))
     rejected(one, one.claim(signs(), sign_arrays()), "1 trees for 2 cases")
@@ -295,6 +325,18 @@ def test_a_shared_weight_is_one_random_number(tmp_path: Path) -> None:
     one = Instance(tmp_path, made, prop([(1, 1), (1, 1)], 2, "(<= (+ Y_0 Y_1) 1)"))
     manifest = one.claim(items(tails()), one_leaf([1, 1], [1, 1]), "bound", "0.99")
     rejected(one, manifest, r"proved is P_safe >= 0\.987")
+
+
+def test_a_shared_weight_over_a_box(tmp_path: Path) -> None:
+    """On [0.75, 1.25] twice: mean 1.5, E|N| 0.5 s for two deviations s = 0.2, and L^2 = 0.04 (2 + 0.5)^2 + 0.01 * 4."""
+    made = convolution(np.ones((1, 1, 1, 1)), np.zeros(1), (1, 1, 1, 2), np.full((1, 1, 1, 1), 0.04), np.full(1, 0.01))
+    one = Instance(tmp_path, made, prop([("0.75", "1.25")] * 2, 2, "(<= (+ Y_0 Y_1) 0)"))
+    gap = 1.5 - math.sqrt(2 / math.pi) * 0.5 * 0.2
+    spread = math.sqrt(0.04 * 2.5**2 + 0.01 * 4)
+    exact = 1 - math.erfc(gap / spread / math.sqrt(2)) / 2
+    arrays = one_leaf([0.75, 0.75], [1.25, 1.25])
+    rejected(one, one.claim(items(tails()), arrays, "bound", f"{exact + 1e-6:.9f}"), f"proved is P_safe >= {exact:.6f}")
+    assert one.said(one.claim(items(tails()), arrays, "bound", f"{exact - 1e-6:.9f}")).startswith(ACCEPTED)
 
 
 def test_the_gaussian_proof_holds(tmp_path: Path) -> None:
