@@ -1,8 +1,12 @@
 """A posterior fitted on the user's data, around (or near) the weights of a deterministic network.
 
-The network is evaluated by `bnn_vnnlib.network.evaluate`, as a torch module whose parameters are the file's tensors: so
-the posterior comes out in their names and layouts. Laplace approximations are those of laplace-torch, variational ones
-those of ivon-opt; both are imported when they are asked for.
+The network is evaluated by `bnn_vnnlib.network.evaluate`, as a torch module whose parameters are the file's tensors. So
+the posterior comes out in their names and layouts, a weight that is used twice is one parameter, and batches of any
+size run through a graph with one fixed size. The module of `to_torch` has none of the three: onnx2torch copies a shared
+weight, keeps operands of MatMul as buffers, which nothing trains, and keeps shapes that the graph fixes to one input.
+
+Laplace approximations are those of laplace-torch, variational ones those of ivon-opt; both are imported when they are
+asked for.
 """
 
 from __future__ import annotations

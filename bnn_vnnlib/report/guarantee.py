@@ -9,13 +9,12 @@ from bnn_vnnlib.report.row import Row
 from bnn_vnnlib.result import Query, Rule, Verdict
 
 _CERTAIN = (
-    "Bounds of bnn-vnnlib hold with certainty, not with some confidence, but for those that say so (guarantee "
-    "statistical): nothing in them is estimated, and rounding errors are included. V is the set of violations that the "
-    "property describes, T the set of its inputs. ",
-    "The posterior is taken as the model file has it; whether it fits any data is not examined. ",
+    "The bounds of bnn-vnnlib hold with certainty, except those with the guarantee statistical: nothing in them is "
+    "estimated, and rounding errors are included. V is the set of violations that the property describes, T the set of "
+    "its inputs. ",
+    "The posterior is taken as the model file has it; nobody examines whether it fits any data. ",
     "A verdict is about exactly the files whose SHA-256 the record holds. This page repeats the records and proves "
-    "nothing again; bnn-vnnlib "
-    "check-witness checks a sat anew, and bnn-vnnlib verify decides any instance anew.",
+    "nothing; bnn-vnnlib check-witness checks a sat again, and bnn-vnnlib verify decides any instance again.",
 )
 
 
