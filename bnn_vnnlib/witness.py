@@ -88,7 +88,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
     if not _in_inputs(property, x):
         raise SoundnessError("the attacked point is not in the property's input set")
     if found.draws is not None:
-        return _of_draws(setting, problem, found)
+        return _of_draws(setting, problem, found, x)
     again = _mass_at(setting, problem, found)
     enough = 1 - again < setting.question.tau_unsafe
     kind = {WeightSamples: "violating sample", Mixture: "component"}.get(type(setting.posterior))
@@ -103,7 +103,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
     return Witness(x, mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
 
 
-def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds) -> Witness:
+def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds, x: Floats) -> Witness:
     """X in T at which drawn networks violate: every draw may have a point of its own, so that X shows a part alone."""
     from bnn_vnnlib.methods.statistical.sampling import DrawnNetworks
 
@@ -124,7 +124,7 @@ def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds) -> Witnes
         f"{int(held.sum())} of the first {looked} networks do; Y is the mean network's output"
     )
     check = {"point_in_inputs": True, "draws_looked_at": looked, "draws_violating_at_x": int(held.sum())}
-    return Witness(point[0].cpu().numpy(), mean_output(setting.model, point[0].cpu().numpy()), shows, check)
+    return Witness(x, mean_output(setting.model, x), shows, check)
 
 
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:

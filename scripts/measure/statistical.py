@@ -2,31 +2,45 @@
 
     python scripts/measure/statistical.py draws [--runs 400]
     python scripts/measure/statistical.py contradictions [--networks 500]
+    python scripts/measure/statistical.py coverage [--truth P_SAFE ...] [--runs 2000]
     python scripts/measure/statistical.py network MODEL.onnx POINTS.npz [--eps 0.01] [--draws 20000] [--points 10]
 
 `draws` is simulated: verified networks are 0 or 1 with a known probability. Beside the median number of draws until a
 threshold is passed stands the smallest fixed number whose exact binomial test has power one half: it has to be known
-beforehand. `network` asks for the interval of P_safe (no threshold) of l-infinity balls around the points X, y of the
-archive, clipped to [0, 1], and prints draws, processor seconds and draws a second of one thread.
+beforehand. `coverage` repeats whole runs with fresh seeds, as they really end: at a threshold, when all draws are
+counted, when time is up in the middle of a batch, killed and resumed with the same seed; with draws that are slow or
+stay open, unsafe ones more often than others. Every interval that a run ever reported counts as a miss if it does not
+hold the truth, at delta = 0.05. `network` asks for the interval of P_safe (no threshold) of l-infinity balls around the
+points X, y of the archive, clipped to [0, 1], and prints draws, processor seconds and draws a second of one thread.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import typer
 from onnx import TensorProto, helper, numpy_helper
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from bnn_vnnlib import read_model, verify_batch
 from bnn_vnnlib.martingale import exceeds, failing
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
+from bnn_vnnlib.methods.statistical import safety, sampling
+from bnn_vnnlib.methods.statistical.sampling import Sampling
 from bnn_vnnlib.model import GaussianDiagonal, Model, attach
 from bnn_vnnlib.model.reading import model_from_proto
+from bnn_vnnlib.problem.problem import from_cases
+from bnn_vnnlib.question.options import Options
+from bnn_vnnlib.setting import settle_run
+from bnn_vnnlib.system.clock import Deadline
 
 CONFIDENCE = 0.999999
 
@@ -74,6 +88,88 @@ def draws(runs: int = 400) -> None:
         took = used(1 - share, 1 - threshold, runs if share else 1)
         print(f"{share} < {threshold}: {fixed(1 - share, 1 - threshold)}, {np.median(took):g}, "
               f"{np.quantile(took, 0.9):g}")  # fmt: skip
+
+
+class _Clock:
+    """Time is up after so many looks at the clock, for whoever has a limit."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def passed(self, deadline: Deadline) -> bool:
+        """In the place of `Deadline.passed`."""
+        self.left -= 1
+        return deadline.at is not None and self.left < 0
+
+
+@app.command()
+def coverage(truth: list[float] | None = None, runs: int = 2000, delta: float = 0.05) -> None:
+    """A line for each true probability: runs that ever reported an interval without the truth, against delta."""
+    torch.set_num_threads(1)
+    begun, whole = time.process_time(), safety.branched
+    for true in truth or (0.5, 0.9, 0.99, 1.0):
+        missed = looks = counted = ends = 0
+        task = _line(true)
+        for run in range(runs):
+            rng = np.random.default_rng([run, round(1000 * true)])
+            slow, share = bool(rng.random() < 0.5), float(rng.choice([0.0, 0.1, 0.5]))
+
+            def branched(bounds: Any, weights: Any, problem: Any, found: Any, how: Any,
+                         slow: bool = slow) -> Any:  # fmt: skip
+                return found if slow else whole(bounds, weights, problem, found, how)
+
+            def unsafe(bounds: Any, weights: Any, problem: Any, points: Any, usable: Any, rng: Any = rng,
+                       share: float = share) -> Any:  # fmt: skip
+                found = _UNSAFE(bounds, weights, problem, points, usable)
+                return found & torch.as_tensor(rng.random(found.shape) >= share)  # some violations are not proved
+
+            goal = Goal(
+                *sorted(rng.choice([0.3, 0.6, 0.85, 0.95, 0.98], 2), reverse=True), 0.3 if run % 3 == 0 else None
+            )
+            most, seed = int(rng.integers(20, 120)), int(rng.integers(2**40))
+            stops = [int(rng.integers(1, 25)), int(rng.integers(20, 200))] if run % 2 else [0]  # killed, then resumed
+            wrong = False
+            for stop in stops:
+                clock = _Clock(stop)
+                with ExitStack() as patched:
+                    for where, name, value in ((safety, "branched", branched), (safety, "unsafe_items", unsafe),
+                                               (Deadline, "passed", property(clock.passed)),
+                                               (sampling, "_FIRST", int(rng.integers(1, 40)))):  # fmt: skip
+                        patched.enter_context(mock.patch.object(where, name, value))
+                    limit = Deadline(1e18) if run % 2 else Deadline()
+                    engine = replace(task.bounds.engine, deadline=limit)
+                    asked = replace(task, goal=goal, deadline=limit, bounds=replace(task.bounds, engine=engine))
+                    found = safety.safety_bounds(asked, Sampling(1 - delta, most, seed))
+                wrong |= not float(found.lower[0]) <= true <= float(found.upper[0])
+                counts = found.draws
+                if counts is not None:
+                    counted, ends = counted + int(counts.counted[0]), ends + int(counts.open[0])
+                looks += 1
+            missed += wrong
+        allowed = delta + 3 * np.sqrt(delta * (1 - delta) / runs)
+        print(f"P_safe {true}: {missed} of {runs} runs missed, {missed / runs:.4f} (allowed {allowed:.4f}); {looks} "
+              f"intervals, {counted / looks:.0f} draws each, {ends / max(1, counted):.3f} of them open; "
+              f"{time.process_time() - begun:.0f} processor s so far", flush=True)  # fmt: skip
+
+
+_UNSAFE = safety.unsafe_items
+
+
+def _line(truth: float) -> SafetyTask:
+    """y = x + N(0, 1) on [0, 1], violated from a threshold on that the probability `truth` stays below."""
+    zero = np.zeros((1, 1))
+    plain = helper.make_model(helper.make_graph(
+        [helper.make_node("Gemm", ["x", "W", "b"], ["y"], transB=1)], "line",
+        [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [1, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [1, 1])],
+        [numpy_helper.from_array(zero + 1, "W"), numpy_helper.from_array(np.zeros(1), "b")],
+    ), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)  # fmt: skip
+    net = model_from_proto(attach(plain, GaussianDiagonal({"b": np.ones(1)})))
+    end = 1 + (norm.ppf(truth) if truth < 1 else 40.0)
+    box = torch.zeros(1, 1, dtype=torch.float64)
+    problem = from_cases(box, box + 1, [[(np.array([[-1.0]]), np.array([-end]), np.array([False]))]], 1)
+    setting = settle_run(net, Options("probabilistic", guarantee="statistical", seed=0))
+    return setting.safety_task(problem, setting.attack(steps=2, restarts=1, pool=1))
 
 
 @app.command()
