@@ -331,3 +331,27 @@ def test_outputs_that_inputs_cannot_reach_do_not_change(size: float) -> None:
     bounded = text + "(assert (and (>= X[0,0] 0.0) (<= X[0,0] 1.0) (>= U[0,0] 0.0) (<= U[0,0] 1.0)"
     bounded += " (>= X[0,1] 0.0) (<= X[0,1] 1.0)))"
     assert verify(net, parse_property(bounded.format(0)), timeout=10).verdict is not Verdict.UNSAT
+
+
+@pytest.mark.parametrize(
+    ("coupling", "family"), [("same", "gaussian"), ("independent", "samples"), ("noise", "gaussian")]
+)
+def test_statistical_answers_about_pairs(coupling: str, family: str) -> None:
+    """With the stated confidence, from drawn pairs, each verified for all of T: the interval holds the share that a
+    grid shows of other draws, but for chance, and is narrower than [0, 1]."""
+    rng = np.random.default_rng(1)
+    stored = [tuple(part + 0.02 * rng.normal(size=(6, *part.shape)) for part in layer) for layer in LAYERS]
+    how = {"samples": stored, "probabilities": [1 / 6] * 6} if family == "samples" else {}
+    first = model(LAYERS, None if how else variances(0.02), **how)
+    second = first if coupling == "same" else model(
+        [(w + 0.01, b) for w, b in LAYERS], None if how else variances(0.025), **how
+    )  # fmt: skip
+    prop = asked("equal-to" if coupling == "same" else "isomorphic-to", NEAR, apart(0.12))
+    with processor_time():
+        found = verify((first, second), prop, coupling=None if coupling == "same" else coupling,
+                       guarantee="statistical", confidence=0.99, draws=100, timeout=2)  # fmt: skip
+    assert found.statistics.counted > 0
+    share = share_of_violating(first, second, coupling, prop)
+    assert found.p_safe.lower <= 1 - share + 0.15  # 200 draws: four standard deviations
+    assert found.p_safe.upper >= 1 - share - 0.15
+    assert found.p_safe.upper - found.p_safe.lower < 1
