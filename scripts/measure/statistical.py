@@ -32,7 +32,8 @@ from scipy.stats import binom, norm
 
 from bnn_vnnlib import read_model, verify_batch
 from bnn_vnnlib.martingale import exceeds, failing
-from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
+from bnn_vnnlib.methods import deterministic
+from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask, unsafe_items
 from bnn_vnnlib.methods.statistical import safety, sampling
 from bnn_vnnlib.methods.statistical.sampling import Sampling
 from bnn_vnnlib.model import GaussianDiagonal, Model, attach
@@ -106,7 +107,7 @@ class _Clock:
 def coverage(truth: list[float] | None = None, runs: int = 2000, delta: float = 0.05) -> None:
     """A line for each true probability: runs that ever reported an interval without the truth, against delta."""
     torch.set_num_threads(1)
-    begun, whole = time.process_time(), safety.branched
+    begun = time.process_time()
     for true in truth or (0.5, 0.9, 0.99, 1.0):
         missed = looks = counted = ends = 0
         task = _line(true)
@@ -116,16 +117,15 @@ def coverage(truth: list[float] | None = None, runs: int = 2000, delta: float = 
 
             def branched(bounds: Any, weights: Any, problem: Any, found: Any, how: Any,
                          slow: bool = slow) -> Any:  # fmt: skip
-                return found if slow else whole(bounds, weights, problem, found, how)
+                return found if slow else deterministic.branched(bounds, weights, problem, found, how)
 
             def unsafe(bounds: Any, weights: Any, problem: Any, points: Any, usable: Any, rng: Any = rng,
                        share: float = share) -> Any:  # fmt: skip
-                found = _UNSAFE(bounds, weights, problem, points, usable)
+                found = unsafe_items(bounds, weights, problem, points, usable)
                 return found & torch.as_tensor(rng.random(found.shape) >= share)  # some violations are not proved
 
-            goal = Goal(
-                *sorted(rng.choice([0.3, 0.6, 0.85, 0.95, 0.98], 2), reverse=True), 0.3 if run % 3 == 0 else None
-            )
+            unsafe_below, safe_from = sorted(rng.choice([0.3, 0.6, 0.85, 0.95, 0.98], 2))
+            goal = Goal(safe_from, unsafe_below, 0.3 if run % 3 == 0 else None)
             most, seed = int(rng.integers(20, 120)), int(rng.integers(2**40))
             stops = [int(rng.integers(1, 25)), int(rng.integers(20, 200))] if run % 2 else [0]  # killed, then resumed
             wrong = False
@@ -150,9 +150,6 @@ def coverage(truth: list[float] | None = None, runs: int = 2000, delta: float = 
         print(f"P_safe {true}: {missed} of {runs} runs missed, {missed / runs:.4f} (allowed {allowed:.4f}); {looks} "
               f"intervals, {counted / looks:.0f} draws each, {ends / max(1, counted):.3f} of them open; "
               f"{time.process_time() - begun:.0f} processor s so far", flush=True)  # fmt: skip
-
-
-_UNSAFE = safety.unsafe_items
 
 
 def _line(truth: float) -> SafetyTask:
