@@ -14,13 +14,14 @@ from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
 from bnn_vnnlib.methods.outcome import DecisionOutcome
+from bnn_vnnlib.methods.safety.by_cells import CELLS, mass_at
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Drawable, GaussianDiagonal, Mixture, Model, WeightSamples
+from bnn_vnnlib.network.network import Drawable, Gaussian, GaussianDiagonal, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.pairs import Differences, in_inner, pairs_near
@@ -133,6 +134,10 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     bounds = _unhurried(setting.bounds)
     part = _items_at(problem, found.point[0])
     lower, upper = point_box(part, found.point.expand(len(part), -1))
+    if found.methods[1][0] == CELLS and isinstance(posterior, Gaussian) and len(part):
+        instance = torch.arange(len(part), device=lower.device)
+        points = replace(part, lower=lower, upper=upper, instance=instance, instances=len(part))
+        return mass_at(bounds, posterior, points, float(found.point_mass[0]) * (1 - 1e-9))
     if isinstance(posterior, GaussianDiagonal):
         if setting.options.boxes == "sampled":
             return float(found.point_mass[0])

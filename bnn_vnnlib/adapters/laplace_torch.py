@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from bnn_vnnlib.adapters.adapted import DRAWS, Adapted, Link, adapt, array
 from bnn_vnnlib.adapters.export import evaluating, plain_export
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
-from bnn_vnnlib.errors import PosteriorError, UnsupportedError, names_arguments
+from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, names_arguments
 from bnn_vnnlib.model import Posterior
 from bnn_vnnlib.network.network import GaussianKron, KronLayer
 from bnn_vnnlib.posteriors.parts import with_values
@@ -22,25 +22,40 @@ _LINEARISED = (
     "the posterior is over the weights of the network itself, as in laplace-torch's pred_type='nn'; its default "
     "predictive (pred_type='glm') is that of a linearised network"
 )
+_EXACT = (
+    "the network is linear in the weights of its last layer, so that the linearised predictive of laplace-torch "
+    "(pred_type='glm') is that of the network itself; class probabilities are expected ones, which its link_approx "
+    "approximates"
+)
 
 
 @names_arguments
 @plain_state(device=False)
-def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Adapted:
+def from_laplace(
+    la: Any, x: Tensor, *, pred_type: Literal["nn", "glm"] = "nn", draws: int = DRAWS, seed: int = 0
+) -> Adapted:
     """The posterior of a fitted Laplace approximation.
 
     Means are `la.mean`; the rest of the network is as it is in `la.model`. The library's own outputs at `x`
-    (`predictive_samples` with pred_type "nn") are compared with those drawn here (`check_predictive`).
+    (`predictive_samples` with that `pred_type`) are compared with those drawn here (`check_predictive`).
+
+    Proof for "glm" of the last layer: f(x; W, b) = W h(x) + b is its own linearisation in (W, b), so that
+    f(x; mean) + J (w - mean) = f(x; w) for all w, and both predictives are the law of f(x; w), w from the posterior.
 
     Parameters
     ----------
     la : Diag-, Full- or KronLaplace, Diag-, Full- or KronLLLaplace, after fit
     x : (N, ...) inputs, best such that were not trained on
+    pred_type : the library's name for a predictive: "nn" draws weights of the network; "glm" those of its
+        linearisation in the weights, Gaussian outputs with the Jacobian's covariance, which is accepted where the
+        approximation is of the last layer alone
     draws : how often the library draws for the comparison; 0 = no comparison
 
     Raises
     ------
-    UnsupportedError : another class (low rank, subnetwork, functional): draw with la.sample and use from_samples
+    UnsupportedError : another class (low rank, subnetwork, functional): draw with la.sample and use from_samples;
+        pred_type "glm" of an approximation of more than the last layer
+    OptionError : another pred_type
     PosteriorError : not fitted; the comparison fails
     """
     import torch
@@ -51,6 +66,15 @@ def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Ad
             f"{type(la).__name__} is not known; known: Diag-, Full- and KronLaplace, of all weights or the last layer"
         )
         raise UnsupportedError(f"{message}. Draw weights with la.sample and use from_samples")
+    last = _is(la, "LLLaplace")
+    if pred_type not in ("nn", "glm"):
+        raise OptionError(f"pred_type is {pred_type!r}, expected 'nn' or 'glm'")
+    if pred_type == "glm" and not last:
+        raise UnsupportedError(
+            f"pred_type 'glm' of {type(la).__name__} is the predictive of the network linearised in all its weights, "
+            "which is another network at every x and has no ONNX graph here: fit subset_of_weights='last_layer', where "
+            "the linearisation is the network itself, or take pred_type 'nn'"
+        )
     if getattr(la, "H", None) is None or not getattr(la, "n_data", 0):
         raise PosteriorError("the Laplace approximation is not fitted: call la.fit(train_loader) first")
     module, shapes = _parameters(la)
@@ -72,9 +96,10 @@ def from_laplace(la: Any, x: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Ad
     def outputs(draws: int) -> Any:
         with evaluating(la.model), torch.no_grad():
             generator = torch.Generator(device=la._device).manual_seed(seed)
-            return la.predictive_samples(x, pred_type="nn", n_samples=draws, generator=generator)
+            return la.predictive_samples(x, pred_type=pred_type, n_samples=draws, generator=generator)
 
-    return adapt(proto, posterior, likelihood, (_LINEARISED,)).compared(outputs, x, draws, link=link, seed=seed)
+    note = _EXACT if last else _LINEARISED
+    return adapt(proto, posterior, likelihood, (note,)).compared(outputs, x, draws, link=link, seed=seed)
 
 
 def _is(la: Any, name: str) -> bool:

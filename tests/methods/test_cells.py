@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 from scipy import integrate, stats
 
-from bnn_vnnlib import verify_batch
+from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.gaussian.cells import Cells, below
@@ -22,9 +23,11 @@ from bnn_vnnlib.network.network import GaussianDiagonal, GaussianFull, GaussianL
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.vnnlib import parse_property
 from contract.zoo import GRAPHS, scaled
 from fuzz.outcomes import processor_time
 from fuzz.posterior_families import gaussian
+from support.builders import from_nodes
 from support.networks import dense_network
 from support.zoo import PIECES, sandwiched
 
@@ -279,3 +282,16 @@ def test_medians_of_correlated_weights() -> None:
     assert found.upper[:, 0] == pytest.approx([2.0, 3.0], abs=0.05)
     assert (found.lower[:, 0] <= [2.0, 1.0]).all()
     assert (found.upper[:, 0] >= [2.0, 3.0]).all()
+
+
+def test_a_sat_by_cells_has_a_witness_that_is_bounded_again() -> None:
+    """y = (w x)^2 at x = 1, w ~ N(0, 1) in a sum of two weights: P(y >= 0.01) = 0.92, which tails do not prove."""
+    text = "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (= X_0 1))\n(assert (>= Y_0 0.01))"
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["h"]), helper.make_node("Mul", ["h", "h"], ["y"])]
+    net = from_nodes(nodes, {"W": np.zeros((1, 1))}, (1, 1), {"W": [[1.0]]}, likelihood="gaussian")
+    with processor_time():
+        result = verify(net, parse_property(text), tau_safe=0.2, timeout=10)
+    assert result.verdict == "sat"
+    assert result.details["upper_by"] == "cells of weights"
+    assert result.witness is not None
+    assert 0.8 <= result.witness.check["violation_mass_lower"] <= 0.9204

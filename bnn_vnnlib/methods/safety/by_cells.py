@@ -27,7 +27,7 @@ from bnn_vnnlib.methods.latents import REACH, LatentBounds, why_no_cells
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, SafetyTask, at_points
 from bnn_vnnlib.network.network import Gaussian
-from bnn_vnnlib.problem.outputs import outside
+from bnn_vnnlib.problem.outputs import OutputBounds, outside
 from bnn_vnnlib.problem.problem import Problem, Rows, point_box
 from bnn_vnnlib.rounding import UP, up
 from bnn_vnnlib.splitting.frontier import Forest
@@ -87,6 +87,18 @@ class CellSplitting:
         mass = self._points.new_zeros(len(problem))
         mass[self._nearest] = ((1 - at.total[problem.instance[self._nearest]]) / UP).clamp(0, 1)
         return at_points(problem, self._points, mass, lower).named(CELLS)
+
+
+def mass_at(bounds: OutputBounds, posterior: Gaussian, points: Problem, enough: float) -> float:
+    """Lower bound on the largest mass that violates at one of the points (items of one instance each), from scratch:
+    until it is enough, or nothing is left.
+    """
+    latents = LatentBounds.of(bounds, posterior, points.lower.device, at_points=True)
+    side, best = _Side(points, latents, "safe"), 0.0
+    everything = torch.ones_like(side.known)
+    while best < enough and side.step(everything, MOST_LEAVES):
+        best = float(((1 - side.total) / UP).max())
+    return best
 
 
 def _at(task: SafetyTask, at_points: bool) -> LatentBounds:
