@@ -22,6 +22,8 @@ from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Input, Linear, Max, Reshape, Select, Shift, Transpose
 from bnn_vnnlib.rounding import TINY
+from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 
 def walk_back(
@@ -117,11 +119,12 @@ class Descent:
 
 
 def descend(walk: Walk, last: int, rules: Rules) -> Descent:
-    """Take a walk that has been started from node `last` to the input."""
+    """Take a walk that has been started from node `last` to the input; raises OutOfTime (see `Walk.deadline`)."""
     rows: list[tuple[int, Block]] = []
     for position in range(last, -1, -1):
         if (a := walk.pending.pop(position, None)) is None:
             continue
+        walk.deadline.check()
         node = walk.network.nodes[position]
         if isinstance(node, Input):
             rows.append((node.start, a))
@@ -138,12 +141,13 @@ def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
 
 
 def units(
-    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int
-) -> tuple[Walk, Descent]:
-    """The rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index)."""
+    network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int,
+    deadline: Deadline = Deadline(),
+) -> tuple[Walk, Descent]:  # fmt: skip
+    """The rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index). Raises OutOfTime."""
     lead = weights.count, items
     zero = weights.scale.new_zeros(*lead, 2 * len(index))
-    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True, deadline=deadline)
     walk.give(position, block.units(index, network.nodes[position].shape, lead, zero, both=True))
     return walk, descend(walk, position, LINEAR)
 
@@ -155,6 +159,12 @@ def dense_units(
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
     walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
     return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
+
+
+def lengthy(network: Network, position: int) -> bool:
+    """Whether a walk from all elements of a node fills a step with one item: then those that matter walk alone."""
+    sizes = [math.prod(node.shape) for node in network.nodes[: position + 1]]
+    return at_once(16 * sizes[-1] * max(sizes)) == 1
 
 
 def start_at_units(walk: Walk, position: int) -> bool:

@@ -36,7 +36,7 @@ from bnn_vnnlib.network.nodes import (
     Sum,
     Transpose,
 )
-from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from bnn_vnnlib.system.memory import at_once
 
 Method = Literal["interval", "linear"]
@@ -142,11 +142,11 @@ class Engine:
         """Linear bounds of what the node at `reader` reads (an activation, gap, product or maximum), met with its
         interval.
 
-        A dense layer is bounded whole. Of any other node only the elements whose bounds matter are: to Relu and
-        LeakyRelu those with both signs, and rivals behind a maximum; to a maximum its rivals. None are where a single
-        map leads from the input here, because the interval of one map loses no more than the product of both radii:
-        there a dense layer is bounded by intervals, too, if its inputs are many, since lines would store outputs x
-        inputs for every item.
+        A dense layer is bounded whole, unless it is large (`backward.lengthy`). Of any other node only the elements
+        whose bounds matter are: to Relu and LeakyRelu those with both signs, and rivals behind a maximum; to a maximum
+        its rivals. None are where a single map leads from the input here, because the interval of one map loses no more
+        than the product of both radii: there a dense layer is bounded by intervals, too, if its inputs are many, since
+        lines would store outputs x inputs for every item. Elements that time does not suffice for keep their intervals.
         """
         reading = self.network.nodes[reader]
         known, node = ranges.values[position], self.network.nodes[position]
@@ -154,7 +154,9 @@ class Engine:
         if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
             return known
         items, n = box.lower.shape[1:]
-        form = backward.dense_units(self.network, weights, ranges, position, items, n)
+        form = None
+        if not backward.lengthy(self.network, position):
+            form = backward.dense_units(self.network, weights, ranges, position, items, n)
         if form is not None:
             lower, upper = form.minimum(box).unflatten(2, (2, -1)).unbind(2)
             return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
@@ -177,9 +179,11 @@ class Engine:
             return known
         start, step = 0, 1
         while start < len(index):
-            self.deadline.check()
             part = index[start : start + step]
-            walk, found = backward.units(self.network, weights, ranges, position, part, items)
+            try:
+                walk, found = backward.units(self.network, weights, ranges, position, part, items, self.deadline)
+            except OutOfTime:
+                break
             start, step = start + step, at_once(32 * weights.count * items * walk.largest)
             lower, upper = found.minimum(box).unflatten(2, (2, -1)).unbind(2)
             own = matters[:, :, part]  # what matters to a neighbour only would make bounds depend on the batch

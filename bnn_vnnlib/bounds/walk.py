@@ -16,6 +16,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Conv, Linear, Node, Scale
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.system.clock import Deadline
 
 RangeKey = tuple[str, int, int]
 
@@ -104,6 +105,7 @@ class Walk:
     *shape); constant (K, M, R); error (K, M, R or 1)
     rough : spend less on the noise of maps over a wide input, see `linear`
     largest : numbers that a row has held, at most
+    deadline : looked at between the nodes; a walk that it cuts off raises OutOfTime
     """
 
     network: Network
@@ -115,6 +117,7 @@ class Walk:
     rough: bool = False
     owed: dict[int, Tensor] = field(default_factory=dict)
     largest: int = 1
+    deadline: Deadline = Deadline()
 
     def copy(self) -> Walk:
         """To go on in another way from here."""

@@ -28,7 +28,7 @@ from bnn_vnnlib.network.nodes import Activation, Select
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from support.clock import Clock
-from support.networks import Builder, point_weights, random_boxes, random_inputs
+from support.networks import Builder, point_weights, random_boxes, random_inputs, random_rows
 from support.tails import random_deviations, seed_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -367,3 +367,27 @@ def test_a_single_number_has_no_axes() -> None:
         point_weights(network), box.lower[0], box.upper[0], torch.eye(2, dtype=torch.float64)[None]
     )
     assert torch.isfinite(found.lower).all()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("looks", [3, 40, 10**9])
+def test_large_layers_and_little_time(name: str, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units walk alone, as far as time suffices: intervals are no better, and no drawn network is below the bounds."""
+    network, rng = NETWORKS[name](), np.random.default_rng(1)
+    weights, (lower, upper) = random_boxes(network, rng, 1, 1), random_inputs(network, rng, 1)
+    outputs = random_rows(network, rng, 1)[0]
+    intervals = Engine(network, "interval").rows(weights, lower, upper, outputs).lower
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: True)
+    Clock(monkeypatch, looks)
+    found = Engine(network, deadline=Deadline(1e18)).rows(weights, lower, upper, outputs).lower
+    assert bool((found >= intervals - 1e-9).all())
+    drawn = {
+        name: center
+        + weights.scale.item()
+        * weights.spreads[name]
+        * torch.as_tensor(rng.choice([-1.0, 1.0], (20, *center[0].shape)))
+        for name, center in weights.centers.items()
+    }
+    x = lower + torch.as_tensor(rng.random((50, lower.shape[-1]))) * (upper - lower)
+    least = (evaluate(network, x, drawn) @ outputs[0].mT).amin((0, 1))
+    assert bool((least >= found[0, 0] - 1e-9).all())

@@ -29,6 +29,7 @@ from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Constant, Linear, Max, Node, Product, Shift
 from bnn_vnnlib.rounding import UNIT
+from bnn_vnnlib.system.clock import Deadline
 
 
 @dataclass(eq=False)
@@ -41,6 +42,7 @@ class Differences:
     box: Interval
     ranges: Ranges
     variation: Variation
+    deadline: Deadline = Deadline()
 
     def bound(self, position: int, rows: Block) -> Normal:
         """Normal whose quantile is at most -|row of differences| with the probability asked for."""
@@ -75,7 +77,8 @@ class Differences:
         # a difference is at most twice the largest value
         magnitudes = {p: 2 * magnitude for p, magnitude in self.ranges.magnitudes.items()}
         lines = {p: self._lines(p) for p in self.ranges.lines if p < position}
-        walk = Walk(self.network, self.means, Ranges(values, magnitudes, lines), {}, zero, zero[..., :1])
+        ranges, paid = Ranges(values, magnitudes, lines), zero[..., :1]
+        walk = Walk(self.network, self.means, ranges, {}, zero, paid, deadline=self.deadline)
         return walk, Noise(self.deviations, None, zero, correlation=self.variation.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int) -> Normal:

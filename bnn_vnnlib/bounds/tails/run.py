@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -48,7 +49,7 @@ from bnn_vnnlib.network.nodes import (
     Transpose,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
-from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from bnn_vnnlib.system.memory import at_once
 
 # 1. Claims
@@ -221,23 +222,25 @@ class Run:
         return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
 
     def _walk(
-        self, seeds: list[tuple[int, Block]], smooth: bool, *, own: frozenset[int] = frozenset(),
-        inputs: Tensor | None = None, detailed: bool = False,
+        self, seeds: list[tuple[int, Block]], smooth: bool, until: Deadline = Deadline(), *,
+        own: frozenset[int] = frozenset(), inputs: Tensor | None = None, detailed: bool = False,
     ) -> tuple[Tail, Tail]:  # fmt: skip
-        """The tails of rows over nodes, and of their middles."""
+        """The tails of rows over nodes, and of their middles; raises OutOfTime."""
         zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], seeds[0][1].values.shape[2])
-        walk, noise = self._start(zero, smooth, own, detailed)
+        walk, noise = self._start(zero, smooth, own, until, detailed)
         for position, a in seeds:
             walk.give(position, a)
         return self._finish(walk, noise, max(walk.pending), inputs)
 
-    def _start(self, zero: Tensor, smooth: bool, own: frozenset[int], detailed: bool = False) -> tuple[Walk, Noise]:
+    def _start(
+        self, zero: Tensor, smooth: bool, own: frozenset[int], until: Deadline = Deadline(), detailed: bool = False
+    ) -> tuple[Walk, Noise]:
         ranges, far = self.ranges, None
         if smooth:
             lines = {position: found.lines for position, found in self.smooth.items()}
             ranges = Ranges(ranges.values, ranges.magnitudes, {**ranges.lines, **lines})
             far = {position: (found.below, found.above) for position, found in self.smooth.items()}
-        walk = Walk(self.network, self.means, ranges, {}, zero, zero[..., :1])
+        walk = Walk(self.network, self.means, ranges, {}, zero, zero[..., :1], deadline=until)
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
@@ -289,7 +292,8 @@ class Run:
             near = deviations.near
             other = torch.full_like(claim.lower, torch.inf)
             if self.plan.thorough and self.ranges.lines:  # in front of the first activation there is nothing to gain
-                other = -self._differences(position, size, near, self.variation).reshape(other.shape)
+                with suppress(OutOfTime):
+                    other = -self._differences(position, size, near, self.variation).reshape(other.shape)
             near = near.reshape(*near.shape[:2], *(shape if near.shape[2] > 1 else (1,) * len(shape)))
             self.variation.claim(position, near, other, claim)
             self._middles[position] = _interval(middles, shape)
@@ -364,13 +368,15 @@ class Run:
         own, shape = self._own(position), self.network.nodes[position].shape
         start, step = 0, 1
         while start < len(units):
-            if known and self.deadline.passed:
-                return
-            if not known:
-                self.deadline.check()
             index = units[start : start + step]
             rows = block.units(index, shape, (k, items), self.box.lower, both=True)
-            yield index, _merged([self._walk([(position, rows)], smooth, own=own) for smooth in styles])
+            try:
+                walked = [self._walk([(position, rows)], smooth, self.deadline, own=own) for smooth in styles]
+            except OutOfTime:
+                if known:
+                    return
+                raise
+            yield index, _merged(walked)
             start, step = start + step, at_once(32 * k * items * self._largest)
 
     def _own(self, position: int) -> frozenset[int]:
@@ -384,7 +390,8 @@ class Run:
         Second, whether walks would give the same. Dense layers are walked together. Of any other node the rows stop at
         the nodes behind it that are known: on G these are in their ranges, which is all that the proofs in `tail` ask
         of the input of a map. An element uses every weight of a map once, so that its noise is that of a dense layer,
-        and all sums are those of the map itself: nothing of the size of elements x inputs is stored.
+        and all sums are those of the map itself: nothing of the size of elements x inputs is stored. A dense layer that
+        is large (`backward.lengthy`) is no exception.
         """
         size, own = math.prod(self.network.nodes[position].shape), self._own(position)
         zero = self.box.lower.new_zeros(*self.box.lower.shape[:2], 2 * size)
@@ -462,8 +469,9 @@ class Run:
         return found
 
     def _differences(self, position: int, size: int, deviation: Tensor, variation: Variation) -> Tensor:
-        """(K, M, size): minus a bound of the variation."""
-        differences = Differences(self.network, self.means, self.deviations, self.box, self.ranges, variation)
+        """(K, M, size): minus a bound of the variation; raises OutOfTime."""
+        known = self.network, self.means, self.deviations, self.box, self.ranges
+        differences = Differences(*known, variation, self.deadline)
         found = differences.dense(position)
         if found is not None:
             return found.quantile({1: deviation})
@@ -477,11 +485,14 @@ class Run:
         return torch.cat(parts, 2)
 
     def _dense(self, position: int, zero: Tensor, smooth: bool, own: frozenset[int]) -> tuple[Tail, Tail] | None:
-        """All units of a dense layer without storing an identity; None for any other node."""
+        """All units of a dense layer without storing an identity; None for any other node, or if they are too many."""
         nodes = self.network.nodes
         node = nodes[position]
         weighted = nodes[node.inputs[0]] if isinstance(node, Shift) else node
         if not isinstance(weighted, Linear) or math.prod(weighted.shape) != weighted.shape[weighted.axis]:
+            return None
+        alone = self.correlation is None and backward.lengthy(self.network, position)
+        if alone and not self._is_input(weighted.inputs[0]):
             return None
         walk, noise = self._start(zero, smooth, own)
         source = self.ranges.values[weighted.inputs[0]]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,19 @@ import torch
 from bnn_vnnlib.api import verify
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.safety.by_weights import SAMPLES
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, outputs, properties, random_model, random_samples, rows
 from support.clock import Clock, at_looks
+from support.networks import Builder
 
 Batch = tuple[np.ndarray, np.ndarray, list[Any]]
 
@@ -247,3 +251,36 @@ def test_a_bound_from_samples_comes_with_a_point_of_positive_mass() -> None:
     assert any((above < 1).any() for above, _ in found)
     for above, mass in found:
         assert (mass[above < 1] > 0).all()
+
+
+def test_a_walk_that_is_cut_off_leaves_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is looked at between the nodes of a walk. Whenever time is up, an item that has been begun has a bound,
+    which is no more than what the last layer alone, which is the only random one, gives at a corner."""
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: True)
+    make = Builder(1)
+    x = make.input(1, 2, 6, 6)
+    for size in (4, 3):
+        x = make.activation(make.shift(make.conv(x, (size, make.shape(x)[1], 3, 3), pads=(1, 1, 1, 1)), (size, 1, 1)))
+    x = make.dense(make.reshape(x, 1, 108), 6, "relu")
+    network = make.network(make.dense(x, 1))
+    last = list(network.tensors)[-2:]
+    spread = {name: np.full(network.tensors[name].shape, 4.0) for name in last}
+    net = Model(network, GaussianDiagonal(spread), None, None, b"")
+    at = np.full((1, 72), 0.5)
+    hidden = replace(network, outputs=(len(network.nodes) - 3,))
+    values = evaluate(hidden, torch.tensor(at))[0].numpy()
+    deviation = 2.0 * np.sqrt(values @ values + 1)
+    mean = outputs(net, at)[0, 0]
+    truth = NormalDist().cdf(1.5)
+
+    def run() -> np.ndarray:
+        case = [rows([[1.0]], [mean - 1.5 * deviation])]
+        found = verify_batch(net, at, at + 0.001, properties=[case], method="tails", timeout=1000.0)
+        return np.array([found.lower[0], found.upper[0]])
+
+    found = np.array(at_looks(range(20, 50), run))
+    begun = found[found[:, 0] > 0]
+    assert (found[-len(begun) :] == begun).all()
+    assert len(begun) > 20
+    assert len(np.unique(begun[:, 0])) > 1
+    assert (begun[:, 0] <= truth).all()
