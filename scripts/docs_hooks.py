@@ -41,8 +41,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>(&#x0203[23];)</mi></msup>")
 # Bars are brackets here, no relations.
 BAR = re.compile(r"<mo (?:fence=\"false\" )?stretchy=\"false\">(&#x0007C;|&#x02016;)</mo>")
-# Chromium draws these two without space.
-TIGHT = re.compile(r"<mo>(&#x0223C;|&#x02AAF;|&#x0227C;)</mo>")
+# latex2mathml takes these relations for names, without space around them.
+RELATION = re.compile(r"<mi>(&#x0007E;|&#x0223C;|&#x02AAF;)</mi>")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -54,7 +54,7 @@ def on_page_content(html: str, **_: Any) -> str:
         converted: str = import_module("latex2mathml.converter").convert(unescape(found[2]), display=display)
         converted = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0">\2</mo></mrow>', converted)  # raised once, not twice
         converted = BAR.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', converted)
-        converted = TIGHT.sub(r'<mo lspace="0.28em" rspace="0.28em">\1</mo>', converted)
+        converted = RELATION.sub(r'<mo lspace="0.28em" rspace="0.28em">\1</mo>', converted)
         return f'<{found[1]} class="formula">{converted}</{found[1]}>'
 
     return FORMULA.sub(drawn, html)

@@ -75,3 +75,15 @@ def test_links_out_of_the_site_become_names():
     assert hooks["on_page_markdown"](text, Page) == (
         "[b](../b.md#c), `benchmarks`, the change (`CHANGELOG.md`), ![p](../../p.svg)"
     )
+
+
+def test_only_a_site_among_versions_has_the_menu(monkeypatch):
+    hooks = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))
+
+    class Config:
+        extra: dict = {}  # noqa: RUF012
+
+    monkeypatch.delenv("MIKE_DOCS_VERSION", raising=False)
+    assert hooks["on_config"](Config).extra == {}
+    monkeypatch.setenv("MIKE_DOCS_VERSION", "0.1.0")
+    assert hooks["on_config"](Config).extra["version"]["provider"] == "mike"
