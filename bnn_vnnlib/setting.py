@@ -357,9 +357,7 @@ def settle_run(
     if query is Query.DECISION and question.rule.level is None and transform == "identity":
         model = _averaged(model)
     if options.certain:
-        logits = transform == "sigmoid" and _gaussian_logits(model)
-        few = query is Query.DECISION and _few_latents(model)
-        refuse_unserved(model, query, question.rule, options, transform, logits=logits, few=few)
+        refuse_unserved(model, query, question.rule, options)
     deadline = _deadline(options.timeout, started)
     engine = Engine(model.network, "interval" if options.method == "interval" else "linear", deadline)
     if property is not None:
@@ -368,28 +366,6 @@ def settle_run(
         model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options.seeded,
         find_device(options.device),
     )  # fmt: skip
-
-
-def _gaussian_logits(model: Model) -> bool:
-    """The last dense layer alone is random, so that a correlated posterior has methods for sigmoids, too."""
-    from bnn_vnnlib.network.network import Correlated
-
-    if not isinstance(model.posterior, Correlated):
-        return False
-    from bnn_vnnlib.methods.decision.softmax.one_logit import last_layer
-
-    return last_layer(model.network, model.posterior) is not None
-
-
-def _few_latents(model: Model) -> bool:
-    """Cells of latent numbers serve the posterior, which is one correlated Gaussian."""
-    from bnn_vnnlib.network.network import Correlated
-
-    if not isinstance(model.posterior, Correlated):
-        return False
-    from bnn_vnnlib.network.latents import directions
-
-    return bool(directions(model.network, model.posterior))
 
 
 def _averaged(model: Model) -> Model:

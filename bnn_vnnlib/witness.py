@@ -15,6 +15,7 @@ from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.components import components_of, violation_mass
 from bnn_vnnlib.methods.outcome import DecisionOutcome
 from bnn_vnnlib.methods.safety.by_cells import CELLS, mass_at
+from bnn_vnnlib.methods.safety.by_weights import CENTRED
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
@@ -134,21 +135,22 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     bounds = _unhurried(setting.bounds)
     part = _items_at(problem, found.point[0])
     lower, upper = point_box(part, found.point.expand(len(part), -1))
-    if found.methods[1][0] == CELLS and isinstance(posterior, Gaussian) and len(part):
+    by = found.methods[1][0]
+    if by == CELLS and isinstance(posterior, Gaussian) and len(part):
         instance = torch.arange(len(part), device=lower.device)
         points = replace(part, lower=lower, upper=upper, instance=instance, instances=len(part))
         return mass_at(bounds, posterior, points, float(found.point_mass[0]) * (1 - 1e-9))
-    if isinstance(posterior, GaussianDiagonal):
+    if isinstance(posterior, GaussianDiagonal) or (isinstance(posterior, Gaussian) and by == CENTRED.name):
         if setting.options.boxes == "sampled":
             return float(found.point_mass[0])
-        by = found.methods[1][0]
-        chain = chain_of(bounds, posterior, part) if by == LARGE_VARIANCE else ""
-        if not isinstance(chain, str):
-            return float(LargeVarianceBounds(chain, Deadline()).unsafe(part, lower, upper).max())
+        if isinstance(posterior, GaussianDiagonal) and by == LARGE_VARIANCE:
+            chain = chain_of(bounds, posterior, part)
+            if not isinstance(chain, str):
+                return float(LargeVarianceBounds(chain, Deadline()).unsafe(part, lower, upper).max())
         if by == TAILS.name:
             tails = TailBounds(network, posterior, setting.device, Deadline())
             return float(tails.unsafe(part, lower, upper).max())
-        boxes = weight_sets.centred(network, posterior, setting.device).scaled(found.unsafe_margin[None])
+        boxes = weight_sets.marginal(network, posterior, setting.device).scaled(found.unsafe_margin[None])
         held = violated_cases(bounds, boxes, part, lower, upper).any()
         return float(found.point_mass[0]) if bool(held) else 0.0
     if not isinstance(posterior, WeightSamples):

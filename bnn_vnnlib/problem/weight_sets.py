@@ -2,9 +2,11 @@
 
 1. Posterior mass of weight boxes and of their unions, and expectations by layers of boxes (`layered_lower`). Two
 families of boxes are used. *Centred* boxes have the posterior mean as center and a margin in standard deviations: they
-are nested, so a union is its largest member. *Scattered* boxes have sampled centers (the method of Wicker et al.): they
-may overlap, and unions are taken exactly by inclusion-exclusion over intersections (an intersection of boxes is a box)
-while they are few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
+are nested, so a union is its largest member. Whatever the correlations, a centred box of marginal deviations has at
+least the mass that it would have of independent weights (Sidak 1967), so that lower bounds serve every Gaussian.
+*Scattered* boxes of independent weights have sampled centers (the method of Wicker et al.): they may overlap, and
+unions are taken exactly by inclusion-exclusion over intersections (an intersection of boxes is a box) while they are
+few, else bounded by the largest mass and by S1 - S2 (Bonferroni).
 
 Rounding: `gaussian.normal` bounds the tails, and every returned mass is a lower or an upper bound as its name says.
 
@@ -219,8 +221,10 @@ def random_names(network: Network, posterior: Posterior) -> list[str]:
     return random_sources(network, posterior) if isinstance(posterior, GaussianDiagonal) else list(names_of(posterior))
 
 
-def random_count(network: Network, posterior: GaussianDiagonal) -> int:
-    """n: number of independent random weights that the network's output depends on, at most."""
+def random_count(network: Network, posterior: Gaussian) -> int:
+    """n: number of random weights that the network's output depends on, at most."""
+    if not isinstance(posterior, GaussianDiagonal):
+        return sum(int((spread > 0).sum()) for spread in marginal(network, posterior).spreads.values())
     names = random_sources(network, posterior)
     return int(sum(np.count_nonzero(posterior.variances[name] > 0) for name in names))
 
@@ -262,14 +266,18 @@ def marginal(network: Network, posterior: Gaussian, device: _Device = "cpu") -> 
 
 
 def centred_family(
-    network: Network, posterior: GaussianDiagonal, masses: Sequence[float], device: _Device, *, margin: float | None
+    network: Network, posterior: Gaussian, masses: Sequence[float], device: _Device, *, margin: float | None
 ) -> BoxFamily:
-    """Nested boxes at the mean with about the given masses, or one box with the given margin."""
+    """Nested boxes at the mean with about the given masses, or one box with the given margin.
+
+    Of weights that depend on each other the masses are at least those, and at most 1.
+    """
     count = random_count(network, posterior)
     given = torch.tensor(masses if margin is None else [margin], dtype=torch.float64, device=device)
     margins = margin_of(given, count) if margin is None else given
-    boxes = centred(network, posterior, device)
-    return BoxFamily(boxes.scaled(margins[:, None]), CentredUnion(*centred_mass(margins, count)))
+    least, most = centred_mass(margins, count)
+    most = most if isinstance(posterior, GaussianDiagonal) else torch.ones_like(most)
+    return BoxFamily(marginal(network, posterior, device).scaled(margins[:, None]), CentredUnion(least, most))
 
 
 def scattered_family(

@@ -22,7 +22,6 @@ from bnn_vnnlib.signature import Likelihood
 
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model, Posterior
-    from bnn_vnnlib.problem.outputs import Transform
 
 
 # 1. Options
@@ -504,22 +503,8 @@ def refuse_idle(
         raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
 
 
-def refuse_unserved(
-    model: Model,
-    query: Query,
-    rule: Rule,
-    options: Options,
-    transform: Transform,
-    *,
-    logits: bool = False,
-    few: bool = False,
-) -> None:
+def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) -> None:
     """Raise unless the query has a method for the posterior, with the options given.
-
-    Parameters
-    ----------
-    logits : the logits are Gaussian at every input, because the last layer alone is random
-    few : so few latent numbers are random that their cells are bounded
 
     Raises
     ------
@@ -531,35 +516,30 @@ def refuse_unserved(
     posterior = model.posterior
     if posterior is None or query is Query.DETERMINISTIC:
         return
-    samples, correlated, decision = (
+    samples, mixture, family = (
         isinstance(posterior, WeightSamples),
-        is_correlated(posterior),
-        query is Query.DECISION,
+        isinstance(posterior, Mixture),
+        family_of(posterior),
     )
-    parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else [posterior]
-    shared, family = any(map(is_correlated, parts)), family_of(posterior)
-    boxes = options.boxes == "sampled" or options.margin is not None or options.method in ("interval", "linear")
+    decision, sampled = query is Query.DECISION, options.boxes == "sampled"
+    parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else []
+    boxes = sampled or options.margin is not None or options.method in ("interval", "linear")
     if isinstance(posterior, Drawable):
         dropout = "MC dropout (Dropout in training mode)"
         what = posterior.what if isinstance(posterior, Sampler) else dropout
         raise UnsupportedError(f"the posterior is {what}: no certain bound serves it; ask guarantee statistical",
                                path=model.path)  # fmt: skip
     refusals = {
-        "boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)": (
-            samples and options.boxes == "sampled"
-        ),
+        "boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)": (samples and sampled),
         "method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet": (
             options.method == "tails" and (samples or query is not Query.PROBABILISTIC)
         ),
-        f"boxes of weights need independent weights, and the posterior is of family {family}: leave out --boxes and "
-        "--margin, and use method auto or tails": shared and boxes,
-        f"rule {rule} does not serve posteriors of family {family} with certainty; weight samples do, and guarantee "
-        "statistical": correlated and decision and rule.level is not None and not few,
-        f"query decision does not serve posteriors of family {family} under a bernoulli likelihood; draw weight "
-        "samples (bnn-vnnlib sample) for an estimate": shared
-        and decision
-        and transform == "sigmoid"
-        and not (logits or few),
+        f"boxes around samples need independent weights, and the posterior is of family {family}: leave out --boxes, "
+        "and use method auto or tails": is_correlated(posterior) and sampled,
+        f"boxes of weights serve mixtures of independent weights, and this {family} has others: leave out --margin, "
+        "and use method auto or tails": any(map(is_correlated, parts)) and boxes,
+        f"rule {rule} does not serve posteriors of family {family} with certainty; Gaussians and weight samples have "
+        "methods, and guarantee statistical": mixture and decision and rule.level is not None,
     }
     for message, refused in refusals.items():
         if refused:

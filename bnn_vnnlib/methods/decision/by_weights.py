@@ -47,7 +47,7 @@ from bnn_vnnlib.methods.decision.method import picked, weights_name
 from bnn_vnnlib.network import maps, nodes
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.layers import before
-from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
+from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, layered_lower, over, params_of
@@ -253,7 +253,7 @@ class ByWeights:
     """
 
     bounds: OutputBounds
-    posterior: GaussianDiagonal | WeightSamples
+    posterior: Gaussian | WeightSamples
     weights: WeightBoxes | SampledWeights
     mass: BoxUnion | Tensor
 
@@ -306,10 +306,13 @@ class ByWeights:
         self, network: Network, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None
     ) -> Tensor:
         """(N, R): sup over x of sqrt(E (c.f + g.x)^2), rounded up."""
-        if not isinstance(self.posterior, GaussianDiagonal):
+        if isinstance(self.posterior, WeightSamples):
             raise ValueError("moments are for Gaussian posteriors")
-        boxes = weight_sets.centred(network, self.posterior, lower.device)
-        norms = output_norms(network, boxes, lower, upper)
+        boxes, independent = (
+            weight_sets.marginal(network, self.posterior, lower.device),
+            isinstance(self.posterior, GaussianDiagonal),
+        )
+        norms = output_norms(network, boxes, lower, upper, independent=independent)
         total = _product(outputs.abs(), norms)
         if inputs is not None:
             total = total + _product(inputs.abs(), torch.maximum(lower.abs(), upper.abs()))

@@ -15,7 +15,7 @@ from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, Posterior, WeightSamples
 from bnn_vnnlib.network.nodes import Constant
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -156,9 +156,11 @@ class DecisionTask:
         if isinstance(self.posterior, WeightSamples):
             samples = SampledWeights.of(self.network, self.posterior, self.device)
             return samples, samples.share
-        if not isinstance(self.posterior, GaussianDiagonal):
-            raise ValueError("boxes of weights are for independent Gaussian weights")
+        if not isinstance(self.posterior, Gaussian):
+            raise ValueError("boxes of weights are for Gaussian weights")
         if self.boxes == "sampled":
+            if not isinstance(self.posterior, GaussianDiagonal):
+                raise ValueError("boxes around samples are for independent weights")
             width = 2.5 if self.margin is None else self.margin
             family = weight_sets.scattered_family(
                 self.network, self.posterior, self.number, width, self.seed, self.device

@@ -46,6 +46,7 @@ from bnn_vnnlib.methods.safety.portfolio import safety_bounds
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.dense_chain import MAX_LAW_DISTANCE, DenseChain
+from bnn_vnnlib.network.latents import with_probabilities
 from bnn_vnnlib.network.network import Correlated, Gaussian, GaussianDiagonal, Mixture, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -107,6 +108,10 @@ class _Components:
             return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
         if self.task.bounds.transform == "identity":
             return ExpectationByTails.over(part.bounds, part.network, part.posterior, self.task.device)
+        if self.task.bounds.transform == "sigmoid":
+            network = with_probabilities(part.network, "sigmoid")
+            own = OutputBounds(replace(part.bounds.engine, network=network), "identity")
+            return ExpectationByTails.over(own, network, part.posterior, self.task.device)
         return SoftmaxTails.over(part.network, part.posterior, self.task.device, part.bounds.engine.deadline)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -122,19 +127,17 @@ def _no_means(task: DecisionTask) -> str | None:
 def _components_serve(task: DecisionTask) -> str | None:
     if not isinstance(task.posterior, Correlated | Mixture):
         return "the posterior's weights are independent, or samples"
-    if isinstance(task.posterior, Correlated) and task.bounds.transform == "sigmoid":
-        return "every output has a sigmoid of its own"
     return _no_means(task)
 
 
 def _weights_serve(task: DecisionTask) -> str | None:
-    if not isinstance(task.posterior, GaussianDiagonal | WeightSamples):
-        return "the posterior's weights are not independent"
+    if not isinstance(task.posterior, Gaussian | WeightSamples):
+        return "the posterior is a mixture"
     return _no_means(task)
 
 
 def _weights(task: DecisionTask) -> Steps:
-    posterior = cast("GaussianDiagonal | WeightSamples", task.posterior)
+    posterior = cast("Gaussian | WeightSamples", task.posterior)
     rows = ByWeights(task.bounds, posterior, *task.weights)
     splits = isinstance(posterior, WeightSamples) and task.bounds.transform == "identity"
     return Steps(any_graph=(rows,), longest=(SplitInputs(rows, task.network, task.deadline),) if splits else ())
@@ -391,8 +394,8 @@ def _no_medians(task: DecisionTask) -> str | None:
 
 
 def _medians_by_weights_serve(task: DecisionTask) -> str | None:
-    independent = isinstance(task.posterior, GaussianDiagonal | WeightSamples)
-    return _no_medians(task) or (None if independent else "the posterior's weights are not independent")
+    served = isinstance(task.posterior, Gaussian | WeightSamples)
+    return _no_medians(task) or (None if served else "the posterior is a mixture")
 
 
 def _medians_by_weights(task: DecisionTask) -> Steps:
@@ -419,14 +422,14 @@ def _medians_of_one_layer(task: DecisionTask) -> Steps:
 
 
 def _medians_by_tails_serve(task: DecisionTask) -> str | None:
-    reason = _no_medians(task) or task.only_weights
-    if reason is None and not isinstance(task.posterior, GaussianDiagonal):
-        reason = "the posterior is made of weight samples"
+    reason = _no_medians(task) or task.boxes_asked_for
+    if reason is None and not isinstance(task.posterior, Gaussian):
+        reason = "the posterior is made of weight samples, or a mixture"
     return "a random tensor is a branch of the graph" if reason is None and task.branches else reason
 
 
 def _medians_by_tails(task: DecisionTask) -> Steps:
-    tails = TailBounds(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline)
+    tails = TailBounds(task.network, cast("Gaussian", task.posterior), task.device, task.deadline)
     rows = (_median_rows(task, TailMedians(tails, task.typical, _level(task)), MAX_PARTS["tails"]),)
     return Steps(thorough=rows) if _medians_of_one_layer_serve(task) else Steps(last=rows)
 

@@ -32,7 +32,7 @@ from bnn_vnnlib.methods.safety.safety import (
     unsafe_items,
 )
 from bnn_vnnlib.methods.safety.tails import why_no_tails
-from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, feasible
@@ -180,7 +180,7 @@ class CentredBoxes:
     """
 
     bounds: OutputBounds
-    posterior: GaussianDiagonal
+    posterior: Gaussian
     problem: Problem
     deadline: Deadline
     margin: float | None = None
@@ -193,7 +193,7 @@ class CentredBoxes:
     @cached_property
     def weights(self) -> WeightBoxes:
         """The box, to be scaled by a margin."""
-        return weight_sets.centred(self.bounds.engine.network, self.posterior, self.problem.lower.device)
+        return weight_sets.marginal(self.bounds.engine.network, self.posterior, self.problem.lower.device)
 
     @property
     def _search(self) -> _MarginSearch:
@@ -231,14 +231,14 @@ class CentredBoxes:
 
 
 def boxes_of(task: SafetyTask) -> CentredBoxes:
-    """Those of the task's network and posterior of independent weights."""
-    posterior = cast(GaussianDiagonal, task.posterior)
+    """Those of the task's network and Gaussian posterior."""
+    posterior = cast(Gaussian, task.posterior)
     return CentredBoxes(task.bounds, posterior, task.problem, task.deadline, task.margin)
 
 
 def _centred_serve(task: SafetyTask) -> str | None:
-    if not isinstance(task.posterior, GaussianDiagonal):
-        return "the posterior's weights are not independent Gaussians"
+    if not isinstance(task.posterior, Gaussian):
+        return "the posterior is no Gaussian"
     if task.boxes == "sampled":
         return "boxes around samples are asked for"
     if task.means != "tails":

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from scipy import stats
+from scipy import special, stats
 
 import bnn_vnnlib
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.errors import InputError, UnsupportedError
+from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.methods.components import components_of, weighted_sum
 from bnn_vnnlib.methods.safety import portfolio as probabilistic
 from bnn_vnnlib.methods.safety.tails import TailBounds
@@ -33,6 +33,7 @@ from bnn_vnnlib.model import (
     sample,
 )
 from bnn_vnnlib.network import evaluate
+from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
@@ -196,12 +197,7 @@ def test_components_without_probability_are_left_out() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "boxes": ({"boxes": "sampled"}, "boxes of weights need independent weights"),
-    "margin": ({"margin": 2.0}, "boxes of weights need independent weights"),
-    "interval": ({"method": "interval"}, "use method auto or tails"),
-    "linear": ({"method": "linear"}, "use method auto or tails"),
-    "medians": ({"query": "decision", "rule": "median", "likelihood": "gaussian"}, "median does not serve"),
-    "bernoulli": ({"query": "decision", "likelihood": "bernoulli"}, "under a bernoulli likelihood"),
+    "boxes": ({"boxes": "sampled"}, "boxes around samples need independent weights"),
     "tails for decisions": ({"query": "decision", "method": "tails"}, "method tails"),
 }
 
@@ -233,14 +229,14 @@ def test_deterministic_asks_about_the_mean() -> None:
     assert (found.lower == 1).all()
 
 
-def test_a_question_that_tails_do_not_serve_is_refused() -> None:
+def test_a_question_that_tails_do_not_serve_is_left_to_boxes() -> None:
     from dataclasses import replace
 
     ended = replace(NETWORK, softmax_axis=1)
     rows = [(np.array([[1.0, 0.0, 0.0]]), np.array([0.3]), np.array([False]))]
     asked = Model(ended, full(0.1), "categorical", None, b"")
-    with pytest.raises(InputError, match="no method for P_safe serves this question"):
-        verify_batch(asked, CENTERS, CENTERS, properties=[rows], query="probabilistic")
+    found = verify_batch(asked, CENTERS, CENTERS, properties=[rows], query="probabilistic")
+    assert set(found.lower_by) | set(found.upper_by) <= {"centred boxes", "none"}
 
 
 @pytest.mark.parametrize("second", ["Mul", "MatMul", "part"])
@@ -273,3 +269,48 @@ def test_a_bias_that_is_also_read_otherwise_shares_its_noise_with_that(second: s
         error = 5 * np.sqrt(share * (1 - share) / len(y)) + 1e-4
         assert found.lower[0] - error <= 1 - share <= found.upper[0] + error
         assert found.lower[0] > 0.5 or found.upper[0] < 0.5
+
+
+def test_what_mixtures_alone_are_refused() -> None:
+    posterior = FAMILIES["mixture"](0.1)
+    for options, message in (
+        ({"margin": 2.0}, "leave out --margin"),
+        ({"query": "decision", "rule": "median", "likelihood": "gaussian"}, "median does not serve"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            verify_batch(model(posterior), CENTERS, CENTERS, LABELS, **{"query": "probabilistic", **options})
+
+
+@pytest.mark.parametrize("family", ["full", "lowrank", "kron"])
+@pytest.mark.parametrize("how", ["mean", "median", "margin", "bernoulli"])
+def test_decisions_of_correlated_weights_enclose_drawn_ones(family: str, how: str) -> None:
+    """More latent numbers than cells serve: by tails, and by boxes of Sidak's mass."""
+    likelihood = "bernoulli" if how == "bernoulli" else "gaussian"
+    options: dict[str, Any] = {"rule": "median"} if how == "median" else {"margin": 3.5} if how == "margin" else {}
+    net = model(FAMILIES[family](0.1))
+    found = verify_batch(net, CENTERS, CENTERS, query="decision", likelihood=likelihood, timeout=3, **options)
+    drawn = sample(net.network, net.posterior, 20000, torch.Generator().manual_seed(0))
+    y = evaluate.evaluate(net.network, torch.as_tensor(CENTERS, dtype=torch.float64), drawn)
+    y = torch.sigmoid(y) if how == "bernoulli" else y
+    truth = y.median(0).values if how == "median" else y.mean(0)
+    error = 4 * y.std(0) / np.sqrt(20000) * 1.3
+    assert np.isfinite(found.lower).all()
+    assert np.isfinite(found.upper).all()
+    assert (found.lower <= (truth + error).numpy()).all()
+    assert (found.upper >= (truth - error).numpy()).all()
+    if how != "margin":
+        assert (found.upper - found.lower <= 10 * y.std(0).numpy() + 0.1).all()
+
+
+def test_boxes_of_correlated_weights_hold_their_mass() -> None:
+    """Sidak: y = w_1 + w_2 is in (-2, 2) for both weights in (-1, 1), of correlation 0.9."""
+    network = dense_network((2, 1), seed=0)
+    names = list(network.tensors)
+    root = np.linalg.cholesky(np.array([[0.25, 0.225], [0.225, 0.25]])).T
+    zero = Network(network.signature, network.nodes, network.outputs, {k: 0 * v for k, v in network.tensors.items()})
+    posterior = GaussianFull({names[0]: root[:, None, :], names[1]: np.zeros((2, 1))})
+    one = Model(zero, posterior, "gaussian", None, b"")
+    rows = [[(np.array([[-1.0]]), np.array([-1.99]), np.array([False]))]]
+    found = verify_batch(one, [[1.0, 1.0]], [[1.0, 1.0]], properties=rows, margin=1.98)
+    truth = special.ndtr(1.99 / np.sqrt(0.95))
+    assert 0.9 <= found.lower[0] <= truth

@@ -52,6 +52,7 @@ class ExpectationByTails:
     posterior: Gaussian
     means: WeightBoxes
     deviations: WeightBoxes
+    spreads: WeightBoxes
 
     name: ClassVar[str] = "tails"
 
@@ -60,7 +61,8 @@ class ExpectationByTails:
         """Those of a network with a Gaussian posterior."""
         engine = TailEngine(network, bounds.engine.deadline, correlation=correlation(network, posterior, device))
         deviations = weight_sets.centred(network, independent(posterior), device)
-        return ExpectationByTails(bounds, engine, posterior, weight_sets.mean_weights(network, device), deviations)
+        means, spreads = weight_sets.mean_weights(network, device), weight_sets.marginal(network, posterior, device)
+        return ExpectationByTails(bounds, engine, posterior, means, deviations, spreads)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
@@ -90,9 +92,8 @@ class ExpectationByTails:
 
     def _norm(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         """(N, R): at least ||V||, infinite where it is not known."""
-        if not isinstance(self.posterior, GaussianDiagonal):
-            return torch.full_like(outputs[..., 0], torch.inf)
-        norms = output_norms(self.engine.network, self.deviations, lower, upper)
+        independent = isinstance(self.posterior, GaussianDiagonal)
+        norms = output_norms(self.engine.network, self.spreads, lower, upper, independent=independent)
         each = torch.where(outputs != 0, outputs.abs() * norms[:, None], 0.0)
         return each.sum(-1) * (1 + gamma(outputs.shape[-1] + 4))
 
