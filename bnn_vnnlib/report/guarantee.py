@@ -81,6 +81,7 @@ _HOW = {
         "drawn networks": "Networks are drawn and verified one by one; a martingale turns their number into bounds.",
         "large variance": "Large variances: the law of the rows' values is bounded through the network, neuron "
         "by neuron.",
+        "cells of weights": "Cells of weights: the space of the few random numbers is split; cells have exact masses.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
         "bound rests on it.",
         "centred boxes": f"Boxes of weights around the mean: {_BOXES}",
@@ -90,6 +91,7 @@ _HOW = {
         "components of a mixture": "D averages the components, whose bounds are added with their probabilities.",
         "drawn networks": "Networks are drawn and bounded one by one; a martingale bounds the mean or the median of "
         "what is proved of them.",
+        "cells of weights": "Cells of weights: the space of the few random numbers is split, and the cells' means add up.",
         "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
