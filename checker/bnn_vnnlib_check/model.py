@@ -25,7 +25,7 @@ from bnn_vnnlib_check.errors import UnreadableError
 
 KEY = "bnn.posterior"
 ACTIVATIONS = {"Relu": "relu", "LeakyRelu": "leaky", "Tanh": "tanh", "Sigmoid": "sigmoid"}
-MOST_WEIGHTS = 2**26
+MOST_WEIGHTS, MOST_PADDING = 2**26, 2**10
 SUFFIXES = ("_variance", "_samples", "_factor")
 
 _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -94,7 +94,7 @@ def read_model(data: bytes) -> Model:
     graph = _Graph(proto)
     family, parts, numbers = _posterior(proto, graph.tensors)
     total = sum(numbers, Fraction(0))
-    if parts and (min(numbers) < 0 or not total):
+    if family != "deterministic" and (not parts or min(numbers) < 0 or not total):
         raise UnreadableError("the probabilities of the parts are no probabilities")
     mean = graph.chain(({}, {}))
     chains = tuple(graph.chain(part) for part in parts)
@@ -345,7 +345,7 @@ class _Chain:
             self.node.input[0] != self.value or len(self.shape) != 4 or kernel.ndim != 4 or form["group"] != 1
             or kernel.shape[1:] != (self.shape[1], *form["kernel_shape"])
             or (len(pads), len(steps), len(gaps)) != (4, 2, 2)
-            or min(pads) < 0 or min(steps) < 1 or min(gaps) < 1 or max(pads) > MOST_WEIGHTS
+            or min(pads) < 0 or min(steps) < 1 or min(gaps) < 1 or max(pads) > MOST_PADDING
         ):  # fmt: skip
             raise UnreadableError("Conv: no rule for these shapes or attributes")
         batch, channels, *size = self.shape

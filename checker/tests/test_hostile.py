@@ -16,7 +16,7 @@ import pytest
 from bnn_vnnlib_check import container
 from bnn_vnnlib_check.cli import check
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
-from by_hand import Instance, items, model, one_leaf, prop, tails
+from by_hand import Instance, convolution, items, model, one_leaf, prop, tails
 
 MUTATIONS = 400
 
@@ -198,3 +198,29 @@ def test_properties(tmp_path: Path, text: str, why: str) -> None:
     one = Instance(tmp_path, model(LAYERS), text.encode())
     with pytest.raises(UnreadableError, match=why):
         one.said(one.claim(items(), one_leaf([1], [2])))
+
+
+@pytest.mark.parametrize(("weights", "probabilities"), [((0,), []), ((2,), [0, 0]), ((2,), [2, -1]), ((3,), [1, 1])])
+def test_samples_that_are_no_posterior(tmp_path: Path, weights: tuple[int], probabilities: list[int]) -> None:
+    """No samples at all would leave nothing that could violate."""
+    samples = [(np.ones((*weights, 1, 1)), np.zeros((*weights, 1)))]
+    made = model([([[1.0]], [0.0])], samples=samples, probabilities=probabilities)
+    one = Instance(tmp_path, made, prop([(1, 2)], 1, "(<= Y_0 -9)"))
+    with pytest.raises(UnreadableError, match=r"are no probabilities|differ in number"):
+        one.said(one.claim({"rule": "samples/1", "samples": []}, {}, "bound", "0"))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"pads": [2**40, 0, 0, 0], "strides": [2**40, 1]}, {"pads": [-1, 0, 0, 0]}, {"strides": [0, 1]}, {"group": 2},
+        {"dilations": [9, 9]}, {"auto_pad": "SAME_UPPER"}, {"pads": [1, 1]}, {"kernel_shape": [3, 3]}, {"group": [1]},
+    ],
+)  # fmt: skip
+def test_convolutions(tmp_path: Path, attributes: Any) -> None:
+    made = convolution(
+        np.ones((1, 1, 2, 2)), np.zeros(1), (1, 1, 2, 2), np.ones((1, 1, 2, 2)), np.ones(1), **attributes
+    )
+    one = Instance(tmp_path, made, prop([(0, 1)] * 4, 1, "(<= Y_0 -9)"))
+    with pytest.raises(UnreadableError, match="Conv: "):
+        one.said(one.claim(items(tails()), one_leaf([0] * 4, [1] * 4), "bound", "0"))
