@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Input, Linear, Max, Reshape, Select, Shift, Transpose
+from bnn_vnnlib.network.nodes import Conv, Input, Linear, Max, Reshape, Select, Shift, Transpose
 from bnn_vnnlib.rounding import TINY
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
@@ -162,9 +162,14 @@ def dense_units(
 
 
 def lengthy(network: Network, position: int) -> bool:
-    """Whether a walk from all elements of a node fills a step with one item: then those that matter walk alone."""
-    sizes = [math.prod(node.shape) for node in network.nodes[: position + 1]]
-    return at_once(16 * sizes[-1] * max(sizes)) == 1
+    """Whether a walk from all elements of a node fills a step with one item: then those that matter walk alone.
+
+    A row holds as many numbers as the largest node or, where noise is collected, the largest kernel.
+    """
+    nodes = network.nodes[: position + 1]
+    held = [math.prod(node.shape) for node in nodes]
+    held += [math.prod(node.weight.shape) for node in nodes if isinstance(node, Conv)]
+    return at_once(16 * math.prod(nodes[-1].shape) * max(held)) == 1
 
 
 def start_at_units(walk: Walk, position: int) -> bool:
