@@ -78,32 +78,32 @@ RECIPES = (
     Tool(
         "maraboupy",
         "Marabou {onnx} {vnnlib} --timeout {seconds} --verbosity 0 --num-workers {threads}",
-        note="pip install maraboupy (2.0.0, for Python 3.8 to 3.11); run. Its verdict is read from standard output, "
-        "where a witness has six digits",
+        note="pip install maraboupy (2.0.0, for Python 3.8 to 3.11). The authors have run it. Its verdict "
+        "is read from standard output, where a witness has six digits",
     ),
     Tool(
         "neuralsat",
         "$NEURALSAT/bin/python $NEURALSAT_MAIN --net {onnx} --spec {vnnlib} --device cpu --timeout {timeout} "
         "--result_file {results} --export_cex --verbosity 0",
         note="pip install neuralsat (0.2.17) into the virtual environment $NEURALSAT; $NEURALSAT_MAIN is the main.py "
-        "that this puts into site-packages/src; run. Without a full licence of Gurobi large networks need a "
-        "--setting_file that sets use_mip_verify and use_mip_tightening to false",
+        "that this puts into site-packages/src. The authors have run it. Without a full licence of Gurobi large "
+        "networks need a --setting_file that sets use_mip_verify and use_mip_tightening to false",
     ),
     Tool(
         "nnenum",
         "env PYTHONSAFEPATH=1 python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
-        note="github.com/stanleybak/nnenum (b18238f), with its folder src on PYTHONPATH; run. It starts only with "
-        "OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one process",
+        note="github.com/stanleybak/nnenum (b18238f), with its folder src on PYTHONPATH. The authors have run "
+        "it. It starts only with OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one process",
     ),
     Tool(
         "alpha-beta-CROWN",
         "python3 $ABCROWN/complete_verifier/abcrown.py --device cpu --onnx_path {onnx} --vnnlib_path {vnnlib} "
         "--results_file {results} --timeout {timeout}",
-        note="github.com/Verified-Intelligence/alpha-beta-CROWN in the folder $ABCROWN; not run",
+        note="github.com/Verified-Intelligence/alpha-beta-CROWN in the folder $ABCROWN. The authors have not run it",
     ),
 )
-"""How some tools are called. A variable ($NAME) is taken from the environment; "not run": written from their
-documentation, and nothing more."""
+"""How some tools are called. A variable ($NAME) is taken from the environment; recipes that the authors have not run
+are written from the tools' documentation, and nothing more."""
 
 
 def tool(text: str) -> Tool:
