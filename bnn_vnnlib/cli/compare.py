@@ -95,6 +95,7 @@ def compare(
 
         lines = compared(instances, plan, out, where, rerun, partial(follow, console))
         _show(console, lines)
+        say(console, f"next: bnn-vnnlib report {out}")
         _errors(console, lines)
 
 
