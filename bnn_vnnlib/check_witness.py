@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnn_vnnlib.arrays import Floats
-from bnn_vnnlib.errors import InputError, OptionError
+from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path
 from bnn_vnnlib.files.vnncomp import ResultsFile
 from bnn_vnnlib.question.options import Options, Question
@@ -59,6 +59,7 @@ class Check:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+@names_arguments
 @plain_state()
 def check_witness(
     model: Model | tuple[Model, ...],

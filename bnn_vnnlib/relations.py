@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from numpy.typing import ArrayLike
 
-from bnn_vnnlib.errors import OptionError
+from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.requirements import Number, decimal, declared, numbers
 from bnn_vnnlib.signature import Signature
@@ -48,6 +48,7 @@ class Relation:
         return parse_property(self.text)
 
 
+@names_arguments
 def monotone(
     model: Model, lower: ArrayLike, upper: ArrayLike, input: int, output: int = 0, *, decreasing: bool = False  # noqa: A002
 ) -> Relation:  # fmt: skip
@@ -72,6 +73,7 @@ def monotone(
     return pair.relation(says, "equal-to", asserts, [f"({'>' if decreasing else '<'} {y} {v})"])
 
 
+@names_arguments
 def fair(
     model: Model, lower: ArrayLike, upper: ArrayLike, sensitive: int | Sequence[int], eps: Number | ArrayLike,
     delta: Number, outputs: Sequence[int] | None = None,
@@ -102,6 +104,7 @@ def fair(
     return pair.relation(says, "equal-to", [*pair.box(), *pair.near(rest, eps)], pair.apart(delta, outputs))
 
 
+@names_arguments
 def global_robustness(
     model: Model, lower: ArrayLike, upper: ArrayLike, eps: Number | ArrayLike, delta: Number,
     outputs: Sequence[int] | None = None,
@@ -111,6 +114,7 @@ def global_robustness(
     return fair(model, lower, upper, (), eps, delta, outputs)
 
 
+@names_arguments
 def equivalent(
     first: Model, second: Model, lower: ArrayLike, upper: ArrayLike, delta: Number,
     outputs: Sequence[int] | None = None, *, relation: Literal["isomorphic-to", "equal-to", None] = "isomorphic-to",

@@ -126,6 +126,8 @@ PUBLIC = [
     *(f"bnn_vnnlib.{name}" for name in ("read_property", "Options", "estimate.estimate")),
     *(f"bnn_vnnlib.sweeps.{name}" for name in ("sweep", "radii", "uncertainty", "make_inputs", "make_table")),
     *(f"bnn_vnnlib.requirements.{name}" for name in ("robust", "within", "around", "property_text")),
+    *(f"bnn_vnnlib.relations.{name}" for name in ("equivalent", "fair", "global_robustness", "monotone")),
+    "bnn_vnnlib.check_witness.check_witness",
     *(f"bnn_vnnlib.rules.{name}" for name in ("most_likely", "least_cost", "confident", "uncertain", "within")),
     *(f"bnn_vnnlib.adapters.{name}" for name in adapters.__all__ if name.startswith(("from_", "check_"))),
 ]
