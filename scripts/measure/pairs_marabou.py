@@ -1,7 +1,9 @@
 """The product networks that `pairs.py acasxu --export FOLDER` wrote, given to Marabou (`maraboupy`, in an environment
 of its own): sat, unsat or timeout for each, case by case.
 
-    python scripts/measure/pairs_marabou.py FOLDER SECONDS [NAME ...]
+    python scripts/measure/pairs_marabou.py FOLDER SECONDS SHARE [NAME ...]
+
+SHARE of the width of each input is asked about, around the centre: an `unsat` for the whole must hold there, too.
 """
 
 import sys
@@ -30,13 +32,13 @@ def equation(
     network.addEquation(row)
 
 
-def product(arrays: Any) -> tuple[Any, list[int]]:
+def product(arrays: Any, share: float) -> tuple[Any, list[int]]:
     """Both networks in one query: variables of x_f, x_g, then of each layer; the columns of the outputs."""
     network, n = MarabouNetwork.MarabouNetwork(), len(arrays["lower"])
     inputs = [network.getNewVariable() for _ in range(n)]
     for column, low, high in zip(inputs, arrays["lower"], arrays["upper"], strict=True):
-        network.setLowerBound(column, float(low))
-        network.setUpperBound(column, float(high))
+        network.setLowerBound(column, float((low + high) / 2 - share * (high - low) / 2))
+        network.setUpperBound(column, float((low + high) / 2 + share * (high - low) / 2))
     outputs: list[int] = []
     for side, values in (("f", inputs[: n // 2]), ("g", inputs[n // 2 :])):
         depth = sum(name.startswith(f"{side}_weight") for name in arrays.files)
@@ -56,7 +58,7 @@ def product(arrays: Any) -> tuple[Any, list[int]]:
     return network, outputs
 
 
-def main(folder: str, seconds: float, names: Sequence[str]) -> None:
+def main(folder: str, seconds: float, share: float, names: Sequence[str]) -> None:
     """One line a file; `seconds` of wall-clock time for all cases of one."""
     for path in sorted(Path(folder).glob("*.npz")):
         if names and path.stem not in names:
@@ -66,7 +68,7 @@ def main(folder: str, seconds: float, names: Sequence[str]) -> None:
             left = int(begun + seconds - time.monotonic())
             if left < 1:
                 break
-            network, outputs = product(arrays)
+            network, outputs = product(arrays, share)
             for r in np.flatnonzero(arrays["cases"] == case):
                 equation(network, arrays["rows"][r], outputs, arrays["bounds"][r] - MARGIN)
             options = Marabou.createOptions(verbosity=0, timeoutInSeconds=left)
@@ -80,4 +82,4 @@ def main(folder: str, seconds: float, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
