@@ -25,13 +25,16 @@ from decision_spread import random_net
 from onnx import numpy_helper
 
 from bnn_vnnlib import Bounds, Model, read_model, verify
+from bnn_vnnlib import attack as attacks
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.model.reading import model_from_proto
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Network
+from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.network.nodes import Linear, params_of
 from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.posteriors.merge import merge
+from bnn_vnnlib.posteriors.parts import Parts
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import from_property
@@ -190,6 +193,42 @@ def copies(posteriors: Path, points: int = 10, radius: float = 0.01, seconds: fl
             ).verdict == "unsat"), np.inf))  # fmt: skip
         spent = (time.process_time() - begun) / points
         print(f"{name}: deterministic, proved / attacked {ratios}; CPU s a point {spent:.1f}")
+
+
+@app.command()
+def noise(posteriors: Path, radius: float = 0.01, seconds: float = 8.0) -> None:
+    """The same with common noise, first input: over the 0.95 quantile of the differences that attacks on 200 drawn
+    pairs find, the eps for which P_safe >= 0.95 is asked, certain and with confidence 0.99. Then 8 drawn networks
+    beside their merged one, under `decision`."""
+    model = read(posteriors / "digits_vi_64x1.npz", "categorical")
+    own, x = dict(model.network.tensors), np.load(posteriors / "digits_vi_64x1.npz")["X"][0]
+    ends = np.clip(x - radius, 0, 1).round(9), np.clip(x + radius, 0, 1).round(9)
+    half = {name: tensor.astype(np.float16).astype(np.float64) for name, tensor in own.items()}
+    statistical: dict[str, Any] = {"guarantee": "statistical", "confidence": 0.99}
+    for name, tensors in (("float16", half), ("pruned 10%", pruned(own, 0.1))):
+        form = replace(with_weights(model, tensors), posterior=model.posterior)
+        way = differences(product(model, form, "noise"), equivalent(model, form, *ends, "0.000000001").property)[0]
+        law = cast("GaussianDiagonal", way.model.posterior)
+        drawn = sample(way.model.network, law, 200, torch.Generator().manual_seed(0))
+        how = attacks.Attack(steps=12, restarts=2, deepest=True)
+        values = attacks.run(way.model.network, from_property(way.inner), drawn, how)[1]
+        unit = float(np.quantile(-values[:, 0].numpy(), 0.95))
+        for options, ratios in (({}, (2.5, 3, 4)), (statistical, (1.05, 1.2, 1.5))):
+            for ratio in ratios:
+                asked = equivalent(model, form, *ends, repr(round(ratio * unit, 9))).property
+                begun = time.process_time()
+                found = verify((model, form), asked, coupling="noise", timeout=seconds, **options)
+                spent = f"CPU {time.process_time() - begun:.1f} s"
+                print(name, options.get("guarantee", "certain"), ratio, found.verdict, found.p_safe, spent)
+    several = sample(model.network, cast("GaussianDiagonal", model.posterior), 8, torch.Generator().manual_seed(0))
+    eight = WeightSamples({name: value.numpy() for name, value in several.items()}, np.full(8, 1 / 8))
+    first = replace(model, posterior=eight, likelihood="gaussian")
+    parts = Parts(onnx.load_model_from_string(model.onnx_bytes), eight, "gaussian", first)
+    second = model_from_proto(merge(parts, average="outputs")[0], likelihood="gaussian")
+    asked = equivalent(first, second, *ends, 1).property
+    found = verify((first, second), asked, query="decision", timeout=seconds)
+    rows = () if found.decision is None else found.decision.row_lower
+    print("merged, decision: differences of at most", 1 - min(rows, default=-np.inf))
 
 
 def largest(first: Model, second: Model, lower: np.ndarray, upper: np.ndarray) -> float:
