@@ -82,8 +82,8 @@ class Certified:
         return {"bound": f"{said}, too little for a verdict"}.get(self.verdict, f"{self.verdict} {said}".strip())
 
 
-def refuse(model: Model, query: Query, guarantee: Guarantee) -> None:
-    """Raise UnsupportedError where no rule of format 1 serves the question."""
+def refuse(model: Model, query: Query, guarantee: Guarantee, prop: Property | None = None) -> None:
+    """Raise UnsupportedError where no rule of format 1 serves the question; `prop`, if it is about one property."""
 
     def no_rule(what: str) -> UnsupportedError:
         return UnsupportedError(f"no rule for {what} in certificates: leave out --certificate", path=model.path)
@@ -92,6 +92,8 @@ def refuse(model: Model, query: Query, guarantee: Guarantee) -> None:
         raise no_rule(f"guarantee {guarantee}")
     if query is Query.DECISION:
         raise no_rule("query decision")
+    if prop is not None and any(prop.polynomials):
+        raise no_rule("products of inputs")
     if model.pair is not None:
         raise no_rule("properties about two networks")
     posterior, network = model.posterior, model.network

@@ -120,7 +120,7 @@ def _result(
         if shrink is not None:
             raise OptionError("a certificate is about the property's file, and --shrink changes it: leave one out")
         try:
-            refuse(model.with_outputs_of(prop.signature), query, options.guarantee)
+            refuse(model.with_outputs_of(prop.signature), query, options.guarantee, prop)
         except UnsupportedError as error:
             if not mixed:
                 raise

@@ -18,7 +18,7 @@ from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import feasible, from_property
 from bnn_vnnlib.problem.products import CELLS, in_cells
 from bnn_vnnlib.question.property import Polynomial, Property, input_feasible, violated_case
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.vnnlib import parse_property
 from support.builders import model
 
@@ -202,3 +202,11 @@ def test_a_polynomial_alone_is_no_linear_constraint() -> None:
     assert not input_feasible(prop, np.array([0.9, 0.9]), 0)
     assert input_feasible(prop, np.array([0.5, 0.5]), 0)
     assert input_feasible(prop, np.array([0.5, 0.500001]), 0, tolerance=1e-4)
+
+
+def test_certificates_have_no_rule_for_products() -> None:
+    from bnn_vnnlib.certificates.prove import refuse
+
+    refuse(NET, Query.DETERMINISTIC, "certain", asked("(<= x 0.5)"))
+    with pytest.raises(UnsupportedError, match="no rule for products of inputs"):
+        refuse(NET, Query.DETERMINISTIC, "certain", asked("(<= (* x y) 0.25)"))
