@@ -93,7 +93,8 @@ RECIPES = (
         "nnenum",
         "env PYTHONSAFEPATH=1 python3 -m nnenum.nnenum {onnx} {vnnlib} {timeout} {results}",
         note="github.com/stanleybak/nnenum (b18238f), with its folder src on PYTHONPATH. The authors have run "
-        "it. It starts only with OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one process",
+        "it. It starts only with OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1; a last argument of 1 keeps it to one "
+        "process",
     ),
     Tool(
         "alpha-beta-CROWN",
