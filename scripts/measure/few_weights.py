@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from bnn_vnnlib import verify_batch  # noqa: E402
 from bnn_vnnlib.network.evaluate import evaluate  # noqa: E402
 from bnn_vnnlib.network.families import sample  # noqa: E402
 from bnn_vnnlib.network.network import GaussianDiagonal, Model, Network  # noqa: E402
-from support import zoo  # noqa: E402
-from support.networks import dense_network  # noqa: E402
+from support import zoo  # type: ignore[import-not-found]  # noqa: E402
+from support.networks import dense_network  # type: ignore[import-not-found]  # noqa: E402
 
 GRAPHS = {
     "one layer of relu": lambda: dense_network((2, 5, 2), seed=5),
@@ -47,19 +48,21 @@ def main(seconds: float) -> None:
     for name, make in GRAPHS.items():
         for deviation in (0.1, 0.3):
             network = make()
-            model = Model(network, few(network, deviation), "categorical", None, b"")
+            posterior = few(network, deviation)
+            model = Model(network, posterior, "categorical", None, b"")
             x = 0.7 * np.random.default_rng(1).normal(size=(1, network.signature.input_size))
-            drawn = sample(network, model.posterior, 20000, torch.Generator().manual_seed(0))
+            drawn = sample(network, posterior, 20000, torch.Generator().manual_seed(0))
             y = evaluate(network, torch.tensor(x), drawn)[:, 0].numpy()
             row = np.zeros((1, y.shape[-1]))
             row[0, [0, -1]] = 1, -1
             violation = [[(row, np.array([np.quantile(y @ row[0], 0.3)]), np.array([False]))]]
-            common = {"goal": "bounds", "gap": 1e-3, "timeout": seconds}
-            for query, options in (
+            common: dict[str, Any] = {"goal": "bounds", "gap": 1e-3, "timeout": seconds}
+            asked: list[tuple[str, dict[str, Any]]] = [
                 ("probabilistic", {"properties": violation}),
                 ("decision", {"likelihood": "categorical"}),
                 ("decision", {"likelihood": "gaussian"}),
-            ):
+            ]
+            for query, options in asked:
                 begun = time.process_time()
                 found = verify_batch(model, x, x, query=query, **options, **common)
                 spent = time.process_time() - begun
