@@ -39,11 +39,11 @@ BOXES = {"interval", "linear", "boxes", "num_boxes", "margin"}
 USED = {
     ("probabilistic", "diagonal"): THRESHOLDS | BOXES | {"tails"},
     ("probabilistic", "samples"): THRESHOLDS | {"interval", "linear"},
-    ("probabilistic", "low rank"): THRESHOLDS | {"tails"},
+    ("probabilistic", "low rank"): THRESHOLDS | {"tails", "interval", "linear", "margin"},
     ("probabilistic", "mixture"): THRESHOLDS | BOXES | {"tails"},
     ("decision", "diagonal"): OF_DECISION | BOXES,
     ("decision", "samples"): OF_DECISION | {"interval", "linear"},
-    ("decision", "low rank"): OF_DECISION,
+    ("decision", "low rank"): OF_DECISION | {"interval", "linear", "margin"},
     ("decision", "mixture"): OF_DECISION | BOXES,
     **{
         ("deterministic", kind): {"interval", "linear"}

@@ -91,8 +91,7 @@ _HOW = {
         "components of a mixture": "D averages the components, whose bounds are added with their probabilities.",
         "drawn networks": "Networks are drawn and bounded one by one; a martingale bounds the mean or the median of "
         "what is proved of them.",
-        "cells of weights": "Cells of weights: the space of the few random numbers is split, and the means of the "
-        "cells add up.",
+        "cells of weights": "Cells of weights: the space of few random numbers is split, and the cells' means add up.",
         "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",
