@@ -46,7 +46,7 @@ def test_monotone_for_most_draws() -> None:
 
     for size in (0.2, 0.6):
         net = model([(np.eye(1), np.zeros(1))], [(np.full((1, 1), size**2), np.full(1, 0.04))])
-        found = verify(net, monotone(net, 0, 1, 0).property, timeout=5).p_safe
+        found = verify(net, monotone(net, 0, 1, 0).property, timeout=60).p_safe
         truth = norm.cdf(1 / size)
         assert found.lower <= truth <= found.upper
         assert found.lower == pytest.approx(truth, abs=1e-6)
