@@ -163,15 +163,28 @@ class Tails:
 
     def claims(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Claims:
         """What boxes (N, n) claim under their budgets (N,)."""
-        found: list[list[list[NDArray[np.float64]]]] = [[[] for _ in self._places] for _ in range(3)]
+        parts = []
         for index in torch.arange(len(lower), device=lower.device).split(CHUNK):
-            run = self._run(lower[index], upper[index], budgets[None, index])
-            for i, place in enumerate(self._places):
-                z, near = run.ranges.values[place], run.variation.known[place] if run.variation else None
-                for part, values in zip(found, (z.lower, z.upper, near), strict=True):
-                    if values is not None:
-                        part[i].append(values[0].reshape(len(index), -1).cpu().numpy())
-        return Claims(*([np.concatenate(one) for one in part if one] for part in found))
+            parts.append(self._claims(self._run(lower[index], upper[index], budgets[None, index])))
+        joined = (zip(*(getattr(part, name) for part in parts), strict=True) for name in vars(parts[0]))
+        return Claims(*([np.concatenate(layer) for layer in layers] for layers in joined))
+
+    def _claims(self, run: Run) -> Claims:
+        """Of one plan: the ranges, variations and lines of its run, which are hints."""
+        z = [run.ranges.values[place] for place in self._places]
+        near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
+        found = [
+            [part[0].flatten(1).cpu().numpy() for part in side]
+            for side in ([one.lower for one in z], [one.upper for one in z], near)
+        ]
+        lines = [run.ranges.lines.get(place + 1) for place in self._places]
+        slopes = [
+            one.lower.new_ones(*one.lower.shape[:2], 2, 1)
+            if line is None
+            else torch.stack(line.parts[::2], 2).flatten(3)
+            for one, line in zip(z, lines, strict=True)
+        ]
+        return Claims(found[0], found[1], found[2], [part[0].cpu().numpy() for part in slopes])
 
     def tuned(self, problem: Problem, failures: Tensor, deadline: Deadline) -> tuple[Tensor, Claims]:
         """(N,) failures of items that are not split, after a descent on budgets, their shares and slopes; the claims.
@@ -201,14 +214,7 @@ class Tails:
             plan, spent = tuning.plan(rounded=True)
             value = total(tail(plan).failure(rows.bound)) + spent
             run = asked.run(_usual(plan))
-        near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
-        z = [run.ranges.values[place] for place in self._places]
-        lines = [run.ranges.lines.get(place + 1) for place in self._places]
-        slopes = [torch.stack(line.parts[::2], 2) if line else value.new_ones(1, len(value), 2, 1) for line in lines]
-        sides = [one.lower for one in z], [one.upper for one in z], near
-        found = [[part[0].reshape(len(value), -1).cpu().numpy() for part in side] for side in sides]
-        hints = [part[0].reshape(len(value), 2, -1).cpu().numpy() for part in slopes]
-        return value.clamp(max=1.0), Claims(found[0], found[1], found[2], hints)
+        return value.clamp(max=1.0), self._claims(run)
 
     def steepness(self, problem: Problem) -> Tensor:
         """Slopes that hint how the mean network's rows vary."""
