@@ -14,11 +14,11 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import Ranges
 from bnn_vnnlib.network.evaluate import FUNCTIONS, evaluate
 from bnn_vnnlib.network.families import names_of, sample
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.network.network import Model, Network
 from bnn_vnnlib.network.nodes import GAPS, Gap, Known
 from bnn_vnnlib.network.pairs import in_differences, may_change
 from support.attack import Falsifier
-from support.networks import dense_network
+from support.networks import Builder, dense_network
 from support.pairs import COUPLINGS, boxes_of, pair
 from support.zoo import GRAPHS
 
@@ -156,10 +156,18 @@ def test_lines_of_a_gap_hold_at_sampled_places(kind: str) -> None:
     assert bool(lines.upper_intercept[~one_sign].any())
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+def of_parts() -> Network:
+    """x_0 + x_1, x_0 + x_2, x_0 x_1, x_0 x_2."""
+    b = Builder(3)
+    x = b.input(1, 3)
+    first, second = b.select(x, [[0, 0]]), b.select(x, [[1, 2]])
+    return b.network(b.concat(b.sum(first, second), b.product(first, second), axis=1))
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, "of parts"])
 def test_outputs_without_a_path_do_not_change(name: str) -> None:
     """Of every input in turn: an output that changes at some of 50 points is said to be able to."""
-    joined = pair(GRAPHS[name](), "same", rng := np.random.default_rng(seed_of(name)))
+    joined = pair({**GRAPHS, "of parts": of_parts}[name](), "same", rng := np.random.default_rng(seed_of(name)))
     network, n = joined.pair.first.network, joined.network.signature.input_size // 2
     weights = sample(network, joined.pair.first.posterior, 1, torch.Generator().manual_seed(0))
     for k in range(n):

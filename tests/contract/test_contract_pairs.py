@@ -41,8 +41,8 @@ from support import exact
 from support.builders import model as chain
 from support.pairs import disturbed
 
-DRAWS = 256
-SECONDS = 0.06
+DRAWS = 200
+SECONDS = 0.03
 """Processor time of one call."""
 
 FLOORS = {"tails": 0.2, "centred boxes": 0.2}
@@ -185,12 +185,10 @@ def largest(first: list, second: list, near: float) -> float:
 
 
 @pytest.mark.parametrize("word", ["equal-to", "isomorphic-to"])
-@pytest.mark.parametrize("near", [0.0, 0.1])
+@pytest.mark.parametrize("near", [0.02, 0.1])
 def test_verdicts_around_the_exact_maximum(word: str, near: float) -> None:
-    if word == "equal-to" and near == 0:
-        pytest.skip("equal copies at equal inputs: nothing to maximise")
+    """Of f - g and of g - f."""
     second = LAYERS if word == "equal-to" else OTHER
-    most = largest(LAYERS, second, near)
     text = f"""(vnnlib-version <2.0>)
 (declare-network f (declare-input X real [1,2]) (declare-output Y real [1,1]))
 (declare-network g ({word} f) (declare-input U real [1,2]) (declare-output V real [1,1]))
@@ -200,9 +198,10 @@ def test_verdicts_around_the_exact_maximum(word: str, near: float) -> None:
     from bnn_vnnlib.vnnlib import parse_property
 
     nets = chain(LAYERS), chain(LAYERS if word == "equal-to" else OTHER)
-    for factor, verdict in ((1.001, Verdict.UNSAT), (0.999, Verdict.SAT)):
-        asked = parse_property(f"{text}(assert (>= Y[0,0] (+ V[0,0] {factor * most:.12f})))")
-        assert verify(nets[:1] if word == "equal-to" else nets, asked, timeout=30).verdict is verdict
+    for more, less, most in (("Y", "V", largest(LAYERS, second, near)), ("V", "Y", largest(second, LAYERS, near))):
+        for factor, verdict in ((1.001, Verdict.UNSAT), (0.999, Verdict.SAT)):
+            asked = parse_property(f"{text}(assert (>= {more}[0,0] (+ {less}[0,0] {factor * most:.12f})))")
+            assert verify(nets[:1] if word == "equal-to" else nets, asked, timeout=30).verdict is verdict
 
 
 # Exact arithmetic
@@ -242,7 +241,7 @@ def test_a_fall_of_a_tenth_of_the_draws_is_no_proof() -> None:
     spread = 1 / norm.isf(0.1)
     net = chain([(np.eye(1), np.zeros(1))], [(np.full((1, 1), spread**2), np.zeros(1))])
     with processor_time():
-        found = verify(net, monotone(net, 0, 1, 0).property, timeout=2)
+        found = verify(net, monotone(net, 0, 1, 0).property, timeout=0.6)
     assert found.p_safe.lower <= 0.9 + 1e-9
     assert found.p_safe.lower == pytest.approx(0.9, abs=1e-6)
     assert found.p_safe.upper >= 0.9 - 1e-9
