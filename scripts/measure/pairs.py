@@ -228,7 +228,7 @@ def noise(posteriors: Path, radius: float = 0.01, seconds: float = 8.0) -> None:
     asked = equivalent(first, second, *ends, 1).property
     found = verify((first, second), asked, query="decision", timeout=seconds)
     rows = () if found.decision is None else found.decision.row_lower
-    print("merged, decision: differences of at most", 1 - min(rows, default=-np.inf))
+    print("merged, decision: differences of at most", -min(rows, default=-np.inf))
 
 
 def largest(first: Model, second: Model, lower: np.ndarray, upper: np.ndarray) -> float:
