@@ -185,8 +185,9 @@ def largest(first: list, second: list, near: float) -> float:
 
 
 @pytest.mark.parametrize("word", ["equal-to", "isomorphic-to"])
-def test_verdicts_around_the_exact_maximum(word: str, near: float = 0.1) -> None:
+def test_verdicts_around_the_exact_maximum(word: str) -> None:
     """Of f - g and of g - f."""
+    near = 0.1
     second = LAYERS if word == "equal-to" else OTHER
     text = f"""(vnnlib-version <2.0>)
 (declare-network f (declare-input X real [1,2]) (declare-output Y real [1,1]))
