@@ -58,6 +58,15 @@ def test_many_cases_and_rows_of_inputs() -> None:
     assert found.check.judgement is Judgement.VALID
 
 
+def test_the_input_set_in_which_more_networks_violate() -> None:
+    """y = x + N(0, 1) >= 1.5 on two boxes: at 1 by 3 networks of 10, at 0.1 by 1 of 12."""
+    net = model([([[1.0]], [0.0])], [([[0.0]], [1.0])])
+    above = [([-1.0], None, -1.5, False)]
+    for boxes in ([(0.0, 0.1), (0.9, 1.0)], [(0.9, 1.0), (0.0, 0.1)]):
+        found = find_witness(net, properties(net, boxes, [(0, above), (1, above)]), seed=1)
+        assert found.witness.x[0] == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("rule", ["mean", "quantile:0.1"])
 def test_decisions(rule: str) -> None:
     net = model([([[1.0]], [0.0])], [([[0.0]], [1.0])], likelihood="gaussian")

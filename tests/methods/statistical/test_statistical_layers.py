@@ -41,12 +41,12 @@ def asked(net: Model, p_safe: float, deviation: float, **options: Any) -> Any:
 
 
 def test_the_risk_in_the_rest_is_no_matter_of_luck() -> None:
-    """Nearly all noise is behind the drawn layer: 200 draws say as much as 100,000 of whole networks; not otherwise."""
-    for first, second, drawn in ((0.01, 1.0, 0.0145), (1.0, 0.01, 0.2)):
+    """Nearly all noise is behind the drawn layer: 200 draws say as much as 2,000 of whole networks; not otherwise."""
+    for first, second, drawn in ((0.01, 1.0, 0.09), (1.0, 0.01, 0.25)):
         deviation = float(np.hypot(first, second))
         found = asked(two_layers(first, second), 0.9, deviation, drawn_layers=1, draws=200, seed=1, goal="bounds")
         assert found.lower[0] <= 0.9 <= found.upper[0]
-        assert found.upper[0] - found.lower[0] <= drawn + 0.12
+        assert found.upper[0] - found.lower[0] <= drawn
         whole = asked(two_layers(first, second), 0.9, deviation, drawn_layers=2, draws=200, seed=1, goal="bounds")
         width = whole.upper[0] - whole.lower[0]
         assert (found.upper[0] - found.lower[0] < 0.7 * width) == (second > first)
