@@ -55,7 +55,7 @@ def test_the_risk_in_the_rest_is_no_matter_of_luck() -> None:
 @pytest.mark.parametrize(
     ("graph", "family", "layers"),
     [("two layers", "gaussian", 1), ("two layers", "gaussian", 2), ("two layers", "kron", 1),
-     ("three layers", "gaussian", 2), ("convolution", "gaussian", 1), ("residual", "gaussian", 1)],
+     ("three layers", "gaussian", 2), ("residual", "gaussian", 1)],
 )  # fmt: skip
 def test_intervals_hold_the_truth(graph: str, family: str, layers: int) -> None:
     case = zoo.probabilistic(graph, family, "narrow")
@@ -87,8 +87,8 @@ def test_the_two_parts_are_the_network(graph: str) -> None:
 
 @pytest.mark.parametrize("p_safe", [0.5, 0.95])
 def test_coverage(p_safe: float) -> None:
-    """60 runs with fresh draws, equal shares of the noise: each side fails as rarely as it may."""
-    runs, below, above = 60, 0, 0
+    """40 runs with fresh draws, equal shares of the noise: each side fails as rarely as it may."""
+    runs, below, above = 40, 0, 0
     for seed in range(runs):
         found = asked(two_layers(0.7, 0.7), p_safe, 0.7 * np.sqrt(2), drawn_layers=1, seed=seed, confidence=0.6,
                       draws=40, goal="bounds")  # fmt: skip
