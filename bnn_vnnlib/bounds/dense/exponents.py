@@ -38,6 +38,7 @@ from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import Rectangle, relu_planes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
+from bnn_vnnlib.system.clock import Deadline
 
 # 1. What neurons typically do
 
@@ -110,10 +111,12 @@ class Ranges:
 
 @dataclass(frozen=True, eq=False)
 class Exponents:
-    """One network; budget : delta, which is spent if there is a second hidden layer."""
+    """One network; budget : delta, which is spent if there is a second hidden layer; deadline : looked at between
+    layers, where OutOfTime is raised."""
 
     chain: DenseChain
     budget: float
+    deadline: Deadline = Deadline()
 
     @property
     def delta(self) -> float:
@@ -204,6 +207,7 @@ class Exponents:
     def _back(self, place: int, row: Row, ranges: Ranges) -> Lines:
         """A row over the outputs of a hidden layer, taken to the input."""
         while True:
+            self.deadline.check()
             layer, constant, plane = self._crossed(place, row, ranges)
             if place == 0:
                 return _over_inputs(layer, constant, plane, ranges.first)

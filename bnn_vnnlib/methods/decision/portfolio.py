@@ -55,6 +55,7 @@ from bnn_vnnlib.problem.weight_sets import SampledWeights
 from bnn_vnnlib.rounding import UP
 from bnn_vnnlib.splitting.frontier import Effort
 from bnn_vnnlib.system.clock import Deadline
+from bnn_vnnlib.system.memory import at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,8 +262,21 @@ def _softmax_by_moments_serve(task: DecisionTask) -> str | None:
     return None if len(found.layers) > 2 else "the network has one hidden layer, for which there are closed forms"
 
 
+STEPS_OF_MOMENTS = 4
+"""Steps' memory, at most, that exponential moments of one box take where they come first."""
+
+
+def _moments_are_dear(task: DecisionTask) -> bool:
+    """Of a large network they take many times as long as P_safe, so that tails come first."""
+    moments = ExponentialMoments(cast(DenseChain, _relu_layers(task)), EVENT_BUDGETS)
+    return at_once(moments.size // STEPS_OF_MOMENTS) == 1
+
+
 def _softmax_by_moments(task: DecisionTask) -> Steps:
     layers, deadline = cast(DenseChain, _relu_layers(task)), task.deadline
+    if _moments_are_dear(task):  # so much so that time may be up before one box is bounded
+        cut_off = ExponentialMoments(layers, EVENT_BUDGETS, deadline)
+        return Steps(longest=(SoftmaxRows(cut_off, deadline, None, layers.law_distance),))
     quick = SoftmaxRows(ExponentialMoments(layers, EVENT_BUDGETS), deadline, None, layers.law_distance)
     aimed = SoftmaxRows(ExponentialMoments(layers, SPLIT_BUDGET), deadline, SPLIT_DEEP, layers.law_distance)
     return Steps(quick=(quick,), aimed=(aimed,))
@@ -285,7 +299,8 @@ def _softmax_by_tails(task: DecisionTask) -> Steps:
     Those rest on E exp(f_j - f_i), which a wide posterior makes huge although f_j < f_i nearly always: tails do not.
     """
     tails = (SoftmaxTails.over(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline),)
-    exponents = _softmax_of_one_layer_serves(task) is None or _softmax_by_moments_serve(task) is None
+    deep = _softmax_by_moments_serve(task) is None and not _moments_are_dear(task)
+    exponents = _softmax_of_one_layer_serves(task) is None or deep
     dear = exponents or task.network.signature.output_size > ALL_UP_TO
     return Steps(last=tails) if dear else Steps(quick=tails)
 
@@ -449,10 +464,10 @@ METHODS: tuple[Method[DecisionTask, Plan], ...] = (
     Method("boxes or samples of weights", _weights_serve, _weights),
     Method("softmax of weight samples", _softmax_of_samples_serve, _softmax_of_samples),
     Method("softmax of one layer", _softmax_of_one_layer_serves, _softmax_of_one_layer),
-    Method("softmax by exponential moments", _softmax_by_moments_serve, _softmax_by_moments),
     Method("softmax by tails", _softmax_by_tails_serve, _softmax_by_tails),
     Method("Gaussian logits", _gaussian_logits_serve, _gaussian_logits),
     Method("softmax by P_safe", _softmax_by_safety_serves, _softmax_by_safety),
+    Method("softmax by exponential moments", _softmax_by_moments_serve, _softmax_by_moments),
     _expectation("expectation of one layer", OneLayer.serves, "one hidden layer of a known activation", OneLayer),
     _expectation("expectation by moments", MomentsDeep.serves, "a deeper chain of known activations", MomentsDeep.over),
     _expectation("expectation of two layers", TwoLayers.serves, "two hidden layers of ReLU", TwoLayers),

@@ -35,6 +35,7 @@ from bnn_vnnlib.methods.decision.softmax.one_layer import GRAIN, OneLayerSoftmax
 from bnn_vnnlib.methods.decision.softmax.softmax import HUGE, Classes
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
+from bnn_vnnlib.system.clock import Deadline
 
 BELOW = (1.0, 0.75, 0.5, 0.375)
 """lam of the lower bounds, besides 1 - softmax_i those of the upper bounds."""
@@ -185,11 +186,12 @@ NOISY = 0.01
 class ExponentialMoments(SoftmaxSource):
     """Everything about one network that does not depend on the box.
 
-    budgets : values of delta, of which the best is taken
+    budgets : values of delta, of which the best is taken; deadline : see `Exponents`
     """
 
     chain: DenseChain
     budgets: tuple[float, ...]
+    deadline: Deadline = Deadline()
 
     name: ClassVar[str] = "exponential moments"
 
@@ -200,7 +202,7 @@ class ExponentialMoments(SoftmaxSource):
 
     @cached_property
     def _exponents(self) -> list[Exponents]:
-        found = [Exponents(self.chain, budget) for budget in self.budgets]
+        found = [Exponents(self.chain, budget, self.deadline) for budget in self.budgets]
         return found if found[0].sides else found[:1]
 
     @property
@@ -220,7 +222,7 @@ class ExponentialMoments(SoftmaxSource):
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
     ) -> tuple[Lines, Tensor]:
-        """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
+        """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n); raises OutOfTime."""
         found = [self._rows(exponents, lower, upper, outputs) for exponents in self._exponents]
         lines, numbers, radius = found[0]
         for line, number, _ in found[1:]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import Lines
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
@@ -296,3 +299,23 @@ def test_one_logit_behind_two_hidden_layers():
     assert float(low) <= float(y.mean()) + error
     assert float(high) >= float(y.mean()) - error
     assert float(high - low) < 0.1
+
+
+def test_of_large_networks_tails_come_first(monkeypatch):
+    """What P_safe or tails decide needs no moments, which are dear there; bounds hold sampled networks either way."""
+    net = random_model(4, [2, 6, 6, 3], spread=0.05, likelihood="categorical")
+    x = number([[0.4, -1.1], [1.2, 0.7]])
+    params = sample(net.network, net.posterior, 3000, torch.Generator().manual_seed(0))
+    y = torch.softmax(evaluate(net.network, x, params), -1)
+    mean, error = y.mean(0), NORMAL * y.std(0) / np.sqrt(len(y)) + 1e-9
+    asked = []
+    rows = ExponentialMoments.rows
+    monkeypatch.setattr(ExponentialMoments, "rows", lambda *given, **named: asked.append(1) or rows(*given, **named))
+    for steps, by_moments in ((4, True), (1e-9, False)):
+        monkeypatch.setattr(sys.modules["bnn_vnnlib.methods.decision.portfolio"], "STEPS_OF_MOMENTS", steps)
+        asked.clear()
+        found = verify_batch(net, x.numpy(), x.numpy(), mean.argmax(-1).tolist(), query="decision", timeout=60.0)
+        assert bool(asked) == by_moments
+        assert (found.verdicts == "unsat").all()
+        assert (torch.as_tensor(found.lower) <= mean + error).all()
+        assert (torch.as_tensor(found.upper) >= mean - error).all()
