@@ -58,6 +58,10 @@ class Deadline:
                 found.append(work(part))
         return found
 
+    def later(self, seconds: float) -> Deadline:
+        """So many seconds after this one."""
+        return self if self.at is None else Deadline(self.at + seconds)
+
     def share(self, count: int) -> Deadline:
         """The moment when the first of `count` equal parts of what is left is over."""
         if self.at is None:

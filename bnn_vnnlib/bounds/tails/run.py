@@ -179,6 +179,9 @@ def _own_noise_is_independent(network: Network, position: int) -> bool:
 
 # 2. The run
 
+LAST_ROWS = 0.5
+"""Seconds for the rows of an item whose ranges were cut off by the clock."""
+
 
 @dataclass(eq=False)
 class Run:
@@ -213,13 +216,20 @@ class Run:
                 self._claim(position, self.plan.deviations[position])
 
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
-        """The tails of the rows C y + G x."""
+        """The tails of the rows C y + G x.
+
+        When time is up, many large ones go without bound 3, which takes longest, and have `LAST_ROWS` seconds more
+        before OutOfTime is raised.
+        """
         outputs = outputs if outputs.dim() == 4 else outputs[None]
         if self.correlation is not None:  # groups count on rows of every item
             outputs = outputs.expand(*self.box.lower.shape[:2], -1, -1)
         seeds = [(position, Block(rows)) for position, rows in backward.seeds_of(self.network, outputs)]
-        found = self._walk(seeds, False, detailed=True, inputs=inputs)[0]
-        return found.better(self._walk(seeds, True, inputs=inputs)[0]) if self.smooth else found
+        large = at_once(16 * self.box.lower.shape[:2].numel() * outputs.shape[2] * self._largest) == 1
+        until = self.deadline.later(LAST_ROWS) if large else Deadline()
+        detailed = not (large and self.deadline.passed)
+        found = self._walk(seeds, False, until, detailed=detailed, inputs=inputs)[0]
+        return found.better(self._walk(seeds, True, until, inputs=inputs)[0]) if self.smooth else found
 
     def _walk(
         self, seeds: list[tuple[int, Block]], smooth: bool, until: Deadline = Deadline(), *,
