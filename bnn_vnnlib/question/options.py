@@ -535,7 +535,7 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) ->
             options.method == "tails" and (samples or query is not Query.PROBABILISTIC)
         ),
         f"boxes around samples need independent weights, and the posterior is of family {family}: leave out --boxes, "
-        "and use method auto or tails": is_correlated(posterior) and sampled,
+        "and use method auto or tails": any(map(is_correlated, parts or [posterior])) and sampled,
         f"boxes of weights serve mixtures of independent weights, and this {family} has others: leave out --margin, "
         "and use method auto or tails": any(map(is_correlated, parts)) and boxes,
         f"rule {rule} does not serve posteriors of family {family} with certainty; Gaussians and weight samples have "
