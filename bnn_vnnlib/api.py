@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import Problem
 
-RESTARTS, POOL, POOL_EFFORT, POOL_CURVED = 64, 256, 2**22, 8
+_RESTARTS, _POOL, _POOL_EFFORT, _POOL_CURVED = 64, 256, 2**22, 8
 """Starting points of an attack on one property: the best of up to POOL times as many, as long as the widest layer has
 at most POOL_EFFORT numbers over all of them; POOL_CURVED where products of inputs are constrained."""
 
-EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
+_EXCLUDED = "the ranges of the network's last activations exclude every violation, whatever the weights"
 """Note on a property that says nothing about the posterior."""
 
 
@@ -183,7 +183,7 @@ def _by_the_property(setting: Setting) -> Result:
     return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 
 
-def _solve_pair(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
+def _solve_pair(setting: Setting, property: Property, restarts: int = _RESTARTS, most: int = _POOL) -> Result:
     """`_solve`; of two networks in differences, in all ways that there are until one of them gives a verdict."""
     level = setting.question.rule.level  # the quantile of a difference is no difference of quantiles
     quantile = setting.query is Query.DECISION and level is not None
@@ -255,8 +255,8 @@ def _attacked(
 
     problem = from_property(property, setting.device)
     widest = max(math.prod(node.shape) for node in setting.model.network.nodes)
-    most = min(most, POOL_CURVED) if property.polynomials else most  # each point takes many steps into T
-    pool = min(most, max(1, POOL_EFFORT // (restarts * widest * len(problem))))
+    most = min(most, _POOL_CURVED) if property.polynomials else most  # each point takes many steps into T
+    pool = min(most, max(1, _POOL_EFFORT // (restarts * widest * len(problem))))
     attack = setting.attack(restarts=restarts, pool=pool)
     if setting.query is not Query.DETERMINISTIC:
         return problem, attack, None, None
@@ -272,7 +272,7 @@ def _attacked(
     return problem, attack, points, found
 
 
-def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most: int = POOL) -> Result:
+def _solve(setting: Setting, property: Property, restarts: int = _RESTARTS, most: int = _POOL) -> Result:
     from bnn_vnnlib.witness import witness
 
     # what the attack finds is replayed before anything is proved
@@ -290,7 +290,7 @@ def _solve(setting: Setting, property: Property, restarts: int = RESTARTS, most:
     result = _result(setting, verdict, answer.method, witness=shown, notes=_warnings(setting), **proved)
     if points is not None or bool(answer.problem.exists.any()):
         return result
-    return replace(result, method="the ranges of the last activations alone", notes=(*result.notes, EXCLUDED))
+    return replace(result, method="the ranges of the last activations alone", notes=(*result.notes, _EXCLUDED))
 
 
 def _warnings(setting: Setting) -> tuple[str, ...]:

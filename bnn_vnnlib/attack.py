@@ -25,11 +25,11 @@ Aim = Literal["each", "mean", "common"] | float
 """What is attacked of K sets of weights: each for itself, their mean output, the quantile of their outputs of a level,
 or all at one common point."""
 
-FIRST_STEP, LAST_STEP = 0.5, 1e-4
+_FIRST_STEP, _LAST_STEP = 0.5, 1e-4
 """First and last step, as shares of the box; geometric in between."""
 
 
-CURVED, POOLED = 6, 8
+_CURVED, _POOLED = 6, 8
 """Steps towards constraints with products; towards all constraints, of points in a pool."""
 
 
@@ -113,7 +113,7 @@ def _run(
         x[:, 0] = start.clamp(low, high)
     best, best_value = x, torch.full(shape[:3], torch.inf, dtype=low.dtype, device=low.device)
     done = torch.zeros(count, len(problem), dtype=torch.bool, device=low.device)
-    shrink = (LAST_STEP / FIRST_STEP) ** (1 / max(attack.steps, 1))
+    shrink = (_LAST_STEP / _FIRST_STEP) ** (1 / max(attack.steps, 1))
     for i in range(attack.steps + 1):
         x = x.detach().requires_grad_()
         value, target = _objective(network, problem, params, x, transform, aim)
@@ -125,7 +125,7 @@ def _run(
         if i == attack.steps or bool(done.all()) or attack.deadline.passed:
             break
         (gradient,) = torch.autograd.grad(target.sum(), x)
-        x = (x.detach() - FIRST_STEP * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
+        x = (x.detach() - _FIRST_STEP * shrink**i * (high - low) * gradient.sign()).clamp(low, high)
         x = _project(x, low, high, problem.constraints)
     restart = best_value.argmin(1, keepdim=True)
     chosen = best.gather(1, restart[..., None].expand(-1, -1, -1, best.shape[-1]))[:, 0]
@@ -147,7 +147,7 @@ def _starts(
         shape = (1, attack.restarts, 1, low.shape[-1])
         share = torch.rand(shape, generator=generator, dtype=low.dtype).to(low.device)
         share[:, ::2] = (share[:, ::2] * 3 - 1).clamp(0, 1)
-        x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints, POOLED)
+        x = _project((low + (high - low) * share).clamp(low, high), low, high, problem.constraints, _POOLED)
         x = x.expand(count, -1, -1, -1)
         with torch.no_grad():
             value = violation(network, problem, params, x, transform, aim) if attack.pool > 1 else x[..., 0]
@@ -260,13 +260,13 @@ def _project(x: Tensor, low: Tensor, high: Tensor, constraints: Constraints | No
             active = (excess > 0).sum(-1, keepdim=True).clamp(min=1)
             step = torch.where(excess > 0, 1.2 * excess + further, 0.0) / norm
             x = (x - (step[..., None] * constraints.inputs).sum(-2) / active).clamp(low, high)
-    for i in range(CURVED if any(constraints.polynomials) else 0):
+    for i in range(_CURVED if any(constraints.polynomials) else 0):
         x = x.detach().requires_grad_()
         excess = _curved_excess(x, constraints)
         if not bool((excess > 0).any()):
             break
         (slope,) = torch.autograd.grad(excess.sum(), x)
-        length = 1.0 if i >= CURVED // 2 else 1.0 + 1e-6  # beyond the surface, but for equalities
+        length = 1.0 if i >= _CURVED // 2 else 1.0 + 1e-6  # beyond the surface, but for equalities
         step = length * excess.detach() / (slope**2).sum(-1).clamp(min=1e-300)
         x = (x.detach() - step[..., None] * slope).clamp(low, high)
     return x.detach()

@@ -37,10 +37,10 @@ from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import at_once
 from bnn_vnnlib.witness import mean_output, storable
 
-STEPS, RESTARTS = 20, 4
+_STEPS, _RESTARTS = 20, 4
 """Of the attack on each drawn network."""
 
-FEW, FRESH = 64, 1000
+_FEW, _FRESH = 64, 1000
 """Networks that stand for the posterior where a point is looked for; that its figures come from."""
 
 
@@ -104,7 +104,7 @@ def estimate(
     network, problem = setting.bounds.engine.network, from_property(property, setting.device)
     drawn = sample(network, setting.posterior, networks, torch.Generator().manual_seed(seed))
     params = {name: values.to(problem.lower) for name, values in drawn.items()}
-    search = Attack(steps=STEPS, restarts=RESTARTS, seed=seed, deadline=setting.deadline)
+    search = Attack(steps=_STEPS, restarts=_RESTARTS, seed=seed, deadline=setting.deadline)
     size = sum(tensor.size for tensor in network.tensors.values())
     violated = torch.cat([
         (attack.run(network, problem, {name: values[index] for name, values in params.items()}, search,
@@ -112,7 +112,7 @@ def estimate(
         for index in torch.arange(networks).split(at_once(8 * size))
     ])  # fmt: skip
     broken = float(violated.double().mean())
-    few = {name: values[:FEW] for name, values in params.items()}
+    few = {name: values[:_FEW] for name, values in params.items()}
     x, value = attack.run(network, problem, few, search, setting.transform, "common")
     item = int(value[0].argmin())
     point = x[0, item]
@@ -174,7 +174,7 @@ class Found:
 
 @plain_state()
 def find_witness(
-    model: Model | tuple[Model, ...], property: Property, *, query: Query | str | None = None, networks: int = FEW,
+    model: Model | tuple[Model, ...], property: Property, *, query: Query | str | None = None, networks: int = _FEW,
     **options: Unpack[OptionFields],
 ) -> Found:  # fmt: skip
     """Attack the posterior: the X of T at which most drawn networks violate, or their mean or quantile does.
@@ -200,7 +200,7 @@ def find_witness(
     if not len(problem):
         raise PropertyError("no input satisfies the property's input part: there is nothing to attack")
     generator = torch.Generator().manual_seed(setting.seed)
-    attacked, fresh = (_drawn(setting, count, generator) for count in (networks, FRESH))
+    attacked, fresh = (_drawn(setting, count, generator) for count in (networks, _FRESH))
     point, item = _strongest(setting, problem, attacked)
     number = np.unique(property.case_box)[item]
     x = storable(setting.model, point[None].cpu().numpy(), property, np.array([number]))[0]
@@ -228,7 +228,7 @@ def find_witness(
     rest = replace(how, query=None, tau_safe=None, tau_unsafe=None, rule=None, timeout=limit)
     check = check_witness(joint, property, ResultsFile(Verdict.SAT, values), setting.question, rest)
     return Found(
-        witness, setting.query, networks if attacked else 1, FRESH if fresh else 1, share, error,
+        witness, setting.query, networks if attacked else 1, _FRESH if fresh else 1, share, error,
         level[0].cpu().numpy(), y.std(0, correction=0).cpu().numpy(), fails, check, time.monotonic() - begun,
     )  # fmt: skip
 
@@ -256,13 +256,13 @@ def _strongest(setting: Setting, problem: Problem, params: Params) -> tuple[Tens
     them may, at points far from each other, where the gradient of all together says nothing.
     """
     network, aim = setting.bounds.engine.network, _aim(setting)
-    search = Attack(2 * STEPS, 4 * RESTARTS, 4, setting.seed, setting.deadline.share(2), deepest=True)
+    search = Attack(2 * _STEPS, 4 * _RESTARTS, 4, setting.seed, setting.deadline.share(2), deepest=True)
     x, value = attack.run(network, problem, params, search, setting.transform, aim)
     best = value[0].argsort()[:2]
     if aim != "common":
         return x[0, best[0]], int(best[0])
-    part, few = problem.items(best), replace(search, steps=STEPS, restarts=RESTARTS, pool=1)
-    single = attack.run(network, part, {name: v[:FEW] for name, v in params.items()}, few, setting.transform)[0]
+    part, few = problem.items(best), replace(search, steps=_STEPS, restarts=_RESTARTS, pool=1)
+    single = attack.run(network, part, {name: v[:_FEW] for name, v in params.items()}, few, setting.transform)[0]
 
     def shares(points: Tensor) -> Tensor:
         """(P, 2) of the networks that violate at points (P, 2, n) of the two items."""

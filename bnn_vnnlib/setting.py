@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.signature import Likelihood, Signature
     from bnn_vnnlib.splitting.branch import Decided
 
-NUM_BOXES = 5
+_NUM_BOXES = 5
 """Boxes around samples, where their number is not given."""
 
 
@@ -134,7 +134,7 @@ class Setting:
 
     @property
     def _boxes(self) -> int:
-        return self.options.num_boxes or NUM_BOXES
+        return self.options.num_boxes or _NUM_BOXES
 
     @property
     def undecided(self) -> Verdict:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 REPLAYED = 64
 """Candidates for a deterministic witness that are replayed, at most."""
 
-ESTIMATE = 200
+_ESTIMATE = 200
 """Networks sampled for the estimate that accompanies a probabilistic witness."""
 
 
@@ -113,7 +113,7 @@ def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds, x: Floats
     if sampling is None or counts is None:
         raise SoundnessError("a witness of draws without draws")
     networks = DrawnNetworks(_unhurried(setting.bounds).engine, setting.posterior, sampling, setting.device)
-    part, looked = _items_at(problem, point[0]), min(ESTIMATE, int(counts.counted[0]))
+    part, looked = _items_at(problem, point[0]), min(_ESTIMATE, int(counts.counted[0]))
     weights, known = networks.take(np.arange(looked))
     at = point_box(part, point.expand(len(part), -1))
     held = violated_cases(_unhurried(setting.bounds), weights, part, *at).flatten(1).any(-1) & known
@@ -179,11 +179,11 @@ def _estimate(setting: Setting, problem: Problem, point: Tensor) -> dict[str, fl
     """The share of sampled networks that violate at X: an estimate, for the record only."""
     network = setting.bounds.engine.network
     generator = torch.Generator().manual_seed(setting.seed)
-    params = {name: drawn.to(point) for name, drawn in sample(network, setting.posterior, ESTIMATE, generator).items()}
+    params = {name: drawn.to(point) for name, drawn in sample(network, setting.posterior, _ESTIMATE, generator).items()}
     part = _items_at(problem, point[0])
-    x = point.expand(ESTIMATE, 1, len(part), -1)
+    x = point.expand(_ESTIMATE, 1, len(part), -1)
     value = attacks.violation(network, part, params, x, setting.transform).amin(-1)
-    return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": ESTIMATE}
+    return {"sampled_violations_estimate": float((value <= 0).double().mean()), "sampled_networks": _ESTIMATE}
 
 
 def _decision(setting: Setting, property: Property, problem: Problem, outcome: DecisionOutcome) -> Witness | None:

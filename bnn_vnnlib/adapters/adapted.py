@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 DRAWS = 1000
 """How often an adapter lets the library draw, unless it is told otherwise."""
 
-LEVEL = 1e-4
+_LEVEL = 1e-4
 """Probability at most that `check_predictive` refuses a posterior that is right (normal approximation)."""
 
-ROUNDING = 2e-6
+_ROUNDING = 2e-6
 """Allowed beside the statistical error, relative to the largest output: the library computes in float32."""
 
 _ENTRIES = 2**22  # outputs and weights of one batch of draws
@@ -83,7 +83,7 @@ class Agreement:
 @names_arguments
 @plain_state()
 def check_predictive(
-    model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", level: float = LEVEL, seed: int = 0
+    model: Model, outputs: ArrayLike, x: ArrayLike, *, link: Link = "identity", level: float = _LEVEL, seed: int = 0
 ) -> Agreement:
     """Compare the library's own predictive with ours, both by sampling.
 
@@ -229,7 +229,7 @@ def _differences(theirs: Floats, ours: Floats) -> Iterator[tuple[str, Floats, tu
     """What is compared, the differences of its means (N, m) in standard errors, and both means."""
     centre = (theirs.mean(0) + ours.mean(0)) / 2
     spread = np.sqrt(((theirs - centre) ** 2).mean(0) + ((ours - centre) ** 2).mean(0))  # of both together
-    rounding = ROUNDING * max(1.0, float(np.abs(centre).max()))
+    rounding = _ROUNDING * max(1.0, float(np.abs(centre).max()))
     a, b = theirs - centre, ours - centre
     mean, errors = (theirs.mean(0), ours.mean(0)), _errors(a, b, np.full_like(spread, rounding))
     yield "the mean", errors, mean

@@ -70,7 +70,7 @@ class Layout:
         return any(f"{base.__module__}.".startswith(f"{self.module}.") for base in type(layer).__mro__)
 
 
-LAYOUTS = (
+_LAYOUTS = (
     Layout("torchbnn.modules", "{}_mu", "{}_log_sigma", "exp", frozen="weight_eps"),
     Layout(
         "bayesian_torch.layers",
@@ -121,7 +121,7 @@ def _drawn_layers(module: nn.Module, own: tuple[Layout, ...] = ()) -> list[_Draw
     found: list[_Drawn] = []
     inside: set[int] = set()
     for name, layer in module.named_modules():
-        layout = next((row for row in (*own, *LAYOUTS) if row.describes(layer)), None)
+        layout = next((row for row in (*own, *_LAYOUTS) if row.describes(layer)), None)
         if layout is None or id(layer) in inside:
             continue
         drawn = _drawn(name, layer, layout)

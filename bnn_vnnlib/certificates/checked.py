@@ -15,7 +15,7 @@ CHECKER = "bnn-vnnlib-check"
 OUTCOMES = ("accepted", "rejected", "error")
 """The checker's words, in the order of its exit codes."""
 
-UNCHECKED = "not checked"
+_UNCHECKED = "not checked"
 
 SUFFIX = ".cert"
 
@@ -36,11 +36,11 @@ def outcome(record: Mapping[str, Any], results: Path) -> str | None:
         return None
     path = _record_of(results.with_suffix(SUFFIX))
     if not path.is_file():
-        return UNCHECKED
+        return _UNCHECKED
     said = read_object(path, "remove it, and check the certificate again")
     hashes = said.get("sha256")
     same = isinstance(hashes, Mapping) and hashes.get("certificate") == written.get("sha256") is not None
-    return said["outcome"] if same and said.get("outcome") in OUTCOMES else UNCHECKED
+    return said["outcome"] if same and said.get("outcome") in OUTCOMES else _UNCHECKED
 
 
 def check_all(folder: Path) -> Iterator[tuple[Path, str]]:

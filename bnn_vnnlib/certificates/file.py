@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib import __version__
 from bnn_vnnlib.system.durable import replacing
 
-FORMAT = 1
+_FORMAT = 1
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """In the place of the time of day, so that equal proofs are equal files."""
 
@@ -46,7 +46,7 @@ def write_certificate(path: Path, files: Mapping[str, Path], content: Mapping[st
     content : query, thresholds, claim, proof and info
     """
     bound = {role: _fingerprint(files[role]) for role in ("model", "property")}
-    manifest = {"format": FORMAT, "producer": f"bnn-vnnlib {__version__}", **bound, **content}
+    manifest = {"format": _FORMAT, "producer": f"bnn-vnnlib {__version__}", **bound, **content}
     with replacing(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         _put(archive, "manifest.json", json.dumps(manifest, allow_nan=False).encode())
         for name, values in arrays.stored.items():

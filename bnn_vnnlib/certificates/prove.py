@@ -47,18 +47,18 @@ OPERATORS = (
 )  # fmt: skip
 """Operators that have a rule."""
 
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
+_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
 
-MOST_BOXES = 2**17
+_MOST_BOXES = 2**17
 """Boxes of one proof: fixed weights; tails take a sixteenth of it."""
 
 MOST_PARTS = 2**12
 """Parts with signs of an item, and boxes of inputs under one box of weights."""
 
-FEW = 64
+_FEW = 64
 """Items that are tuned where splits do not suffice, at most."""
 
-SLACK, CURVED = 1e-9, 1e-6
+_SLACK, _CURVED = 1e-9, 1e-6
 """What the checker may compute otherwise: of probability, and relative to it where lines of curves are searched for."""
 
 
@@ -111,7 +111,7 @@ def refuse(model: Model, query: Query, guarantee: Guarantee, prop: Property | No
     for position, node in enumerate(network.nodes):
         served = (
             isinstance(node, Input | Linear | Shift | Reshape)
-            or (isinstance(node, Activation) and node.kind in ACTIVATIONS)
+            or (isinstance(node, Activation) and node.kind in _ACTIVATIONS)
             or (isinstance(node, Conv) and node.groups == 1)
         )
         before = node.inputs == ((position - 1,) if position else ())
@@ -154,11 +154,11 @@ def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Prope
     if setting.query is Query.PROBABILISTIC:
         content |= {name: repr(float(getattr(question, name))) for name in ("tau_safe", "tau_unsafe")}
         if result.verdict is Verdict.SAT:
-            bound = min(1.0, failure + SLACK)
+            bound = min(1.0, failure + _SLACK)
             if bound >= question.tau_unsafe:
                 return f"the rules prove P_safe <= {bound:.6g}, which is not below tau_unsafe"
         else:
-            bound = max(0.0, 1.0 - failure - SLACK) if failure else 1.0
+            bound = max(0.0, 1.0 - failure - _SLACK) if failure else 1.0
             claim["verdict"] = "unsat" if bound >= question.tau_safe else "bound"
         claim["bound"] = repr(bound)
         if result.p_safe is not None:
@@ -225,7 +225,7 @@ def _unsat(
     copies = _copies(problem, samples.count)
     hopeless = torch.tensor([index in violating for index in range(samples.count)], device=setting.device)
     leaves, proved = Fixed(setting.bounds, samples.boxes(chosen)), _all_proved(copies)
-    forest = grow(leaves, copies, MOST_BOXES, lambda failures: proved(failures) | hopeless, setting.deadline)
+    forest = grow(leaves, copies, _MOST_BOXES, lambda failures: proved(failures) | hopeless, setting.deadline)
     held = proved(forest.roots())
     trees = _items(forest, copies, arrays, lambda tree: {"rule": "linear/1"})["items"]
     count, parts = len(problem), []
@@ -242,7 +242,7 @@ def _by_mean(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[s
     """Splits of the inputs where few of them vary, else of signs where the whole box does not do."""
     bounds, weights = setting.bounds, weight_sets.mean_weights(setting.model.network, setting.device)
     leaves, signs = Fixed(bounds, weights), by_neurons(bounds, problem)
-    most = len(problem) if bool(signs.all()) else MOST_BOXES
+    most = len(problem) if bool(signs.all()) else _MOST_BOXES
     forest = grow(leaves, problem, most, _all_proved(problem), setting.deadline)
     left = torch.nonzero(forest.roots() > 0)[:, 0]
     node = _items(forest, problem, arrays, lambda tree: {"rule": "linear/1"})
@@ -279,10 +279,10 @@ def _by_gaussian(
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """By tails; where these do not suffice by a box of the weights, if that does."""
     proof, failure = _by_tails(setting, bounds, posterior, problem, arrays)
-    count, wanted = weight_sets.random_count(bounds.engine.network, posterior), setting.question.tau_safe + 2 * SLACK
-    if failure + SLACK <= 1 - setting.question.tau_safe or not 0 < wanted < 1 or count == 0:
+    count, wanted = weight_sets.random_count(bounds.engine.network, posterior), setting.question.tau_safe + 2 * _SLACK
+    if failure + _SLACK <= 1 - setting.question.tau_safe or not 0 < wanted < 1 or count == 0:
         return proof, failure
-    margin = float(weight_sets.margin_of(torch.tensor(wanted, dtype=torch.float64), count)) * (1 + SLACK)
+    margin = float(weight_sets.margin_of(torch.tensor(wanted, dtype=torch.float64), count)) * (1 + _SLACK)
     weights = weight_sets.centred(bounds.engine.network, posterior, setting.device)
     leaves = Fixed(bounds, weights.scaled(torch.full_like(weights.scale, margin)))
     forest = grow(leaves, problem, MOST_PARTS, _all_proved(problem), setting.deadline)
@@ -320,9 +320,9 @@ def _by_tails(
     leaves, goal = Tails(bounds, posterior, setting.device), 1 - setting.question.tau_safe
 
     def enough(failures: Tensor) -> Tensor:
-        return (failures.sum() * (1 + CURVED) + 2 * SLACK <= goal).reshape(1)
+        return (failures.sum() * (1 + _CURVED) + 2 * _SLACK <= goal).reshape(1)
 
-    forest = grow(leaves, problem, MOST_BOXES // 16, enough, setting.deadline)
+    forest = grow(leaves, problem, _MOST_BOXES // 16, enough, setting.deadline)
     if not bool(enough(forest.roots())):
         leaves.budgets = FINE
         open_ = torch.nonzero(forest.nodes.first < 0)[:, 0]
@@ -333,7 +333,7 @@ def _by_tails(
         return _tails(leaves.claims(part.lower, part.upper, leaves.best(part, leaves.of_cases)[1]), arrays)
 
     failures, tuned = forest.roots(), {}
-    if not bool(enough(failures)) and len(problem) <= FEW:
+    if not bool(enough(failures)) and len(problem) <= _FEW:
         found, claims = leaves.tuned(problem, failures, setting.deadline)
         tuned = {index: claims.of(index) for index in torch.nonzero(found < failures)[:, 0].tolist()}
         failures = torch.minimum(found, failures)
@@ -343,7 +343,7 @@ def _by_tails(
         unused = _arrays_of(node["items"][index]["tree"]["leaf"])
         arrays.stored = {name: kept for name, kept in arrays.stored.items() if name not in unused}
         node["items"][index]["tree"]["leaf"] = _tails(own, arrays)
-    return node, float(failures.sum()) * (1 + CURVED)
+    return node, float(failures.sum()) * (1 + _CURVED)
 
 
 def _tails(claims: Claims, arrays: Arrays) -> dict[str, Any]:

@@ -35,25 +35,25 @@ from bnn_vnnlib.splitting.branch_neurons import Parts, Trees
 from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import Deadline
 
-CHUNK = 2**9
+_CHUNK = 2**9
 """Boxes that are bounded between two looks at the clock."""
 
-BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
+_BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """Probabilities that the claims of a leaf may fail; the best of them is taken."""
 
 FINE = tuple((10.0 ** np.linspace(-9, -1, 25)).tolist())
 """The same, where these leave a property open."""
 
-MARGIN = 1e-7
+_MARGIN = 1e-7
 """By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
 
-GAIN = 0.995
+_GAIN = 0.995
 """Boxes with tails are not doubled again if the last time their failures fell by less."""
 
-STEPS, UNUSED = 100, -60.0
+_STEPS, _UNUSED = 100, -60.0
 """Of a descent; logits of the shares of what no rule claims."""
 
-EVENTS = 3
+_EVENTS = 3
 """Claims of an element: below, above, variation."""
 
 
@@ -98,7 +98,7 @@ class Fixed:
         return lower, None if form is None else form[0]
 
     def _open(self, problem: Problem, lower: Tensor) -> Tensor:
-        spare = MARGIN * (1 + problem.rows.bound.abs().nan_to_num(0.0, 0.0))
+        spare = _MARGIN * (1 + problem.rows.bound.abs().nan_to_num(0.0, 0.0))
         return ~problem.refuted(problem.rows.excluded(lower - spare))
 
 
@@ -131,13 +131,13 @@ class Tails:
     """
 
     def __init__(self, bounds: OutputBounds, posterior: GaussianDiagonal, device: torch.device) -> None:
-        self.budgets = BUDGETS
+        self.budgets = _BUDGETS
         self._network, self._bounds = bounds.engine.network, bounds
         self._means = weight_sets.mean_weights(self._network, device)
         self._noise = weight_sets.centred(self._network, posterior, device)
         self._places = random_claims(self._network, posterior)
         sizes = sum(math.prod(self._network.nodes[place].shape) for place in self._places)
-        self._events = EVENTS * max(1, sizes)
+        self._events = _EVENTS * max(1, sizes)
 
     def failures(self, problem: Problem) -> Tensor:
         """Under the best budget of each item."""
@@ -151,7 +151,7 @@ class Tails:
         """(N,) the least of `total` plus what is spent, at most 1, and the budget (N,) behind it."""
         budgets = problem.lower.new_tensor(self.budgets if self._places else (0.0,))[:, None].expand(-1, len(problem))
         parts = [budgets[:, :0]]
-        for index in torch.arange(len(problem), device=budgets.device).split(CHUNK) if len(problem) else ():
+        for index in torch.arange(len(problem), device=budgets.device).split(_CHUNK) if len(problem) else ():
             part = problem.items(index)
             run = self._run(part.lower, part.upper, budgets[:, index])
             tail = run.tail(part.rows.outputs, part.rows.inputs)
@@ -164,7 +164,7 @@ class Tails:
     def claims(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Claims:
         """What boxes (N, n) claim under their budgets (N,)."""
         parts = []
-        for index in torch.arange(len(lower), device=lower.device).split(CHUNK):
+        for index in torch.arange(len(lower), device=lower.device).split(_CHUNK):
             parts.append(self._claims(self._run(lower[index], upper[index], budgets[None, index])))
         joined = (zip(*(getattr(part, name) for part in parts), strict=True) for name in vars(parts[0]))
         return Claims(*([np.concatenate(layer) for layer in layers] for layers in joined))
@@ -196,11 +196,11 @@ class Tails:
         box, rows = (problem.lower, problem.upper), problem.rows
         engine = TailEngine(self._network, deadline)
         asked = Rows(self._network, self._means, self._noise, box, rows.outputs, rows.inputs, 1, slice(None))
-        tuning = engine.start(asked, (failures / 3).clamp(BUDGETS[0], 0.1))
+        tuning = engine.start(asked, (failures / 3).clamp(_BUDGETS[0], 0.1))
         start = 0
         for place in tuning.places:  # no rule claims the mean given the earlier layers
             size = math.prod(self._network.nodes[place].shape)
-            tuning.shares[:, start + 2 * size : start + 4 * size] = UNUSED
+            tuning.shares[:, start + 2 * size : start + 4 * size] = _UNUSED
             start += 5 * size
 
         def tail(plan: Plan) -> Tail:
@@ -209,7 +209,7 @@ class Tails:
         def total(found: Tensor) -> Tensor:
             return self.of_cases(problem, found)[0]
 
-        tuned(tuning, tail, rows.bound, total, STEPS, lambda: deadline.passed)
+        tuned(tuning, tail, rows.bound, total, _STEPS, lambda: deadline.passed)
         with torch.no_grad():
             plan, spent = tuning.plan(rounded=True)
             value = total(tail(plan).failure(rows.bound)) + spent
@@ -255,15 +255,15 @@ def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor],
     enough : failures (N,) of the items -> (instances,) which ones are proved
     """
     forest = Forest(problem, leaves.failures(problem))
-    size = CHUNK if isinstance(leaves, Fixed) else 2**5
+    size = _CHUNK if isinstance(leaves, Fixed) else 2**5
     looked, total = 2**10, forest.roots().sum()
     while len(forest) < most and not deadline.passed:
         if len(forest) > looked and isinstance(leaves, Tails):
             looked, before, total = 2 * looked, total, forest.roots().sum()
-            if total > GAIN * before:
+            if total > _GAIN * before:
                 break
         open_ = ~enough(forest.roots())
-        index = forest.worst(open_, torch.full_like(open_, size, dtype=torch.int64))[:CHUNK]
+        index = forest.worst(open_, torch.full_like(open_, size, dtype=torch.int64))[:_CHUNK]
         if len(index) == 0:
             break
         forest.split(index, leaves.steepness(forest.boxes(index)), leaves.failures)

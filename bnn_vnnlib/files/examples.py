@@ -12,8 +12,8 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import Arrays, read_arrays
 from bnn_vnnlib.readers import located, read_rows, read_start
 
-TARGETS = ("label", "y")
-NAMES = ("x", *TARGETS, "radius", "scale", "valid_lower", "valid_upper", "mean", "std")
+_TARGETS = ("label", "y")
+_NAMES = ("x", *_TARGETS, "radius", "scale", "valid_lower", "valid_upper", "mean", "std")
 """What an archive may hold: inputs (N, n), labels (N,), true values (N, m), and one number for each input (n,)."""
 
 _PICTURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"BM": "bmp", b"GIF8": "gif", b"P5": "pgm", b"P6": "ppm"}
@@ -49,7 +49,7 @@ def read_examples(path: str | Path, shape: tuple[int, ...] | None = None) -> Arr
     elif path.name.endswith((".csv", ".csv.gz", ".txt")):
         found = _csv(path)
     else:
-        found = read_arrays(path, NAMES)
+        found = read_arrays(path, _NAMES)
     if "x" not in found:
         raise InputError(f"holds {', '.join(found) or 'nothing'}; expected the inputs as array 'x'", path=path)
     x = found["x"]
@@ -127,12 +127,12 @@ def _csv(path: Path) -> Arrays:
         table[index] = values
     if len(set(names)) < len(names):
         raise InputError("two columns have the same name", path=path, line=1)
-    own = {name: table[:, names.index(name)] for name in TARGETS if name in names}
+    own = {name: table[:, names.index(name)] for name in _TARGETS if name in names}
     if "label" in own:
         if (own["label"] != np.round(own["label"])).any():
             raise InputError("column 'label' must hold whole numbers, the classes", path=path)
         own["label"] = own["label"].astype(np.int64)
-    inputs = [k for k in range(width) if not names or names[k] not in TARGETS]
+    inputs = [k for k in range(width) if not names or names[k] not in _TARGETS]
     return {"x": table[:, inputs], **own}
 
 

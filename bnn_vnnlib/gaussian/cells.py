@@ -9,7 +9,7 @@ Half-spaces (`below`): P(z in the cell, a.z <= t) from above.
    the probability rises.
 2. The sum of these is a multiple of d above its least value, and its law the convolution of the laws of the steps.
 3. For each of its values s, P(a_q z_q <= t - s, l_q <= z_q <= u_q) is a difference of two values of Phi.
-A coordinate loses a step, so the sum at most k - 1 of them: of `STEPS`, which reach over the range of all other
+A coordinate loses a step, so the sum at most k - 1 of them: of `_STEPS`, which reach over the range of all other
 coordinates together. Sums of nonnegative numbers are rounded up, and t is raised by what ends of steps are off by.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below, density
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT, UP
 
-STEPS = 32
+_STEPS = 32
 """Of a sum, see above."""
 
 
@@ -80,7 +80,7 @@ def below(slope: Tensor, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _cut(slope: Tensor, room: Tensor, low: Tensor, high: Tensor, reach: Tensor) -> Tensor:
     """`below`, where the hyperplane cuts the cell; room (P,) : from the least value of the sum on."""
     first = reach.argmax(-1, keepdim=True)
-    step = reach.scatter(-1, first, 0.0).sum(-1, keepdim=True) / STEPS  # (P, 1)
+    step = reach.scatter(-1, first, 0.0).sum(-1, keepdim=True) / _STEPS  # (P, 1)
     law: Tensor | None = None
     order = reach.argsort(-1, descending=True)
     for place in order[:, 1:].unbind(-1):
@@ -101,7 +101,7 @@ def _cut(slope: Tensor, room: Tensor, low: Tensor, high: Tensor, reach: Tensor) 
 
 def _steps(slope: Tensor, low: Tensor, high: Tensor, step: Tensor) -> Tensor:
     """(P, STEPS + 2): upper bounds on the masses of the steps of one coordinate; slope, low, high, step (P, 1)."""
-    edge = torch.arange(STEPS + 3, dtype=step.dtype, device=step.device) * (step / slope.abs())
+    edge = torch.arange(_STEPS + 3, dtype=step.dtype, device=step.device) * (step / slope.abs())
     edge = edge.nan_to_num(torch.inf, torch.inf)
     edge[:, 0], edge[:, -1] = 0.0, torch.inf  # whatever the size of a step: the last one holds what is left
     rising = slope >= 0

@@ -40,19 +40,19 @@ from bnn_vnnlib.gaussian.relu import log_moment, relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.memory import at_once
 
-BLOCK = 16
+_BLOCK = 16
 """Terms of the series at once."""
 
-TERMS = 4001
+_TERMS = 4001
 """Largest n."""
 
-ENOUGH = 1e-6
+_ENOUGH = 1e-6
 """Error of the tail and of the truncation, in standard deviations of zeta, that asks for no more."""
 
 REACHES = (4.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 60.0, 100.0)
 """P beyond |E zeta|, in standard deviations."""
 
-CHERNOFF_RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+_CHERNOFF_RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """lam times the standard deviation."""
 
 
@@ -102,7 +102,7 @@ class Sums:
 
     def parts(self) -> list[Sums]:
         """All of them, as many at once as memory allows."""
-        count = at_once(32 * BLOCK * max(1, self.m.shape[1]))
+        count = at_once(32 * _BLOCK * max(1, self.m.shape[1]))
         return [self.of(index) for index in torch.arange(len(self.b), device=self.b.device).split(count)]
 
 
@@ -156,7 +156,7 @@ def moments(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
 def tails(sums: Sums, deviation: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Rates lam (J, A), and log(E e^{lam (zeta - shift)} + E e^{-lam (zeta - shift)}) (J, A), rounded up."""
     steepest = (sums.sig * sums.s).amax(-1)
-    rate = torch.minimum(deviation.new_tensor(CHERNOFF_RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
+    rate = torch.minimum(deviation.new_tensor(_CHERNOFF_RATES)[:, None] / deviation, 0.98 / steepest.clamp(min=LEAST))
     slope = rate[..., None] * sums.mu
     each = log_moment(
         torch.stack([slope, -slope]), (rate[..., None] * sums.sig) ** 2 / 2, sums.m, sums.s.clamp(min=LEAST)
@@ -176,7 +176,7 @@ def _period(sums: Sums, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor
     exponent = exponent + 1e-9 * (1 + rate * period[:, None]) + 1e4 * rate * sums.blur
     exponent = torch.where(rate * period[:, None] >= 1 + 1e-9, exponent, torch.inf).nan_to_num(torch.inf, torch.inf)
     tail = torch.exp(exponent.amin(1).clamp(max=600.0))
-    period, tail = _smallest(period, tail, ENOUGH * deviation)
+    period, tail = _smallest(period, tail, _ENOUGH * deviation)
     return period, torch.where(tail < 1e200, tail * (1 + 1e-6) + 1e-300, torch.inf)
 
 
@@ -184,23 +184,23 @@ def _series(sums: Sums, period: Tensor, deviation: Tensor) -> tuple[Tensor, Tens
     """Sum over odd n <= N of Re phi / n^2, and a bound on what the rest adds to E T."""
     total, rest = torch.zeros_like(period), torch.zeros_like(period)
     left = torch.arange(len(period), device=period.device)
-    for n in numbers(TERMS, BLOCK, period):
+    for n in numbers(_TERMS, _BLOCK, period):
         some = sums.of(left)
         w = n * math.pi / period[left, None]
         total[left] += (some.transform(w)[0].real / n**2).sum(-1)
         last = w[:, -1:]
         beyond = (some.envelope(last) * torch.exp(-((last * some.sig_b[:, None]) ** 2) / 2))[:, 0]
         rest[left] = 4 * period[left] / math.pi**2 * beyond / (2 * n[-1]) * (1 + 1e-9)
-        left = left[rest[left] > ENOUGH * deviation[left]]
+        left = left[rest[left] > _ENOUGH * deviation[left]]
         if len(left) == 0:
             break
     return total, rest
 
 
-ASIDE = 2.0
+_ASIDE = 2.0
 """Quantiles are looked for within this many standard deviations of the mean."""
 
-STEPS = 24
+_STEPS = 24
 """Bisections."""
 
 
@@ -218,8 +218,8 @@ def spread(sums: Sums) -> Tensor:
 def _quantiles(sums: Sums, shares: Tensor) -> Tensor:
     mean, deviation, _ = moments(sums)
     reach, tail = _reach(sums, mean, deviation)
-    aside, plain = ASIDE * deviation, mean.new_zeros(len(mean), 1)
-    waves = series(sums, reach + aside * (1 + 1e-6), block=BLOCK, most=TERMS, enough=ENOUGH)
+    aside, plain = _ASIDE * deviation, mean.new_zeros(len(mean), 1)
+    waves = series(sums, reach + aside * (1 + 1e-6), block=_BLOCK, most=_TERMS, enough=_ENOUGH)
     error = waves.error(mean.abs() + aside, plain) + (2 * tail + 1e-12)[:, None]
 
     def enough(t: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def _quantiles(sums: Sums, shares: Tensor) -> Tensor:
 
     low, high = ((mean + sign * aside)[:, None].repeat(1, len(shares)) for sign in (-1, 1))
     found = torch.where(enough(low), low, -torch.inf)
-    for _ in range(STEPS):
+    for _ in range(_STEPS):
         middle = (low + high) / 2
         good = enough(middle)
         found = torch.where(good & (found > -torch.inf), torch.maximum(found, middle), found)
@@ -242,7 +242,7 @@ def _reach(sums: Sums, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]
     reach = mean.new_tensor(REACHES)[:, None] * deviation  # (F, A)
     exponent = both - rate * reach[:, None] + 1e-9 * (1 + rate * reach[:, None]) + 1e4 * rate * sums.blur
     tail = torch.exp(exponent.nan_to_num(torch.inf, torch.inf).amin(1).clamp(max=1.0))
-    reach, tail = _smallest(reach, tail, ENOUGH)
+    reach, tail = _smallest(reach, tail, _ENOUGH)
     return reach, tail * (1 + 1e-9) + 1e-300
 
 

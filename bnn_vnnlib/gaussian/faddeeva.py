@@ -16,10 +16,10 @@ import math
 import torch
 from torch import Tensor
 
-NODES = 12
+_NODES = 12
 """N + 1: errors of 2e-15 in w (tests/gaussian, against mpmath)."""
 
-STEP = math.sqrt(math.pi / NODES)
+_STEP = math.sqrt(math.pi / _NODES)
 
 
 def faddeeva(x: Tensor, y: Tensor) -> Tensor:
@@ -35,23 +35,23 @@ def by_trapezoids(x: Tensor, y: Tensor) -> Tensor:
     """w(x + i y) for y >= 0 on any device."""
     x, y = torch.broadcast_tensors(x, y)
     size = x.abs()
-    share = size / STEP
+    share = size / _STEP
     near_half = (share - share.floor() - 0.5).abs() <= 0.25
     real, imaginary = size * size - y * y, 2 * size * y  # of z^2
     above, below = torch.zeros_like(real), torch.zeros_like(real)
     shift = torch.where(near_half, torch.zeros_like(size), 0.5)
-    for k in range(NODES):
-        square = ((k + shift) * STEP) ** 2
+    for k in range(_NODES):
+        square = ((k + shift) * _STEP) ** 2
         weight = torch.exp(-square)
         if k == 0:
             weight = torch.where(near_half, 0.5, weight)
         gap = real - square
         weight = weight / (gap * gap + imaginary * imaginary)
         above, below = above + weight * gap, below + weight
-    rule = torch.complex(-y, size) * torch.complex(above, -imaginary * below) * (2 * STEP / math.pi)
+    rule = torch.complex(-y, size) * torch.complex(above, -imaginary * below) * (2 * _STEP / math.pi)
     # the residue 2 e^{-z^2} / (1 -+ e^{-2 i pi z / h}), written so that nothing overflows
-    turn = torch.polar(torch.exp(-2 * math.pi / STEP * y), 2 * math.pi / STEP * size)
+    turn = torch.polar(torch.exp(-2 * math.pi / _STEP * y), 2 * math.pi / _STEP * size)
     wave = torch.polar(2 * torch.exp((-real).clamp(max=700.0)), -imaginary)
     residue = wave * turn / torch.where(near_half, turn - 1, turn + 1)
-    found = torch.where(y < torch.maximum(size, torch.full_like(size, math.pi / STEP)), rule + residue, rule)
+    found = torch.where(y < torch.maximum(size, torch.full_like(size, math.pi / _STEP)), rule + residue, rule)
     return torch.complex(found.real, torch.where(x < 0, -found.imag, found.imag))

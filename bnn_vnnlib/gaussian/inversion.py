@@ -42,7 +42,7 @@ from torch import Tensor
 from bnn_vnnlib.rounding import DOWN, UNIT, UP
 from bnn_vnnlib.system.memory import at_once
 
-DOUBLINGS, FINAL, AFTER = 60, 9.0, 1e-15
+_DOUBLINGS, _FINAL, _AFTER = 60, 9.0, 1e-15
 """Shells; sigma w after them, at least; what follows: less than e^{-81 / 2} times 60 or so."""
 
 Envelope = Callable[[Tensor], Tensor]
@@ -122,10 +122,10 @@ def series(law: Law, period: Tensor, *, block: int, most: int, enough: float) ->
 
 def rest(envelope: Envelope, sigma: Tensor, w: Tensor, weights: Tensor | float = 1.0) -> Tensor:
     """(A, S): the sum over the shells beyond w (A,) for sigma (A, S), with weights (DOUBLINGS,); inf if not known."""
-    waves = w[:, None] * 2.0 ** torch.arange(DOUBLINGS, dtype=w.dtype, device=w.device)
+    waves = w[:, None] * 2.0 ** torch.arange(_DOUBLINGS, dtype=w.dtype, device=w.device)
     size = (envelope(waves) * weights)[:, None] @ torch.exp(-((waves[..., None] * sigma[:, None]) ** 2) / 2)
-    known = waves[:, -1:] * sigma >= FINAL
-    return torch.where(known, math.log(2) / 2 * (size[:, 0] + AFTER) * UP, torch.inf)
+    known = waves[:, -1:] * sigma >= _FINAL
+    return torch.where(known, math.log(2) / 2 * (size[:, 0] + _AFTER) * UP, torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ class Pairs:
     def rest(self, envelopes: tuple[Envelope, Envelope], eta: Tensor) -> Tensor:
         """(A, S): what the waves that are left out add to a quarter of the series."""
         last = 2 * self.count
-        number = last * 2.0 ** torch.arange(DOUBLINGS, dtype=eta.dtype, device=eta.device)
+        number = last * 2.0 ** torch.arange(_DOUBLINGS, dtype=eta.dtype, device=eta.device)
         weights = 4 / math.pi + 16 / math.pi**2 * (1 + torch.log(2 * number) / 2)
         first, second = (
             rest(envelope, eta[:, r] * DOWN, self.step[:, r] * last, weights) for r, envelope in enumerate(envelopes)

@@ -38,7 +38,7 @@ TERM = 1e-12
 LEAST = 1e-100
 """Standard deviations below count as this, which changes the values by less; its square does not underflow."""
 
-FAR = 1e4
+_FAR = 1e4
 """Arguments of log Phi below -FAR count as that, which only raises it."""
 
 
@@ -69,14 +69,14 @@ def quantile(probability: Tensor) -> Tensor:
 
 def log_cdf_above(x: Tensor) -> Tensor:
     """log Phi(x), rounded up."""
-    value = torch.special.log_ndtr(x.clamp(min=-FAR))
+    value = torch.special.log_ndtr(x.clamp(min=-_FAR))
     return value + LOGARITHM * (1 + value.abs())
 
 
 def log_cdf_below(x: Tensor) -> Tensor:
     """log Phi(x), rounded down; -inf far out."""
-    value = torch.special.log_ndtr(x.clamp(min=-FAR))
-    return torch.where(x > -FAR, value - LOGARITHM * (1 + value.abs()), -torch.inf)
+    value = torch.special.log_ndtr(x.clamp(min=-_FAR))
+    return torch.where(x > -_FAR, value - LOGARITHM * (1 + value.abs()), -torch.inf)
 
 
 def ratio(m: Tensor, s: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def exponential_excess(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tenso
 SAFE = 2.0**-10
 """c must exceed this."""
 
-DEEP = -25.0
+_DEEP = -25.0
 """The third case is not tried where log E exp f is below: too many digits would be lost, and are paid for."""
 
 
@@ -184,7 +184,7 @@ def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
     level = log_moment(alpha, beta, rectangle.m, rectangle.s)
     small = _by_tangents(alpha, beta, rectangle, level)
     m, s = rectangle.m, rectangle.s
-    better = (level > DEEP) & (small.at(m, s) < active.at(m, s).nan_to_num(torch.inf))
+    better = (level > _DEEP) & (small.at(m, s) < active.at(m, s).nan_to_num(torch.inf))
     parts = zip(vars(small).values(), vars(active).values(), strict=True)
     return _Plane(*(torch.where(better, new, old) for new, old in parts))
 

@@ -27,22 +27,22 @@ from torch import Tensor
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST
 from bnn_vnnlib.rounding import gamma
 
-REACH = 8.75
+_REACH = 8.75
 """2 Phi(-8.75) < 3e-18."""
 
-STEPS = (0.625, 0.5, 0.375, *(0.25 / 2**k for k in range(6)))
+_STEPS = (0.625, 0.5, 0.375, *(0.25 / 2**k for k in range(6)))
 """Steps of the rule; the largest that is exact enough is taken."""
 
-ENOUGH = 1e-13
+_ENOUGH = 1e-13
 """Error of E tanh that asks for no finer rule."""
 
-SMALL = 0.03
+_SMALL = 0.03
 """Up to this s the series is taken: its error is below 1e-9."""
 
 LARGEST = (53.0, 273.0, 1224.0)
 """More than the largest |tanh^(k)|, k = 6, 7, 8."""
 
-WIDEST = 26.0
+_WIDEST = 26.0
 """Largest half width of the strip: the rule's error is below 1e-100 there."""
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -124,7 +124,7 @@ class Rule:
 
     def missed(self, s: Tensor) -> Tensor:
         """Error of the rule for T_0; E tanh and the sum are at most 1, up to rounding."""
-        strip = torch.clamp(math.pi / (4 * s.clamp(min=LEAST)), max=min(2 * math.pi / self.step, WIDEST))
+        strip = torch.clamp(math.pi / (4 * s.clamp(min=LEAST)), max=min(2 * math.pi / self.step, _WIDEST))
         error = 2 * torch.exp(strip**2 / 2) / torch.expm1(2 * math.pi * strip / self.step)
         return error.clamp(max=2.1) * (1 + 1e-9)
 
@@ -137,12 +137,12 @@ class Rule:
 def expectations_for(deviations: Tensor) -> Expectations:
     """A way that serves deviations up to the largest of these."""
     s = deviations.amax() if deviations.numel() else deviations.new_zeros(())
-    if float(s) <= SMALL:
+    if float(s) <= _SMALL:
         return Series()
-    for step in STEPS:
-        count = math.ceil(REACH / step)
+    for step in _STEPS:
+        count = math.ceil(_REACH / step)
         nodes = step * torch.arange(-count, count + 1, dtype=torch.float64, device=deviations.device)
         rule = Rule(step, nodes, step * torch.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi))
-        if bool(rule.missed(s) < ENOUGH):
+        if bool(rule.missed(s) < _ENOUGH):
             break
     return rule

@@ -22,7 +22,7 @@ from bnn_vnnlib.jobs.progress import Progress, Watch
 from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
 from bnn_vnnlib.system.environment import plain_state
 
-FIRST, GROWTH = 4, 4
+_FIRST, _GROWTH = 4, 4
 """Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
 
 
@@ -124,10 +124,10 @@ def usual_chunk(rows: int, workers: int, most: int, least: int = 1, pieces: int 
 
 def growing(most: int) -> Iterator[int]:
     """Sizes of chunks, without end: small ones first."""
-    size = min(FIRST, most)
+    size = min(_FIRST, most)
     while True:
         yield size
-        size = min(most, GROWTH * size)
+        size = min(most, _GROWTH * size)
 
 
 def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 CONNECT = 20.0
 """Seconds to wait for a scheduler."""
 
-AHEAD = 2
+_AHEAD = 2
 """Tasks handed out for each that is carried out at a time, so that no worker waits for the next one."""
 
 
@@ -49,7 +49,7 @@ class _Pool:
         running: dict[Future[Any], T] = {}
         try:
             while True:
-                ahead = AHEAD * max(1, self.size()) if tasks else 0
+                ahead = _AHEAD * max(1, self.size()) if tasks else 0
                 while tasks and len(running) < ahead:
                     task = tasks.popleft()
                     running[self.submit(*call(task))] = task

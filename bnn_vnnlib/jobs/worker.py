@@ -45,7 +45,7 @@ PROGRAM = (
 )
 """What a worker runs; its first argument are the folders in which it looks for modules, one a line."""
 
-START_LIMIT = 300.0
+_START_LIMIT = 300.0
 """Seconds for a worker to import what it needs, on a machine that is busy."""
 
 
@@ -97,7 +97,7 @@ class Worker:
                 start_new_session=True,  # a group of its own; and Ctrl-C is for us, who end it in good order
             )
         try:
-            self.call(_prepare, kind, limit=START_LIMIT)
+            self.call(_prepare, kind, limit=_START_LIMIT)
         except BaseException:
             self.end()
             raise

@@ -17,7 +17,7 @@ from bnn_vnnlib.problem.refute import before_softmax, refuted_cases, settled
 from bnn_vnnlib.splitting.branch import Branching, Decided
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching
 
-MAX_BOXES, MAX_PARTS = 2**14, 2**10
+MAX_BOXES, _MAX_PARTS = 2**14, 2**10
 """Boxes, or parts with signs, spent on one pair of a weight setting and an item where no time limit is given."""
 
 MAX_SPLIT_INPUTS = 20
@@ -51,7 +51,7 @@ def branched(bounds: OutputBounds, weights: WeightBoxes, problem: Problem, found
     endless = bounds.engine.deadline.at is not None
     neurons = by_neurons(bounds, problem)
     for method, chosen, most in (
-        (Branching, open_ & ~neurons, MAX_BOXES // share), (NeuronBranching, open_ & neurons, MAX_PARTS // share),
+        (Branching, open_ & ~neurons, MAX_BOXES // share), (NeuronBranching, open_ & neurons, _MAX_PARTS // share),
     ):  # fmt: skip
         if bool(chosen.any()):
             found = found.met(method(bounds, weights, problem, chosen, None if endless else most).run())

@@ -24,13 +24,13 @@ from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.rounding import SMALL, TINY, gamma
 from bnn_vnnlib.system.clock import Deadline
 
-FAR = 5.0
+_FAR = 5.0
 """Beyond, places are not found by their shares, which have lost their digits."""
 
 REACH = 12.0
 """Cells cover so many standard deviations; beyond lies 1e-32."""
 
-FLAT = 0.03
+_FLAT = 0.03
 """What a slope counts as in a choice where to cut, beside how much it varies: steps of half-spaces cost as much."""
 
 _PLACES = ((0.5, 0.5, 0.5), (0.1, 0.9, 0.1), (0.9, 0.1, 0.1), (0.1, 0.1, 0.9), (0.9, 0.9, 0.9), (0, 0, 0), (1, 1, 1))
@@ -135,7 +135,7 @@ class LatentBounds:
         if moved is not None:
             slope = slope + torch.nn.functional.pad(moved, (0, self.latents))
         slope = slope.nan_to_num(0.0, 0.0, 0.0)
-        return slope.amax(0) - slope.amin(0) + FLAT * slope.abs().amax(0)
+        return slope.amax(0) - slope.amin(0) + _FLAT * slope.abs().amax(0)
 
     def values(self, v: Tensor) -> Tensor:
         """(S, P, m) at points (S, P, n + k), not rounded."""
@@ -156,7 +156,7 @@ class LatentBounds:
             torch.special.ndtr(low) * (1 - at[..., self.inputs :]) + torch.special.ndtr(high) * at[..., self.inputs :]
         )
         z = torch.minimum(torch.maximum(torch.special.ndtri(share), low), high)
-        far = torch.minimum(low.abs(), high.abs()) > FAR
+        far = torch.minimum(low.abs(), high.abs()) > _FAR
         found[..., self.inputs :] = torch.where(far, found[..., self.inputs :], z)
         return found.detach()
 

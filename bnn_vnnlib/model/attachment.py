@@ -26,12 +26,12 @@ from bnn_vnnlib.network.network import Component, Gaussian, Mixture, Model, Post
 from bnn_vnnlib.readers import kinds, read_npz
 from bnn_vnnlib.system.environment import plain_state
 
-DEVIATION, BIAS, MEAN = "std", "bias", "mean"
+_DEVIATION, _BIAS, _MEAN = "std", "bias", "mean"
 
 
 # 1. Posteriors in NumPy archives
 
-_SUFFIXES = ("variance", DEVIATION, "samples", "factor", "diagonal", "left", "right", "spectrum", BIAS)
+_SUFFIXES = ("variance", _DEVIATION, "samples", "factor", "diagonal", "left", "right", "spectrum", _BIAS)
 _COMPONENT = re.compile(r"component(0|[1-9][0-9]{0,8})/(.+)")
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -92,8 +92,8 @@ def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: families.Shap
         raise PosteriorError(f"a mixture needs {families.PROBABILITIES}")
     components = []
     for index in range(len(parts)):
-        found = _by_what(parts[index], (*_SUFFIXES, MEAN))
-        means = found.pop(MEAN, {})
+        found = _by_what(parts[index], (*_SUFFIXES, _MEAN))
+        means = found.pop(_MEAN, {})
         if "samples" in found:
             raise PosteriorError(f"component {index} is made of samples; a component of a mixture is a Gaussian")
         components.append(Component(means, _gaussian(found, shapes)))
@@ -101,8 +101,8 @@ def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: families.Shap
 
 
 def _gaussian(found: dict[str, dict[str, Any]], shapes: families.Shapes) -> Gaussian:
-    biases = found.pop(BIAS, {})
-    variances = {**found.pop("variance", {}), **found.pop(DEVIATION, {})}
+    biases = found.pop(_BIAS, {})
+    variances = {**found.pop("variance", {}), **found.pop(_DEVIATION, {})}
     if variances or not found:
         if found or biases:
             raise _mixed({"variance": variances, **found})
@@ -145,16 +145,16 @@ def _by_what(arrays: Arrays, suffixes: tuple[str, ...]) -> dict[str, dict[str, A
             expected = ", ".join(f"<initializer>_{suffix}" for suffix in suffixes)
             raise PosteriorError(f"key {key!r} is unknown; expected {expected} or {families.PROBABILITIES}")
         name = key.removesuffix(f"_{what}")
-        if what == BIAS:
+        if what == _BIAS:
             if array.dtype.kind != "U" or array.size != 1:
                 raise PosteriorError(f"{key!r} is of type {array.dtype}, expected the name of an initializer")
             found.setdefault(what, {})[name] = str(array.reshape(-1)[0])
             continue
         found.setdefault(what, {})[name] = _floats(key, array)
-    if twice := set(found.get("variance", {})) & set(found.get(DEVIATION, {})):
+    if twice := set(found.get("variance", {})) & set(found.get(_DEVIATION, {})):
         raise PosteriorError("the archive mixes variances and standard deviations", node=sorted(twice)[0])
-    if DEVIATION in found:
-        found[DEVIATION] = dict(families.from_standard_deviations(found[DEVIATION]).variances)
+    if _DEVIATION in found:
+        found[_DEVIATION] = dict(families.from_standard_deviations(found[_DEVIATION]).variances)
     return found
 
 

@@ -16,9 +16,9 @@ from bnn_vnnlib.network.network import DropoutMasks, Model, Network, Sampler, We
 from bnn_vnnlib.network.nodes import Activation, Conv, Linear, Max, Product, Sum
 from bnn_vnnlib.signature import Likelihood, Signature
 
-QUANTILES = (0.1, 0.5, 0.9)
+_QUANTILES = (0.1, 0.5, 0.9)
 
-DRAWN = 256
+_DRAWN = 256
 """Draws that the deviations of a posterior come from of which nothing else is known."""
 
 
@@ -116,7 +116,7 @@ def _deviations(model: Model) -> dict[str, Floats]:
         masks = model.posterior.ratios.items()
         return {name: np.full(model.network.tensors[name].shape, np.sqrt(ratio / (1 - ratio))) for name, ratio in masks}
     if isinstance(model.posterior, Sampler):  # of draws: nothing is known beside them
-        drawn = sample(model.network, model.posterior, DRAWN, torch.Generator().manual_seed(0))
+        drawn = sample(model.network, model.posterior, _DRAWN, torch.Generator().manual_seed(0))
         return {name: values.std(0).numpy() for name, values in drawn.items()}
     shapes = {name: mean.shape for name, mean in model.network.tensors.items()}
     return {name: np.sqrt(v).reshape(shapes[name]) for name, v in marginal_variances(model.posterior).items()}
@@ -128,7 +128,7 @@ def _summary(name: str, mean: Floats, deviation: Floats | None) -> _TensorSummar
     size = np.abs(mean)
     # 0/0 (a weight that is exactly 0) is no uncertainty; x/0 is infinite
     ratio = np.where(deviation > 0, np.divide(deviation, size, where=size > 0, out=np.full(size.shape, np.inf)), 0.0)
-    low, median, high = (float(q) for q in np.quantile(ratio, QUANTILES, method="nearest"))
+    low, median, high = (float(q) for q in np.quantile(ratio, _QUANTILES, method="nearest"))
     return _TensorSummary(name, mean.shape, mean.size, True, (low, median, high))
 
 

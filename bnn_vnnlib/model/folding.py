@@ -31,15 +31,15 @@ Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple
 # operators that move, repeat or drop entries of their first operand
 MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile")
 # operators on integers and booleans, which the reference evaluator computes exactly
-DISCRETE = (
+_DISCRETE = (
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Concat", "Cast", "Equal", "Where", "Min", "Max", "Mod", "Range", "Pow",
     "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "Sign", "Size", "CumSum", "Pad",
     "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "ScatterND", "ScatterElements", "Trilu", "NonZero", "OneHot",
 )  # fmt: skip
-COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-PICKS = ("Abs", "Clip", "Max", "Min")
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+_PICKS = ("Abs", "Clip", "Max", "Min")
 """Operators whose result is one of the operands' numbers, up to a sign: exact in float64, whatever the file's type."""
-ARITHMETIC: dict[str, Callable[..., Ball]] = {
+_ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Add": balls.ball_sum,
     "Sub": lambda a, b: balls.ball_sum(a, Ball(-b.mid, b.rad)),
     "Mul": balls.ball_product,
@@ -48,13 +48,13 @@ ARITHMETIC: dict[str, Callable[..., Ball]] = {
     "Sqrt": balls.square_root,
     "Reciprocal": balls.reciprocal,
 }
-ELEMENTWISE = frozenset((
+_ELEMENTWISE = frozenset((
     "Add", "Sub", "Mul", "Div", "Equal", "Where", "Min", "Max", "Mod", "Pow", "Less", "LessOrEqual", "Greater",
     "GreaterOrEqual", "And", "Or", "Xor",
 ))  # fmt: skip
-OVERFLOWS = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
+_OVERFLOWS = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Pow", "CumSum", "ReduceProd", "ReduceSum")
 _GROWN = 2**24
-FOLDABLE = frozenset((*MOVES, *DISCRETE, *ARITHMETIC, "ConstantOfShape", "DequantizeLinear", "Dropout", "Identity"))
+FOLDABLE = frozenset((*MOVES, *_DISCRETE, *_ARITHMETIC, "ConstantOfShape", "DequantizeLinear", "Dropout", "Identity"))
 """Operators that can be folded whether or not the table has them for computed tensors."""
 
 
@@ -106,8 +106,8 @@ def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArra
     if node.op_type in ("Div", "Mod") and not arrays[-1].all():
         raise inconsistent(node, "divides integers by 0")
     result = evaluate_node(node, opset, arrays)
-    if node.op_type in OVERFLOWS and result.dtype.kind in "iu":
-        summands = len(arrays) if node.op_type in ELEMENTWISE else 1  # behind them come axes
+    if node.op_type in _OVERFLOWS and result.dtype.kind in "iu":
+        summands = len(arrays) if node.op_type in _ELEMENTWISE else 1  # behind them come axes
         wide = evaluate_node(node, opset, [a.astype(np.float64) if i < summands else a for i, a in enumerate(arrays)])
         # an overflow is off by a multiple of 2^bits, of which float64 rounding is a small part
         if (np.abs(wide - result.astype(np.float64)) >= 2.0 ** (8 * result.dtype.itemsize - 1)).any():
@@ -159,7 +159,7 @@ def _float(
         message = f"changes the weight {uncertain[0].weight.source!r}, which has a posterior, before it is used"
         raise unsupported(node, f"{message}; attach the posterior to the tensor that is used")
     exact = all(value.known for value in given)
-    if node.op_type in COMPARISONS:
+    if node.op_type in _COMPARISONS:
         if not exact or any((value.values.astype(value.element) != value.values).any() for value in given):
             raise unsupported(node, f"{node.op_type} of constants that are not exact numbers depends on rounding")
         return graph.constant(node.output[0], evaluate_node(node, graph.opset, [value.values for value in given]))
@@ -175,14 +175,14 @@ def _ball(
 ) -> Ball:
     """The value of a node of deterministic constants, in the exactest way that there is for its operator."""
     floats = all(value.param is not None for value in given)
-    if node.op_type in PICKS and all(value.known for value in given):
+    if node.op_type in _PICKS and all(value.known for value in given):
         return Ball(evaluate_node(node, graph.opset, [None if value is None else value.values for value in inputs]))
     if node.op_type == "Concat" and floats:
         axis = attribute(node, "axis", 0)
         slack = np.concatenate([np.zeros(v.shape) if v.weight.slack is None else v.weight.slack for v in given], axis)
         return Ball(np.concatenate([v.values for v in given], axis), slack if slack.any() else None)
-    if node.op_type in ARITHMETIC and floats:
-        return ARITHMETIC[node.op_type](*(value.ball for value in given))
+    if node.op_type in _ARITHMETIC and floats:
+        return _ARITHMETIC[node.op_type](*(value.ball for value in given))
     if converter is None:
         raise unsupported(node, f"{node.op_type} of constant floats is not supported; simplify the model first")
     return _enclosed(graph, node, inputs, _power if node.op_type == "Pow" else converter)
@@ -291,7 +291,7 @@ def _size(node: NodeProto, arrays: Sequence[NDArray[Any]]) -> int:
             return math.prod(size + int(amounts.sum(dtype=object)) for size in arrays[0].shape)
         case "Concat":
             return sum(array.size for array in arrays)
-        case _ if node.op_type in ELEMENTWISE:
+        case _ if node.op_type in _ELEMENTWISE:
             return math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
     return 0
 

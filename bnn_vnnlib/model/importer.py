@@ -22,7 +22,7 @@ from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.signature import Signature, Variable
 
 OLDEST_OPSET = 7
-WHATEVER = (shapes.shape_of, shapes.split)
+_WHATEVER = (shapes.shape_of, shapes.split)
 """Converters that serve constants, too."""
 
 
@@ -302,7 +302,7 @@ def _converted(graph: Builder, node: NodeProto, values: _FileValues, proto: Mode
         inputs = [values[name] for name in node.input]
         converter = find_converter(graph, node, proto)
         constant = [value is None or isinstance(value, Fixed) for value in inputs]
-        if inputs and all(constant) and converter not in WHATEVER:
+        if inputs and all(constant) and converter not in _WHATEVER:
             return fold(graph, node, inputs, converter)
         if converter is None:
             raise missing_operator(graph, node, proto, "of a computed tensor " if node.op_type in FOLDABLE else "")

@@ -157,7 +157,7 @@ def _damaged(what: str) -> PosteriorError:
     return PosteriorError(f"the metadata entry {KEY!r} is damaged: {what}; attach the posterior again")
 
 
-VARIANCE, SAMPLES = "_variance", "_samples"
+_VARIANCE, _SAMPLES = "_variance", "_samples"
 
 
 # 2. The posterior
@@ -205,7 +205,7 @@ def _refuse_homeless(proto: ModelProto, tensors: dict[str, TensorProto]) -> None
         read.update(name for node in graph.node for name in node.input)
         pending += (inner for node in graph.node for inner in subgraphs(node))
     for name in sorted(stored - read):
-        for suffix in (VARIANCE, SAMPLES):
+        for suffix in (_VARIANCE, _SAMPLES):
             weight = name.removesuffix(suffix)
             if name.endswith(suffix) and weight in names | stored and weight not in tensors:
                 message = f"looks like the posterior of {weight!r}, which is no dense tensor of the main graph"
@@ -238,8 +238,8 @@ def _companions(suffix: str, tensors: dict[str, TensorProto], unused: set[str]) 
 
 def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posterior | None, tuple[str, ...]]:
     _refuse_correlated(tensors, unused)
-    variances = _companions(VARIANCE, tensors, unused)
-    samples = _companions(SAMPLES, tensors, unused)
+    variances = _companions(_VARIANCE, tensors, unused)
+    samples = _companions(_SAMPLES, tensors, unused)
     if variances and samples:
         raise PosteriorError("the file has both *_variance and *_samples tensors and no manifest that says which count")
     if samples and families.PROBABILITIES not in tensors:
@@ -394,7 +394,7 @@ def _listed(manifest: _Manifest) -> set[str]:
 def _spare(unused: set[str], tensors: dict[str, TensorProto], manifest: _Manifest | None) -> list[str]:
     """A remark on unused initializers that are no part of a posterior."""
     part = {families.PROBABILITIES} | (set() if manifest is None else _listed(manifest))
-    part.update(name for suffix in (VARIANCE, SAMPLES) for name in _companions(suffix, tensors, unused).values())
+    part.update(name for suffix in (_VARIANCE, _SAMPLES) for name in _companions(suffix, tensors, unused).values())
     spare = sorted(unused - part)
     return [f"initializer {name} is used by no node and ignored" for name in spare]
 

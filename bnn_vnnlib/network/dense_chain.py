@@ -40,7 +40,7 @@ from bnn_vnnlib.rounding import LOST, TINY, UNIT, gamma
 
 Integers = NDArray[np.int64]
 
-ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
+_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
 """Between the layers; slopes of leaky_relu lie in [0, 1]."""
 
 MAX_LAW_DISTANCE = 1e-10
@@ -408,7 +408,7 @@ class _Reading:
     def _closed(self, position: int, node: nodes.Activation, rows: _Rows) -> _Elements | None:
         """A layer with the activation behind it, which is the next base."""
         alpha = node.alpha
-        if rows.base is None or node.kind not in ACTIVATIONS or not isinstance(alpha, float | int):
+        if rows.base is None or node.kind not in _ACTIVATIONS or not isinstance(alpha, float | int):
             return None
         if not 0 <= alpha <= 1:
             return None

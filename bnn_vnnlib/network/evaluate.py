@@ -141,7 +141,7 @@ def _forward(network: Network, x: Tensor, parameter: _Parameter) -> list[Tensor]
             piece = x[..., node.start : node.start + math.prod(node.shape)]
             values.append(piece.reshape(*x.shape[:2], *node.shape))
         else:
-            values.append(RULES[type(node)](node, [values[i] for i in node.inputs], parameter))
+            values.append(_RULES[type(node)](node, [values[i] for i in node.inputs], parameter))
     return values
 
 
@@ -161,7 +161,7 @@ def _sum(node: nodes.Sum, inputs: list[Tensor], _parameter: _Parameter) -> Tenso
     return first
 
 
-SMALL_T = 2.0**-20
+_SMALL_T = 2.0**-20
 
 
 def _gap(node: nodes.Gap, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
@@ -169,7 +169,7 @@ def _gap(node: nodes.Gap, inputs: list[Tensor], _parameter: _Parameter) -> Tenso
         return inputs[3] - inputs[4]
     x, _, d = inputs
     function = FUNCTIONS[node.kind]
-    return (function(node.alpha, x) - function(node.alpha, x - SMALL_T * d)) / SMALL_T
+    return (function(node.alpha, x) - function(node.alpha, x - _SMALL_T * d)) / _SMALL_T
 
 
 def _broadcast(node: nodes.Broadcast, inputs: list[Tensor], _parameter: _Parameter) -> Tensor:
@@ -184,7 +184,7 @@ def _concat(node: nodes.Concat, inputs: list[Tensor], _parameter: _Parameter) ->
     return torch.cat([x.expand(*lead, *x.shape[2:]) for x in inputs], dim=node.axis + 2)
 
 
-RULES: dict[type[nodes.Node], _Rule] = {
+_RULES: dict[type[nodes.Node], _Rule] = {
     nodes.Linear: _weighted,
     nodes.Conv: _weighted,
     nodes.Scale: _weighted,

@@ -34,7 +34,7 @@ def without_last_layer(network: Network, posterior: Gaussian) -> Gaussian:
     return _marginal(posterior, random - (averaged - needed))
 
 
-MOST_TERMS = 64
+_MOST_TERMS = 64
 """Sums with more terms are not walked through."""
 
 
@@ -64,7 +64,7 @@ def _walks(
                     return [(averaged, set(uses))]
                 averaged.add(param.source)
         (position,) = node.inputs
-    if not isinstance(node, Sum) or len(node.inputs) > MOST_TERMS // max(1, len(passed)):
+    if not isinstance(node, Sum) or len(node.inputs) > _MOST_TERMS // max(1, len(passed)):
         return [(averaged, set(uses))]
     passed.add(position)
     return [walk for term in node.inputs for walk in _walks(network, posterior, term, passed, averaged)]

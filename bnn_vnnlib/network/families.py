@@ -59,7 +59,7 @@ STORED: Mapping[str, tuple[str, ...]] = {family: tuple(fields) for family, (_, f
 """Family -> what is stored for a weight, as tensors `<weight>_<what>`. A mixture stores those of its components."""
 
 MIXTURE = "mixture"
-SAMPLER, DROPOUT = "sampler", "dropout"
+_SAMPLER, _DROPOUT = "sampler", "dropout"
 FAMILIES = (*STORED, MIXTURE)
 PLAIN = ("variance", "samples")
 """What is recognised by its name alone; of a correlated posterior a part would be taken for the whole."""
@@ -95,7 +95,7 @@ def stated(posterior: Posterior) -> Gaussian | WeightSamples | Mixture:
 def family_of(posterior: Posterior) -> str:
     """The name of the family in files."""
     if isinstance(posterior, Drawable):
-        return DROPOUT if isinstance(posterior, DropoutMasks) else SAMPLER
+        return _DROPOUT if isinstance(posterior, DropoutMasks) else _SAMPLER
     return next((family for family, (kind, _) in _FIELDS.items() if isinstance(posterior, kind)), MIXTURE)
 
 
@@ -349,7 +349,7 @@ def _tensor(array: Floats) -> torch.Tensor:
 # 3. Making and checking a posterior
 
 PROBABILITIES = "posterior_probabilities"
-RESERVED_FAMILIES = ("dropout",)
+_RESERVED_FAMILIES = ("dropout",)
 
 
 @plain_state()
@@ -526,7 +526,7 @@ def _total(parts: Iterable[tuple[Floats, NDArray[Any]]]) -> Floats:
 
 def refuse_family(family: str) -> None:
     """Raise unless this version reads the family."""
-    if family in RESERVED_FAMILIES:
+    if family in _RESERVED_FAMILIES:
         raise UnsupportedError(f"posterior family {family!r} is not supported yet; supported: {', '.join(FAMILIES)}")
     if family not in FAMILIES:
         raise PosteriorError(f"posterior family {family!r} is unknown; supported: {', '.join(FAMILIES)}")

@@ -92,7 +92,7 @@ MAX_CLASSES = 64
 """Classes of a Softmax that is written out in nodes, at most."""
 
 Weighted = Linear | Conv | Scale
-UNIT = 2.0**-53
+_UNIT = 2.0**-53
 
 
 # 1. Posteriors of both
@@ -713,7 +713,7 @@ class _Differences:
         values, slack = [], np.zeros(one.shape)
         for param in (one, other):
             value = tensors[param.source].reshape(-1)[param.index] * param.factor
-            rounded = 0.0 if np.all(np.abs(param.factor) == 1) else UNIT * np.abs(value) + np.finfo(np.float64).tiny
+            rounded = 0.0 if np.all(np.abs(param.factor) == 1) else _UNIT * np.abs(value) + np.finfo(np.float64).tiny
             slack = slack + rounded + (0.0 if param.slack is None else param.slack)
             values.append(value)
         found = values[0] - values[1]
@@ -724,7 +724,7 @@ class _Differences:
         name = _free("difference", tensors)
         tensors[name] = found
         index = np.arange(found.size).reshape(found.shape)
-        return Param(name, index, np.ones(()), slack * (1 + 8 * UNIT) if slack.any() else None)
+        return Param(name, index, np.ones(()), slack * (1 + 8 * _UNIT) if slack.any() else None)
 
     def _less(self, one: Param, other: Param) -> Param | None:
         """A common z with the difference of two factors, its magnitude rounded up; None where both are equal."""
@@ -732,7 +732,7 @@ class _Differences:
         found = factors[0] - factors[1]
         if not found.any():
             return None
-        paid = 4 * UNIT * (np.abs(factors[0]) + np.abs(factors[1]))
+        paid = 4 * _UNIT * (np.abs(factors[0]) + np.abs(factors[1]))
         return Param(one.source, one.index, found + np.where(found < 0, -paid, paid))
 
 

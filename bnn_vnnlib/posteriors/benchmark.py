@@ -19,7 +19,7 @@ from bnn_vnnlib.model.reading import write_readable
 from bnn_vnnlib.posteriors.convert import Recipe, convert
 from bnn_vnnlib.signature import Likelihood
 
-RECORD = "conversion.json"
+_RECORD = "conversion.json"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def convert_benchmark(
     instances = read_table(table, source.name)
     usable = _usable(instances, source, table, skip_missing)
     networks = {instance.onnx: network for instance, network, _ in usable}
-    record = _Record.read(target / RECORD, {"recipe": described, "likelihood": likelihood})
+    record = _Record.read(target / _RECORD, {"recipe": described, "likelihood": likelihood})
     notes: list[str] = []
     kept = 0
     for index, (cell, file) in enumerate(networks.items()):

@@ -26,7 +26,7 @@ from bnn_vnnlib.system.memory import at_once
 
 Transform = Literal["identity", "softmax", "sigmoid"]
 
-PAIRS = 32
+_PAIRS = 32
 """Up to this many classes, differences of all pairs of logits are bounded; beyond, the logits one by one."""
 
 
@@ -124,7 +124,7 @@ class OutputBounds:
     def _softmax(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         """Differences to the class with the largest coefficient, then the exact minimum over their box."""
         m = outputs.shape[-1]
-        if m > PAIRS:
+        if m > _PAIRS:
             low, high = self._logits(weights, lower, upper, m)
             return softmax_lower(outputs, low[:, :, None], high[:, :, None])
         low = self._differences(weights, lower, upper, m)

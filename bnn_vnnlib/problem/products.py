@@ -12,7 +12,7 @@ in rational arithmetic (`property.input_feasible`, `problem.feasible`).
    value of a (x_1 ... x_{k-1}) (c_{k+1} ... c_d) over the cell in the first case and the largest in the second,
    a m(x) >= a m(c) + sum of s_k (x_k - c_k). For x y these are McCormick's planes. The sum of all terms' planes bounds
    the polynomial from below, so that p(x) <= b implies that plane <= b. All of it is exact.
-2. Slopes are rounded to `BITS` bits, down where x_k >= c_k and up where x_k <= c_k, which lowers the plane; the
+2. Slopes are rounded to `_BITS` bits, down where x_k >= c_k and up where x_k <= c_k, which lowers the plane; the
    constant is adjusted at c, exactly, and the bound is rounded up. Short slopes stay exact when problems of two
    networks add them up (`problem.pairs`).
 3. Cells. A box is halved where its products vary most until there are `CELLS` of them; a cell in which a constraint
@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 from bnn_vnnlib.arrays import Floats, Ints
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Polynomial, Property, row_false, span
 
-CELLS, ALL_CELLS = 16, 2**12
+CELLS, _ALL_CELLS = 16, 2**12
 """Of one box, and of all boxes together, about."""
 
-CORNERS = 4
+_CORNERS = 4
 """Inputs of a constraint whose ends are combined, those that its products have; 2 to this power planes."""
 
-BITS = 24
+_BITS = 24
 
 Cell = tuple[Floats, ...]
 """lower, upper, inner_lower, inner_upper (n,)."""
@@ -52,7 +52,7 @@ def in_cells(property: Property) -> tuple[Property, Ints]:
     boxes, rows, n = property.boxes, property.rows, property.boxes.lower.shape[1]
     if not any(property.polynomials):
         return property, np.arange(len(rows))
-    most = max(1, min(CELLS, ALL_CELLS // sum(map(bool, property.polynomials))))
+    most = max(1, min(CELLS, _ALL_CELLS // sum(map(bool, property.polynomials))))
     sides = (boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper)
     cells: list[Cell] = []
     box_of: list[int] = []
@@ -153,7 +153,7 @@ def _corners(polynomial: Polynomial, cell: Cell) -> Iterator[dict[int, bool]]:
     """Which inputs are at their lower ends: all combinations of those that vary most; the others take turns."""
     used = sorted({j for _, inputs in polynomial.terms if len(inputs) > 1 for j in inputs},
                   key=lambda j: float(cell[0][j] - cell[1][j]))  # fmt: skip
-    for ends in itertools.product((True, False), repeat=min(len(used), CORNERS)):
+    for ends in itertools.product((True, False), repeat=min(len(used), _CORNERS)):
         yield {j: ends[k % len(ends)] for k, j in enumerate(used)}
 
 
@@ -187,8 +187,8 @@ def _rounded_up(value: Fraction) -> float:
 
 
 def _short(value: Fraction, *, up: bool) -> float:
-    """A number of `BITS` bits next to it, above or below."""
+    """A number of `_BITS` bits next to it, above or below."""
     if value == 0:
         return 0.0
-    unit = Fraction(2) ** (math.frexp(float(value))[1] - BITS)
+    unit = Fraction(2) ** (math.frexp(float(value))[1] - _BITS)
     return float((math.ceil if up else math.floor)(value / unit) * unit)

@@ -17,7 +17,7 @@ from bnn_vnnlib.question.property import row_false, row_true
 from bnn_vnnlib.rounding import TINY, gamma
 from bnn_vnnlib.system.clock import Deadline
 
-LP_SIZE = 200_000
+_LP_SIZE = 200_000
 """Variables of one linear program; more blocks are solved in several programs."""
 
 _TOUCH = 1e-6
@@ -226,7 +226,7 @@ def _infeasible(system: _System, deadline: Deadline) -> Tensor:
 def _solved(system: _System, deadline: Deadline) -> Tensor:
     """Systems that time does not suffice for stay open."""
     blocks, rows, size = system.slope.shape
-    step = max(1, LP_SIZE // (rows + 2 * size))
+    step = max(1, _LP_SIZE // (rows + 2 * size))
     parts = (slice(start, start + step) for start in range(0, blocks, step))
     found = deadline.reached(parts, lambda part: _multipliers(system, part))
     lam = np.zeros((blocks, rows))

@@ -522,7 +522,9 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) ->
         family_of(posterior),
     )
     decision, sampled = query is Query.DECISION, options.boxes == "sampled"
-    parts = [part.posterior for part in posterior.components] if isinstance(posterior, Mixture) else []
+    parts: list[Posterior] = []
+    if isinstance(posterior, Mixture):
+        parts = [part.posterior for part in posterior.components]
     boxes = sampled or options.margin is not None or options.method in ("interval", "linear")
     if isinstance(posterior, Drawable):
         dropout = "MC dropout (Dropout in training mode)"

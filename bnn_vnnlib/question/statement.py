@@ -33,16 +33,16 @@ from bnn_vnnlib.signature import Variable
 
 # 1. Vacuous properties
 
-MAX_CHECKED_CASES = 1000
+_MAX_CHECKED_CASES = 1000
 """Cases that are looked at, at most: with so many contradictory ones in a row nothing is said."""
 
-TRIED_CASES = 100
+_TRIED_CASES = 100
 """Cases among which one is looked for that is easily met."""
 
-MAX_COEFFICIENTS = 1_000_000
+_MAX_COEFFICIENTS = 1_000_000
 """Coefficients of a case, at most, that are looked at."""
 
-DENOMINATORS = (1, 12, 1000, 10**6)
+_DENOMINATORS = (1, 12, 1000, 10**6)
 """Largest denominators of the multipliers, the simplest first."""
 
 
@@ -54,7 +54,7 @@ def vacuous(property: Property) -> str | None:
         return None
     without_inputs = 0
     for case in range(property.num_cases):
-        if case == MAX_CHECKED_CASES:
+        if case == _MAX_CHECKED_CASES:
             return None
         if _system(property, case, rows=False).contradictory:
             without_inputs += 1
@@ -77,7 +77,7 @@ def vacuous_row(a: Floats, b: Floats, case: NDArray[np.int64]) -> int | None:
     numbers, owner = np.unique(case, return_inverse=True)
     open_ = np.flatnonzero(~np.any([_far_out(a[:, owner == k]) for k in range(len(numbers))], axis=0))
     none, strict = np.zeros((len(case), 0)), np.zeros(len(case), bool)
-    for row in open_[:MAX_CHECKED_CASES].tolist():
+    for row in open_[:_MAX_CHECKED_CASES].tolist():
         parts = [owner == k for k in range(len(numbers))]
         systems = (_System(a[row, r], none[r], b[row, r], strict[r], none[0], none[0]) for r in parts)
         if all(system.contradictory for system in systems):
@@ -98,7 +98,7 @@ def _easily_met(property: Property) -> bool:
 
     With d = -(sum of the rows' unit vectors) and a_r.d < 0 for all rows, y = t d meets all of them for large t.
     """
-    cases = min(property.num_cases, TRIED_CASES)
+    cases = min(property.num_cases, _TRIED_CASES)
     owner = property.rows.owner[: np.searchsorted(property.rows.owner, cases)]
     outputs = property.rows.outputs[: len(owner)]
     length = np.sqrt((outputs**2).sum(axis=1))
@@ -127,10 +127,10 @@ class _System:
     @property
     def contradictory(self) -> bool:
         """Proved to have no solution."""
-        if len(self.bound) == 0 or len(self.bound) * (self.outputs.shape[1] + self.inputs.shape[1]) > MAX_COEFFICIENTS:
+        if len(self.bound) == 0 or len(self.bound) * (self.outputs.shape[1] + self.inputs.shape[1]) > _MAX_COEFFICIENTS:
             return False
         multipliers = self._proposed()
-        return multipliers is not None and any(self._proves(multipliers, most) for most in DENOMINATORS)
+        return multipliers is not None and any(self._proves(multipliers, most) for most in _DENOMINATORS)
 
     def _proposed(self) -> Floats | None:
         """min l.b - eps l.strict - p.lower + q.upper  with  l a = 0, l g = p - q, sum l = 1, all >= 0; rows scaled."""
@@ -188,7 +188,7 @@ def _part(property: Property, rows: HalfSpaces, owner: int) -> tuple[Floats, Flo
     return outputs, inputs, bound, rows.strict[which]
 
 
-ROWS, CASES, TERMS, INPUTS = 4, 3, 6, 6
+ROWS, CASES, TERMS, _INPUTS = 4, 3, 6, 6
 """How many are written out: rows of a case, cases, terms of a row, inputs of a box."""
 
 
@@ -314,7 +314,7 @@ def _inputs(property: Property, box: int, name: Names) -> str:
         *(side[box].tolist() for side in (boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper)), strict=True
     )
     size = boxes.lower.shape[1]
-    if size <= INPUTS:
+    if size <= _INPUTS:
         text = ", ".join(
             f"{name[0](i)} = {_number(low, inner)}"
             if _number(low, inner) == _number(high, outer)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.readers.text import RATIO, SMALL
 
-MAX_ARRAY_BYTES = 2**35
+_MAX_ARRAY_BYTES = 2**35
 """Bytes of all arrays, at most: 32 GiB."""
 
 _MEMBERS = 100_000
@@ -98,7 +98,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
     for entry, following in pairwise(in_order):
         if entry.header_offset + entry.compress_size >= following.header_offset:
             raise _Refused(f"members {entry.filename!r} and {following.filename!r} lie one upon the other")
-    limit, total = min(MAX_ARRAY_BYTES, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
+    limit, total = min(_MAX_ARRAY_BYTES, max(SMALL, RATIO * size)), sum(entry.file_size for entry in entries)
     if total > limit:
         message = f"unpacks to {total:,} bytes, more than {limit:,}, the limit for {size:,} packed ones"
         raise _Refused(f"{message}; if it is no bomb, save it with numpy.savez")

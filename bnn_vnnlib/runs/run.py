@@ -18,7 +18,7 @@ from bnn_vnnlib.runs.records import AnyTask, Entry, Records, hashes
 from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task, unanswered
 
-FORMAT = 2
+_FORMAT = 2
 """Of the folder. Before 2, records did not say which options they were made with."""
 
 
@@ -122,7 +122,7 @@ class Run:
         ------
         OptionError : another process is at work in the folder, or it holds a run with other settings
         """
-        with records.opened({"format": FORMAT, **settings}):
+        with records.opened({"format": _FORMAT, **settings}):
             todo, redone = records.todo({records.place(task): task for task in tasks}.values())
             yield Run(records, tuple(tasks), tuple(todo), redone)
 

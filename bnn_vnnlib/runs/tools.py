@@ -25,7 +25,7 @@ from bnn_vnnlib.system.isolation import usual_threads
 KILL_AFTER = 60.0
 """Seconds beyond the limit after which a tool is killed, as in the competition."""
 
-PREPARE_LIMIT = 600.0
+_PREPARE_LIMIT = 600.0
 """Seconds for the preparation of an instance, as in the competition."""
 
 _MAX_BYTES = 2**31  # bytes of a file that is unpacked for a tool, or that a tool leaves
@@ -173,7 +173,7 @@ def run_tool(task: ToolTask) -> Outcome:
         places, log, prepare_time = _places(task, Path(folder)), Path(folder) / "log.txt", 0.0
         if task.tool.prepare is not None:
             words = task.tool.words(task.tool.prepare, places)
-            code, prepare_time = _call(words, log, PREPARE_LIMIT, task.threads)
+            code, prepare_time = _call(words, log, _PREPARE_LIMIT, task.threads)
             if code != 0:
                 reason = f"prepare_instance.sh ended with {code}: the instance is skipped"
                 return unanswered(task, Verdict.ERROR, reason, prepare_time, log=tail(log))

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 Flags = NDArray[np.bool_]
 
-YES, NO, OPEN = "yes", "no", "unknown"
+_YES, _NO, _OPEN = "yes", "no", "unknown"
 
 
 def yes_or_no(yes: Flags, no: Flags) -> NDArray[np.str_]:
     """Proved, refuted, or neither."""
-    return np.where(yes, YES, np.where(no, NO, OPEN))
+    return np.where(yes, _YES, np.where(no, _NO, _OPEN))
 
 
 def nested(found: BatchResult, count: int) -> BatchResult:
@@ -146,25 +146,25 @@ def _reading(radius: float, some: Arrays) -> RadiusReading:
     return RadiusReading(
         radius=radius,
         inputs=len(some["row"]),
-        uncertain=share("uncertain", YES),
-        not_uncertain=share("uncertain", NO),
+        uncertain=share("uncertain", _YES),
+        not_uncertain=share("uncertain", _NO),
         decided=float("nan") if decided is None else float((decided >= 0).mean()),
         correct=float("nan") if decided is None or label is None else float((decided == label).mean()),
         lower=float("nan") if lower is None else float(lower.mean()),
         upper=float("nan") if upper is None else float(upper.mean()),
         deviation=float("nan") if lower is None else float(lower.std()),
         aleatoric=float(some["aleatoric"].mean()) if "aleatoric" in some else float("nan"),
-        epistemic=share("epistemic", YES),
-        not_epistemic=share("epistemic", NO),
+        epistemic=share("epistemic", _YES),
+        not_epistemic=share("epistemic", _NO),
     )
 
 
 # 2. The job
 
-MAX_CHUNK = 64
+_MAX_CHUNK = 64
 """Inputs whose balls are bounded together, at most, where their number is not given."""
 
-TAU = 0.4
+_TAU = 0.4
 """Certified uncertain: no class above this, where it is not given."""
 
 
@@ -236,7 +236,7 @@ class UncertaintyTask:
             said = draw_columns(self.bounding, found.draws)
             columns |= {name: said[name] for name in ("confidence", "draws_counted", "draws_open")}
         if classes:
-            tau = self.reading.tau if self.reading.tau is not None else TAU
+            tau = self.reading.tau if self.reading.tau is not None else _TAU
             single, count = found.lower.shape[1] == 1, len(self.radii)
             columns |= class_columns(found, tau, quick=self.reading.quick, single=single, count=count)
             columns |= self._of_label(model, found.lower, found.upper, index)
@@ -248,7 +248,7 @@ class UncertaintyTask:
         outputs = model.network.signature.output_size
         if not classes or self.reading.quick:
             return rules.never(outputs)
-        tau = self.reading.tau if self.reading.tau is not None else TAU
+        tau = self.reading.tau if self.reading.tau is not None else _TAU
         return uncertain_within(outputs, tau) if outputs == 1 else rules.uncertain(outputs, tau)
 
     def _of_label(self, model: Model, lower: Floats, upper: Floats, index: NDArray[np.int64]) -> Arrays:
@@ -391,7 +391,7 @@ def uncertainty(
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
     where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
-    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, _MAX_CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))
     result = UncertaintyResult(columns, readings(columns), spent)
@@ -407,7 +407,7 @@ def _target(setting: Setting, inputs: Inputs, reading: Reading, delta: ArrayLike
         if delta is not None:
             raise OptionError("delta is for regression, and the model is a classifier")
         if outputs == 1:
-            uncertain_within(1, TAU if reading.tau is None else reading.tau)
+            uncertain_within(1, _TAU if reading.tau is None else reading.tau)
             if reading.epistemic is not None:
                 raise OptionError("epistemic needs at least two outputs to compare")
             return Target()

@@ -20,7 +20,7 @@ from bnn_vnnlib.sweeps.questions import Asked, settled
 from bnn_vnnlib.sweeps.sweeping import Pair
 from bnn_vnnlib.sweeps.table import Table
 
-SECONDS = 60.0
+_SECONDS = 60.0
 """Time limit of a row."""
 
 
@@ -82,7 +82,7 @@ def write_certificates(rows: Sequence[Chosen], options: Options, folder: Path) -
         prop = folder / f"row_{one.row}.vnnlib"
         write_text(prop, property_text(between(lower, upper), requirement, comment=comment))
         question = match(read_property(prop), model.network.signature, prop)
-        how = replace(options, timeout=SECONDS)
+        how = replace(options, timeout=_SECONDS)
         result = verify(model, question, started=started, **how.given)
         files = {"model": one.network, "property": prop}
         yield one.row, certified(prop.with_suffix(".cert"), files, model, question, how, result, started)

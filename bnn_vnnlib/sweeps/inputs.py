@@ -176,7 +176,7 @@ def _labels(labels: ArrayLike, count: int, outputs: int) -> NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-NAMES = ("x", "label", "y", "scale", "valid_lower", "valid_upper")
+_NAMES = ("x", "label", "y", "scale", "valid_lower", "valid_upper")
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +230,7 @@ def read_inputs(path: str | Path, clip: tuple[float, float] | None = None) -> In
     InputError : the file, or an array of it, by name
     """
     path = Path(path)
-    return make_inputs(read_arrays(path, NAMES), clip, path)
+    return make_inputs(read_arrays(path, _NAMES), clip, path)
 
 
 @names_arguments
@@ -240,7 +240,7 @@ def make_inputs(
 ) -> Inputs:
     """Inputs from arrays in memory, named as in a file."""
     named = {name: np.asarray(values) for name, values in arrays.items()}
-    refuse_unknown(named, NAMES, path)
+    refuse_unknown(named, _NAMES, path)
     x = number(named, "x", path, dims=2)
     if len(x) == 0:
         raise InputError("the file holds no inputs", path=path)

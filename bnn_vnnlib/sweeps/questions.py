@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
 
 
-FOREIGN = ("outputs", "timeout", "strict")
+_FOREIGN = ("outputs", "timeout", "strict")
 """Options that say nothing to a job of many boxes."""
 
 
 def settled(options: Options, model: Model) -> Setting:
     """The run over a model; refuses, before any work, what cannot be asked of it."""
     for name in options.given:
-        if name in FOREIGN:
+        if name in _FOREIGN:
             raise OptionError(f"{name} is no option of a job over many boxes: leave it out")
     return settle_run(model, options)
 
@@ -53,7 +53,7 @@ def draw_columns(options: Options, draws: Floats | None) -> dict[str, NDArray]:
 
 def settings_of(options: Options) -> dict[str, Any]:
     """What decides the bounds, as JSON values; where they are computed (`device`, `memory`) does not."""
-    values = {name: value for name, value in vars(options).items() if name not in (*FOREIGN, "device", "memory")}
+    values = {name: value for name, value in vars(options).items() if name not in (*_FOREIGN, "device", "memory")}
     return {name: str(value) if isinstance(value, Query | Rule) else value for name, value in values.items()}
 
 

@@ -41,7 +41,7 @@ Index = NDArray[np.int64]
 Probe = Callable[[Index, Floats], tuple[NDArray[np.bool_], Floats]]
 """rows (K,) and radii (K,) -> certified robust (K,), and the radius from which on it is certified to fail, or inf."""
 
-STATE = ("robust", "failed", "broken", "spared")
+_STATE = ("robust", "failed", "broken", "spared")
 
 NOTHING = -1.0
 """Stands for a radius that is below all."""
@@ -114,13 +114,13 @@ class Bisection:
     @property
     def state(self) -> dict[str, Floats]:
         """What the next step depends on; with `rounds` it is all there is to know."""
-        return {name: getattr(self, name) for name in STATE}
+        return {name: getattr(self, name) for name in _STATE}
 
     @classmethod
     def resumed(cls, radii: Radii, state: Mapping[str, Floats], rounds: int) -> Bisection:
         """A search that goes on."""
-        search = cls(len(state[STATE[0]]), radii)
-        for name in STATE:
+        search = cls(len(state[_STATE[0]]), radii)
+        for name in _STATE:
             setattr(search, name, np.array(state[name]))
         search.rounds = rounds
         return search
@@ -160,10 +160,10 @@ class Bisection:
         self.spared[again] = np.maximum(self.robust[again], 0.0)
 
 
-MAX_CHUNK = 256
+_MAX_CHUNK = 256
 """Inputs whose radii are looked for together, at most, where their number is not given."""
 
-THRESHOLD = 0.7
+_THRESHOLD = 0.7
 """On P_safe, where none is given."""
 
 
@@ -333,7 +333,7 @@ def radii(
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
     where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
-    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, MAX_CHUNK)
+    chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, _MAX_CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)
@@ -362,7 +362,7 @@ def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Opt
         if threshold is not None:
             raise OptionError(f"thresholds are on P_safe, which query {query} does not ask for: leave them out")
         return how
-    both = threshold if threshold is not None else given[0] if given else THRESHOLD
+    both = threshold if threshold is not None else given[0] if given else _THRESHOLD
     return replace(how, tau_safe=both, tau_unsafe=both) if len(given) < 2 else how
 
 

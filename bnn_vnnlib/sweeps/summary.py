@@ -13,7 +13,7 @@ from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.readers import table_text
 
-ALL = "all"
+_ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _levels(names: NDArray) -> Iterator[tuple[str, slice]]:
     """Every name if there are several, then all of them."""
     if len(names) > 1:
         yield from ((str(name), slice(i, i + 1)) for i, name in enumerate(names))
-    yield ALL, slice(None)
+    yield _ALL, slice(None)
 
 
 def _states(columns: Arrays, tau_safe: float, tau_unsafe: float) -> dict[str, NDArray]:

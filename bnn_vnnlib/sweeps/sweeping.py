@@ -28,18 +28,18 @@ from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
 from bnn_vnnlib.system.environment import plain_state
 
-USUAL_MEMORY, NUMBERS_PER_GIB = 2.0, 2**21
+_USUAL_MEMORY, _NUMBERS_PER_GIB = 2.0, 2**21
 """GiB, where nobody says; numbers of the widest layer over the boxes of a chunk for each of them, at most: all that is
 kept of the boxes takes about half of the memory."""
 
-NUMBERS = 2**17
+_NUMBERS = 2**17
 """These numbers, as they are usual: larger chunks are no faster, and tell and keep less."""
 
-PIECES, MIN_REFINED, MIN_CHUNK = 4, 64, 32
-"""Chunks for each worker, if they do not become smaller than `MIN_CHUNK` boxes. What one pass leaves open is refined
-together, so that fewer boxes than `MIN_REFINED` are too few where memory has room for more."""
+_PIECES, _MIN_REFINED, _MIN_CHUNK = 4, 64, 32
+"""Chunks for each worker, if they do not become smaller than `_MIN_CHUNK` boxes. What one pass leaves open is refined
+together, so that fewer boxes than `_MIN_REFINED` are too few where memory has room for more."""
 
-DEARER = 16
+_DEARER = 16
 """A box of `decision` takes so many times as long, so that its chunks are smaller."""
 
 
@@ -127,11 +127,11 @@ class SweepJob:
         blocks = [block for number, pair in enumerate(pairs) for block in _blocks(number, pair)]
         self.setting, self._networks, widest = self._checked(blocks)
         self.query = self.setting.query
-        each = widest * (DEARER if self.query is Query.DECISION else 1)
-        room = int(NUMBERS_PER_GIB * (bounding.memory or USUAL_MEMORY))
-        most = max(1, min(room // each, max(NUMBERS // each, MIN_REFINED)))
+        each = widest * (_DEARER if self.query is Query.DECISION else 1)
+        room = int(_NUMBERS_PER_GIB * (bounding.memory or _USUAL_MEMORY))
+        most = max(1, min(room // each, max(_NUMBERS // each, _MIN_REFINED)))
         rows = sum(len(block.rows) for block in blocks)
-        self._chunk = chunk or usual_chunk(rows, workers, most, MIN_CHUNK, PIECES)
+        self._chunk = chunk or usual_chunk(rows, workers, most, _MIN_CHUNK, _PIECES)
         self._chunks = list(_cut(blocks, self._chunk))
 
     def _checked(self, blocks: Sequence[_Block]) -> tuple[Setting, dict[str, str], int]:

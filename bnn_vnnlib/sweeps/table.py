@@ -14,7 +14,7 @@ from bnn_vnnlib.sweeps.questions import Asked
 from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
 
-NAMES = ("lower", "upper", "label", "output_lower", "output_upper", "a", "b", "case", "network", "group")
+_NAMES = ("lower", "upper", "label", "output_lower", "output_upper", "a", "b", "case", "network", "group")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def read_table(path: str | Path) -> Table:
     InputError : the file, or an array of it, by name
     """
     path = Path(path)
-    return make_table(read_arrays(path, NAMES), path)
+    return make_table(read_arrays(path, _NAMES), path)
 
 
 @names_arguments
@@ -77,7 +77,7 @@ def read_table(path: str | Path) -> Table:
 def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) -> Table:
     """A table of arrays in memory, named as in a file."""
     named = {name: np.asarray(values) for name, values in arrays.items()}
-    refuse_unknown(named, NAMES, path)
+    refuse_unknown(named, _NAMES, path)
     lower, upper = (number(named, side, path, dims=2) for side in ("lower", "upper"))
     if lower.shape != upper.shape:
         raise InputError(f"lower has shape {lower.shape} and upper {upper.shape}", path=path)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h)."""
 
-KEPT = 2**29
+_KEPT = 2**29
 """Bytes at the end of the heap that stay with the process when they are free."""
 
-MAPPED = 2**25
+_MAPPED = 2**25
 """Arrays from this size on (bytes) are mapped one by one, and given back when they are freed: so no hole of that size
 stays in the heap. It is the largest threshold to which glibc's own adaptation goes."""
 
@@ -38,4 +38,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    return all(mallopt(name, value) == 1 for name, value in ((TRIM_THRESHOLD, KEPT), (MMAP_THRESHOLD, MAPPED)))
+    return all(mallopt(name, value) == 1 for name, value in ((_TRIM_THRESHOLD, _KEPT), (_MMAP_THRESHOLD, _MAPPED)))

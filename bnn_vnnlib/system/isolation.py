@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SAFE = "PYTHONSAFEPATH"  # the same as `python -P`, also for whatever the process itself starts
 
 
@@ -43,7 +43,7 @@ def isolated() -> Iterator[None]:
 
     They look for modules in `trusted_path()`, and have the threads of `with_threads(None)`.
     """
-    path, before = sys.path[:], {name: os.environ.get(name) for name in (_SAFE, *THREADS)}
+    path, before = sys.path[:], {name: os.environ.get(name) for name in (_SAFE, *_THREADS)}
     sys.path[:] = trusted_path()
     os.environ.update(with_threads(None), **{_SAFE: "1"})
     try:
@@ -65,13 +65,13 @@ def with_threads(threads: int | None) -> dict[str, str]:
     threads : as asked for; None: as the environment says already, and one where it says nothing
     """
     if threads is not None:
-        return {**os.environ, **dict.fromkeys(THREADS, str(threads))}
-    return {**dict.fromkeys(THREADS, "1"), **os.environ}
+        return {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
+    return {**dict.fromkeys(_THREADS, "1"), **os.environ}
 
 
 def usual_threads() -> int:
     """How many threads a process has for which no number is asked: that of OMP_NUM_THREADS, else one."""
-    first = os.environ.get(THREADS[0], "").split(",")[0].strip()
+    first = os.environ.get(_THREADS[0], "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else 1
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 # 1. Files
 
-MAX_PROPERTY_BYTES = 128 * 2**20
+_MAX_PROPERTY_BYTES = 128 * 2**20
 _MARABOU = re.compile(r"\s*(?:[+-]?[\d.]*\s*(?:[xy]|ws_\d++_)\d++\s*)++(?:<=|>=|=)\s*[-+.\deE]+\s*(?:[\r\n]|\Z)")
 
 
-def read_property_text(path: str | Path, limit: int = MAX_PROPERTY_BYTES) -> tuple[str, Path]:
+def read_property_text(path: str | Path, limit: int = _MAX_PROPERTY_BYTES) -> tuple[str, Path]:
     """The text of a property file and the path that was opened.
 
     A file is decompressed if it is a gzip file, whatever its name; if `path` is missing, `path`.gz is tried.

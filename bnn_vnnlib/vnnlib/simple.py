@@ -23,8 +23,8 @@ from bnn_vnnlib.vnnlib.tree import Compare, Junction, SimpleRun, SourceText, bra
 
 # 1. Words to numbers
 
-COMPARATORS = (">=", ">", "<=", "<", "=", "==", "!=")
-AND = len(COMPARATORS)
+_COMPARATORS = (">=", ">", "<=", "<", "=", "==", "!=")
+_AND = len(_COMPARATORS)
 _COMPARISON = re.compile(r"\([ \t\r\n]*[<>=!]")
 
 
@@ -64,12 +64,12 @@ class SimpleRuns:
     @property
     def numbers(self) -> list[str]:
         """The atoms that are numbers."""
-        return [atom for atom in self.atoms[AND + 1 :] if is_number(atom)]
+        return [atom for atom in self.atoms[_AND + 1 :] if is_number(atom)]
 
 
 def read_runs(assertions: Iterable[Compare | Junction | SimpleRun]) -> SimpleRuns:
     """Gather the runs of all formulas."""
-    known = (*COMPARATORS, "and")
+    known = (*_COMPARATORS, "and")
     numbers = defaultdict(count(len(known)).__next__, zip(known, range(len(known)), strict=True))
     runs, parts = [*_leaves(assertions)], [np.zeros(0, np.int32)]
     for run in runs:
@@ -78,7 +78,7 @@ def read_runs(assertions: Iterable[Compare | Junction | SimpleRun]) -> SimpleRun
             del words[::4]  # assert
         parts.append(np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)))
     codes = np.concatenate(parts)
-    ands = np.flatnonzero(codes == AND)  # the grammar lets no variable be named so
+    ands = np.flatnonzero(codes == _AND)  # the grammar lets no variable be named so
     clauses = (ands - np.arange(len(ands))) // 3
     first = np.array([*map(len, parts)]).cumsum()
     first = (first - ands.searchsorted(first)) // 3
@@ -98,10 +98,10 @@ def _leaves(assertions: Iterable[Compare | Junction | SimpleRun]) -> Iterable[Si
 
 # 2. Constraints
 
-_STRICT = np.array(["=" not in word for word in COMPARATORS])
-_UPPER = np.array([word.startswith("<") for word in COMPARATORS])
-_EQUAL = np.array([word in ("=", "==") for word in COMPARATORS])
-_UNEQUAL = np.array([word == "!=" for word in COMPARATORS])
+_STRICT = np.array(["=" not in word for word in _COMPARATORS])
+_UPPER = np.array([word.startswith("<") for word in _COMPARATORS])
+_EQUAL = np.array([word in ("=", "==") for word in _COMPARATORS])
+_UNEQUAL = np.array([word == "!=" for word in _COMPARATORS])
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ def read_simple(runs: SimpleRuns, scope: Scope, comparisons: Comparisons) -> Sim
 def _resolved(runs: SimpleRuns, scope: Scope) -> Ints:
     """The column of each atom; -1 for a number, and for what is no operand."""
     columns = np.fromiter(map(scope.columns.get, runs.atoms, repeat(-1)), np.int64, len(runs.atoms))
-    for atom in (np.flatnonzero(columns[AND + 1 :] < 0) + AND + 1).tolist():  # behind the words that are no operands
+    for atom in (np.flatnonzero(columns[_AND + 1 :] < 0) + _AND + 1).tolist():  # behind the words that are no operands
         word = runs.atoms[atom]
         if not is_number(word):
             try:

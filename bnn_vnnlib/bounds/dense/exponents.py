@@ -42,10 +42,10 @@ from bnn_vnnlib.system.clock import Deadline
 
 # 1. What neurons typically do
 
-FADED = 0.02**2
+_FADED = 0.02**2
 """Share of the variance in front of an activation that is left behind it, at least: dead neurons may wake."""
 
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Typical:
 
 def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
     """Of every layer; the output of the last one is not activated."""
-    nodes, weights = (x.new_tensor(part) for part in (NODES, WEIGHTS / WEIGHTS.sum()))
+    nodes, weights = (x.new_tensor(part) for part in (_NODES, _WEIGHTS / _WEIGHTS.sum()))
     found = []
     h, noise = x, torch.zeros_like(x)
     for place, layer in enumerate(chain.layers):
@@ -77,17 +77,17 @@ def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
         if place + 1 < len(chain.layers):
             values = torch.relu(m[..., None] + torch.sqrt(noise)[..., None] * nodes)
             h = values @ weights
-            noise = ((values - h[..., None]) ** 2) @ weights + FADED * noise
+            noise = ((values - h[..., None]) ** 2) @ weights + _FADED * noise
         found.append(Typical(m, torch.sqrt(spread), v, torch.sqrt(shaken), h, noise))
     return found
 
 
 # 2. Exponential moments
 
-FLOOR = 1e-6
+_FLOOR = 1e-6
 """Relative deviation that a side is expected to have at least."""
 
-ROOM = 0.2
+_ROOM = 0.2
 """beta s^2 of the rows that bound variances, at most."""
 
 
@@ -171,9 +171,9 @@ class Exponents:
         level = math.log(self.sides / self.budget) * (1 + 1e-12)
         reach = math.sqrt(2 * level)
         below = ranges.rectangles[place - 1].most[:, None]
-        tau = reach / (guess.m_spread + FLOOR * (1 + guess.m.abs()))
-        rho = reach / (guess.v_spread + FLOOR * (guess.v + FLOOR * layer.variance.sum(-1)) + LEAST)
-        least = torch.minimum(rho, ROOM / (layer.variance * below * below + LEAST).amax(-1))
+        tau = reach / (guess.m_spread + _FLOOR * (1 + guess.m.abs()))
+        rho = reach / (guess.v_spread + _FLOOR * (guess.v + _FLOOR * layer.variance.sum(-1)) + LEAST)
+        least = torch.minimum(rho, _ROOM / (layer.variance * below * below + LEAST).amax(-1))
         scales = (tau, -tau, least, -rho)
         bound = []
         for scale, mean in zip(scales, (True, True, False, False), strict=True):

@@ -56,7 +56,7 @@ Weighted = Linear | Conv | Scale
 
 # 1. Groups
 
-SMALL = 1e-140
+_SMALL = 1e-140
 """Added to every deviation, so that one can divide."""
 
 _MAX_CORRELATED = 256
@@ -147,7 +147,7 @@ class Dense:
         """s_j (.., input), lam and the centers of some rows."""
         lead = a.shape[:3]
         b = maps.adjoint(node, root, a.reshape(1, -1, *a.shape[3:]), shape).flatten(2).movedim(0, 1)  # (rows, k, input)
-        deviation = torch.sqrt((b**2).sum(1) + max(torch.finfo(b.dtype).tiny, SMALL**2)) * (1 + gamma(len(root) + 8))
+        deviation = torch.sqrt((b**2).sum(1) + max(torch.finfo(b.dtype).tiny, _SMALL**2)) * (1 + gamma(len(root) + 8))
         unit = b / deviation[:, None]
         fewer = unit.shape[1] <= unit.shape[2]  # latents than inputs: the same eigenvalues but for zeros
         gram = unit @ unit.mT if fewer else unit.mT @ unit
@@ -217,7 +217,7 @@ class Kron:
         terms = gamma(2 * (sum(self.left.shape) + sum(self.right.shape) + size) + 32)
         u = a.flatten(3) @ self.left  # (.., R, a)
         weight = (u**2) @ self.spectrum  # (.., R, b)
-        up, tiny = 1 + terms, max(torch.finfo(u.dtype).tiny, SMALL**2)
+        up, tiny = 1 + terms, max(torch.finfo(u.dtype).tiny, _SMALL**2)
         deviation = torch.sqrt(weight @ (self.right**2).mT + tiny) * up
         flat = torch.sqrt(weight.amax(-1) * largest(self.right.mT @ self.right, size, False) + tiny) * up
         lam = torch.full_like(flat, torch.inf) if size > _MAX_CORRELATED else self._lam(weight, deviation)

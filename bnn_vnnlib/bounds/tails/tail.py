@@ -80,7 +80,7 @@ FOLD = math.sqrt(2 / math.pi) * (1 + 4 * UNIT)
 OWEN = 1e-14
 """Absolute error allowed to Owen's function in scipy (tested against mpmath)."""
 
-SPLITS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 39.0)
+_SPLITS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 39.0)
 """z of bound 3; the last one is free and serves what is (nearly) not folded."""
 
 
@@ -214,7 +214,7 @@ class Tail:
 
 def _split_failure(threshold: Tensor, split: Split) -> Tensor:
     gap = _below(split.mean, threshold)
-    z = gap.new_tensor(SPLITS).reshape(-1, *(1,) * gap.dim())
+    z = gap.new_tensor(_SPLITS).reshape(-1, *(1,) * gap.dim())
     lost, drop = cdf_above(-z), z * split.folded * (1 + 4 * UNIT)
     gap = gap - drop - 2 * UNIT * (gap.abs() + drop)
     return (lost + _stopped(gap, split)).nan_to_num(1.0, 1.0, 1.0).amin(0)

@@ -32,10 +32,10 @@ from bnn_vnnlib.splitting.frontier import Items
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
-BATCH = 2**11
+_BATCH = 2**11
 """Cells that are cut between two looks at the clock, at most."""
 
-SHARE = 0.1
+_SHARE = 0.1
 """Of what the worst cell of an item leaves open: cells with less wait."""
 
 # 1. Cells
@@ -102,7 +102,7 @@ class CellTrees:
             return None
         leaves = whole[0]
         while len(chosen := self._worst(leaves, n, most)):
-            parts = chosen.split(min(BATCH, at_once(8 * width)))
+            parts = chosen.split(min(_BATCH, at_once(8 * width)))
             found = tree.cuts(leaves, parts)
             stays = torch.ones(len(leaves), dtype=torch.bool, device=lower.device)
             for index in parts[: len(found)]:
@@ -119,7 +119,7 @@ class CellTrees:
         count = torch.bincount(owner, minlength=items)
         worst = leaves.open.new_zeros(items).scatter_reduce(0, owner, leaves.open, "amax")
         wanted = (left > self.tolerance) & (count < most)
-        index = torch.nonzero(wanted[owner] & (leaves.open >= SHARE * worst[owner]) & (leaves.open > 0))[:, 0]
+        index = torch.nonzero(wanted[owner] & (leaves.open >= _SHARE * worst[owner]) & (leaves.open > 0))[:, 0]
         return index[leaves.open[index].argsort(descending=True)]
 
     def beyond(self, like: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class CellExpectations:
 
 # 3. Quantiles
 
-DOUBLINGS, HALVINGS = 12, 16
+_DOUBLINGS, _HALVINGS = 12, 16
 """Steps of the search for v: away from the estimate, and back."""
 
 
@@ -272,14 +272,14 @@ class CellMedians:
         good, bad, away = torch.full_like(middle, -torch.inf), middle + spread, 1e-3 * spread
         if leaves is None:
             return good
-        for _ in range(DOUBLINGS):
+        for _ in range(_DOUBLINGS):
             proved = self._proved(leaves, middle - away)
             good = torch.where(proved, torch.maximum(good, middle - away), good)
             bad = torch.where(proved, bad, torch.minimum(bad, middle - away))
             away = torch.where(proved, away, 3 * away)
             if bool((good > -torch.inf).all()):
                 break
-        for _ in range(HALVINGS):
+        for _ in range(_HALVINGS):
             tried = torch.where(good > -torch.inf, (good + bad) / 2, -torch.inf)
             proved = self._proved(leaves, tried)
             good, bad = torch.where(proved, tried, good), torch.where(proved, bad, tried)

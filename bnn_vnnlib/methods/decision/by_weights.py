@@ -56,7 +56,7 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Norms
 
-HIGHEST = 2**16
+_HIGHEST = 2**16
 """Orders beyond are not asked for: the norm is infinite then."""
 
 
@@ -73,7 +73,7 @@ def output_norms(
     uses = Counter(param.source for param in params_of(network))
     alone = {name for name in weights.spreads if independent and uses[name] == 1}
     orders = _orders(network, weights, alone)
-    if max(orders) > HIGHEST:
+    if max(orders) > _HIGHEST:
         return lower.new_full((len(lower), network.signature.output_size), torch.inf)
     found = _norms(network, weights, lower, upper, orders, alone, None)
     if bool(torch.isfinite(found).all()):

@@ -24,7 +24,7 @@ from bnn_vnnlib.problem.refute import refuted_by
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.memory import at_once
 
-PREDICTIVE = 32
+_PREDICTIVE = 32
 """Weight samples that stand for the predictive in an attack."""
 
 
@@ -34,10 +34,10 @@ _ALIVE = 8
 _TOGETHER = 256
 """So many rows and outputs are bounded together, however little memory there is: in parts bounds differ a little."""
 
-RANGES = "ranges"
+_RANGES = "ranges"
 """In place of a method's name: of a bound that the closed ranges of the last activations give."""
 
-COMPLEMENT = "complement"
+_COMPLEMENT = "complement"
 """In place of a method's name: of the upper bound that the lower bounds of the other classes leave."""
 
 
@@ -73,7 +73,7 @@ class _Run:
         self._by = torch.full(self.low.shape, -1, dtype=torch.int16, device=device)
         self._names: list[str] = []
         if bounds.transform == "identity" and bool(torch.isfinite(self.low).any()):  # else they say nothing
-            self._names.append(RANGES)
+            self._names.append(_RANGES)
             self._by[torch.isfinite(self.low)] = 0
         self._compared: list[tuple[str, Tensor]] = []
 
@@ -136,7 +136,7 @@ class _Run:
         most = 1 - (low.sum(-1, keepdim=True) - low) + 2 * gamma(self._outputs + 4)
         found = self.low.clone()
         found[:, -self._outputs :] = torch.maximum(found[:, -self._outputs :], -most)
-        self._improve(torch.arange(len(low), device=low.device), found, COMPLEMENT)
+        self._improve(torch.arange(len(low), device=low.device), found, _COMPLEMENT)
 
     @property
     def _open(self) -> Tensor:
@@ -257,7 +257,7 @@ class _Run:
         part, task = self._problem.items(index), self._expect.task
         network = task.network
         generator = torch.Generator().manual_seed(self._settings.seed)
-        drawn = sample(network, task.posterior, PREDICTIVE, generator)
+        drawn = sample(network, task.posterior, _PREDICTIVE, generator)
         params = {name: value.to(self.point) for name, value in drawn.items()}
         smaller = _smaller(self._settings)
         aim: attack.Aim = "mean" if task.rule.level is None else task.rule.level

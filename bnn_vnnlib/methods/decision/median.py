@@ -38,7 +38,7 @@ from bnn_vnnlib.system.clock import Deadline
 
 # 1. Quantiles
 
-DOUBLINGS, HALVINGS = 10, 9
+_DOUBLINGS, _HALVINGS = 10, 9
 """Steps of the search for v: away from where it cannot be, and back."""
 
 
@@ -126,7 +126,7 @@ class TailMedians:
     def _search(self, lower: Tensor, upper: Tensor, start: Tensor, step: Tensor) -> Tensor:
         """(P, 2 m): the best v found below `start`."""
         good, bad, away = torch.full_like(start, -torch.inf), start, step
-        for _ in range(DOUBLINGS):
+        for _ in range(_DOUBLINGS):
             index = torch.nonzero(good == -torch.inf)
             if len(index) == 0:
                 break
@@ -138,7 +138,7 @@ class TailMedians:
             away = 2 * away
         row, column = torch.nonzero(good > -torch.inf).unbind(-1)
         low, high = good[row, column], bad[row, column]
-        for _ in range(HALVINGS if len(row) else 0):
+        for _ in range(_HALVINGS if len(row) else 0):
             tried = (low + high) / 2
             proved = self._proved(lower[row], upper[row], column, tried, start.shape[1] // 2)
             low, high = torch.where(proved, tried, low), torch.where(proved, high, tried)
@@ -162,7 +162,7 @@ class TailMedians:
 
 # 2. Rows
 
-ACCURACY = 1e-3
+_ACCURACY = 1e-3
 """Excess that is not worth a split, in standard deviations of the row's outputs."""
 
 
@@ -208,7 +208,7 @@ class MedianRows:
             return rows_at(self.typical.quantile(x, self.level), x, picked(outputs, item), picked(inputs, item))
 
         size = self.typical.spread((lower + upper) / 2)
-        tolerance = ACCURACY * (outputs.abs() * size[:, None]).sum(-1) + 1e-12
+        tolerance = _ACCURACY * (outputs.abs() * size[:, None]).sum(-1) + 1e-12
         return minimise(bound, value, lower, upper, known, Effort(tolerance, self.most), self.deadline)
 
     def _looked(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:

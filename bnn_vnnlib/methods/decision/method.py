@@ -31,17 +31,17 @@ MODERATE = 1e12
 """Largest weight and standard deviation up to which closed forms are used: they square what they meet. Weights so
 large that they undo an underflow are left to the boxes."""
 
-MASSES = (0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
+_MASSES = (0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12)
 """Masses of the nested boxes."""
 
 _SPARE = 2e-6
 """Of the mass outside, what boxes behind quantiles hold beyond the mass that they need."""
 
 
-SAMPLED, FEW = 65, 256
+_SAMPLED, _FEW = 65, 256
 """Networks behind the estimates that say where to split: so many are drawn, unless the posterior has few samples."""
 
-POINTS_AT_ONCE = 512
+_POINTS_AT_ONCE = 512
 """Points that are evaluated together, at most, each in all samples."""
 
 
@@ -56,20 +56,20 @@ class Sampled:
     @staticmethod
     def of(network: Network, posterior: GaussianDiagonal | WeightSamples, device: torch.device) -> Sampled:
         """The samples of the posterior where they are few, or some drawn ones."""
-        if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= FEW:
+        if isinstance(posterior, WeightSamples) and len(posterior.probabilities) <= _FEW:
             params = {name: torch.tensor(values, device=device) for name, values in posterior.samples.items()}
             return Sampled(network, params, torch.as_tensor(posterior.probabilities, device=device))
-        drawn = sample(network, posterior, SAMPLED, torch.Generator().manual_seed(0))
+        drawn = sample(network, posterior, _SAMPLED, torch.Generator().manual_seed(0))
         params = {name: values.to(device, torch.float64) for name, values in drawn.items()}
-        return Sampled(network, params, torch.full((SAMPLED,), 1 / SAMPLED, dtype=torch.float64, device=device))
+        return Sampled(network, params, torch.full((_SAMPLED,), 1 / _SAMPLED, dtype=torch.float64, device=device))
 
     def quantile(self, x: Tensor, level: float) -> Tensor:
         """(P, m) at points (P, n)."""
-        return torch.cat([self._quantile(part, level) for part in x.split(POINTS_AT_ONCE)])
+        return torch.cat([self._quantile(part, level) for part in x.split(_POINTS_AT_ONCE)])
 
     def spread(self, x: Tensor) -> Tensor:
         """(P, m) standard deviations of the outputs over the drawn networks, at points (P, n)."""
-        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(POINTS_AT_ONCE)]
+        parts = [evaluate(self.network, part, self.params).std(0, correction=0) for part in x.split(_POINTS_AT_ONCE)]
         return torch.cat(parts)
 
     def _quantile(self, x: Tensor, level: float) -> Tensor:
@@ -167,7 +167,7 @@ class DecisionTask:
             )
             return family.weights, family.union
         level = self.rule.level
-        masses: tuple[float, ...] = MASSES
+        masses: tuple[float, ...] = _MASSES
         if level is not None:  # of nested boxes the smallest that hold enough say most, one for each side
             masses = tuple(q + _SPARE * (1 - q) for q in sorted({level, 1 - level}))
         nested = weight_sets.centred_family(self.network, self.posterior, masses, self.device, margin=self.margin)

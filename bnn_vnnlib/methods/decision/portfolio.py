@@ -144,16 +144,16 @@ def _weights(task: DecisionTask) -> Steps:
     return Steps(any_graph=(rows,), longest=(SplitInputs(rows, task.network, task.deadline),) if splits else ())
 
 
-CELLS, MOST_CELLS = 2**9, 2**18
+_CELLS, _MOST_CELLS = 2**9, 2**18
 """Cells of an item at first, and, where time is limited, of what is open at last."""
 
-CELL_BOXES = 12
+_CELL_BOXES = 12
 """Boxes that an item is split into, at most: each has its own cells."""
 
 CELL_CLASSES = 16
 """Classes, at most, of which probabilities are nodes of a graph."""
 
-CELL_TOLERANCE = 1e-4
+_CELL_TOLERANCE = 1e-4
 """What cells may leave open of a row whose coefficients add up to 1, unless a gap is asked for."""
 
 
@@ -167,9 +167,9 @@ def _cell_trees(task: DecisionTask) -> tuple[CellTrees, CellTrees]:
     """For a first look, and for what is open at last."""
     latents = LatentBounds.of(task.bounds, cast("Gaussian", task.posterior), task.device, at_points=True)
     least = {"softmax": lambda rows: rows.amin(-1), "sigmoid": lambda rows: rows.clamp(max=0).sum(-1)}
-    tolerance = CELL_TOLERANCE if task.gap is None else task.gap / 2.5
-    first = CellTrees(latents, least.get(task.bounds.transform), task.deadline, tolerance, CELLS)
-    return first, replace(first, most=MOST_CELLS, patient=True)
+    tolerance = _CELL_TOLERANCE if task.gap is None else task.gap / 2.5
+    first = CellTrees(latents, least.get(task.bounds.transform), task.deadline, tolerance, _CELLS)
+    return first, replace(first, most=_MOST_CELLS, patient=True)
 
 
 def _expectations_by_cells_serve(task: DecisionTask) -> str | None:
@@ -186,7 +186,7 @@ def _expectations_by_cells(task: DecisionTask) -> Steps:
         return each.sum(-1) * UP
 
     first, last = (CellExpectations(trees, norm) for trees in _cell_trees(task))
-    longest = (last, SplitInputs(first, task.network, task.deadline, CELL_BOXES))
+    longest = (last, SplitInputs(first, task.network, task.deadline, _CELL_BOXES))
     return Steps(last=(first,), longest=() if task.deadline.at is None else longest)
 
 
@@ -195,13 +195,13 @@ def _expectations_by_cells(task: DecisionTask) -> Steps:
 MAX_CLASSES = 64
 """Classes, at most: all pairs of them are bounded."""
 
-EVENT_BUDGETS = (1e-2, 1e-5)
+_EVENT_BUDGETS = (1e-2, 1e-5)
 """What the events of a deep network may fail with: for large deviations, and where little is uncertain."""
 
-SURE = 0.999
+_SURE = 0.999
 """P_safe from which on it is not refined any more: a thousandth of the mass moves no decision by more."""
 
-SPLIT_BUDGET, SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
+_SPLIT_BUDGET, _SPLIT_DEEP = (1e-4,), Effort(tolerance=5e-3, most=16)
 """Budgets of a deep network whose inputs are split, and how far they are: a box costs more than in a shallow one."""
 
 
@@ -248,7 +248,7 @@ def _softmax_of_one_layer_serves(task: DecisionTask) -> str | None:
 def _softmax_of_one_layer(task: DecisionTask) -> Steps:
     layers, deadline = cast(DenseChain, _relu_layers(task)), task.deadline
     distance, closed = layers.law_distance, OneLayerSoftmax(layers)
-    source = WithMoments(closed, ExponentialMoments(layers, EVENT_BUDGETS))
+    source = WithMoments(closed, ExponentialMoments(layers, _EVENT_BUDGETS))
     criteria = (MeanNetwork(task.bounds, closed),) if task.bounds.transform == "softmax" and distance == 0 else ()
     quick, aimed = (SoftmaxRows(source, deadline, effort, distance) for effort in (None, SPLIT))
     last = SoftmaxRows(Tilted(layers), deadline, None, distance)
@@ -262,23 +262,23 @@ def _softmax_by_moments_serve(task: DecisionTask) -> str | None:
     return None if len(found.layers) > 2 else "the network has one hidden layer, for which there are closed forms"
 
 
-STEPS_OF_MOMENTS = 4
+_STEPS_OF_MOMENTS = 4
 """Steps' memory, at most, that exponential moments of one box take where they come first."""
 
 
 def _moments_are_dear(task: DecisionTask) -> bool:
     """Of a large network they take many times as long as P_safe, so that tails come first."""
-    moments = ExponentialMoments(cast(DenseChain, _relu_layers(task)), EVENT_BUDGETS)
-    return at_once(moments.size // STEPS_OF_MOMENTS) == 1
+    moments = ExponentialMoments(cast(DenseChain, _relu_layers(task)), _EVENT_BUDGETS)
+    return at_once(moments.size // _STEPS_OF_MOMENTS) == 1
 
 
 def _softmax_by_moments(task: DecisionTask) -> Steps:
     layers, deadline = cast(DenseChain, _relu_layers(task)), task.deadline
     if _moments_are_dear(task):  # so much so that time may be up before one box is bounded
-        cut_off = ExponentialMoments(layers, EVENT_BUDGETS, deadline)
+        cut_off = ExponentialMoments(layers, _EVENT_BUDGETS, deadline)
         return Steps(longest=(SoftmaxRows(cut_off, deadline, None, layers.law_distance),))
-    quick = SoftmaxRows(ExponentialMoments(layers, EVENT_BUDGETS), deadline, None, layers.law_distance)
-    aimed = SoftmaxRows(ExponentialMoments(layers, SPLIT_BUDGET), deadline, SPLIT_DEEP, layers.law_distance)
+    quick = SoftmaxRows(ExponentialMoments(layers, _EVENT_BUDGETS), deadline, None, layers.law_distance)
+    aimed = SoftmaxRows(ExponentialMoments(layers, _SPLIT_BUDGET), deadline, _SPLIT_DEEP, layers.law_distance)
     return Steps(quick=(quick,), aimed=(aimed,))
 
 
@@ -320,7 +320,7 @@ def _softmax_by_safety(task: DecisionTask) -> Steps:
         until = task.deadline.share(2)
         bounds = OutputBounds(replace(task.bounds.engine, deadline=until), "identity")
         looked = Attack(steps=0, restarts=1, seed=task.seed, deadline=until)
-        goal = Goal(0.0 if until.at is None else SURE, 0.0)
+        goal = Goal(0.0 if until.at is None else _SURE, 0.0)
         return safety_bounds(SafetyTask(bounds, task.posterior, problem, looked, until, goal)).lower
 
     return Steps(longest=(SoftmaxBySafety(safe),))
@@ -392,7 +392,7 @@ def _expectation_by_tails(task: DecisionTask) -> Steps:
 
 # 4. Medians, and other quantiles
 
-MAX_PARTS = {"samples": 400, "one layer": 200, "tails": 16}
+_MAX_PARTS = {"samples": 400, "one layer": 200, "tails": 16}
 """Parts of an item, at most."""
 
 
@@ -416,7 +416,7 @@ def _medians_by_weights_serve(task: DecisionTask) -> str | None:
 def _medians_by_weights(task: DecisionTask) -> Steps:
     """One look at each item; samples are split, too."""
     source = replace(WeightMedians(task.bounds, *task.weights), level=_level(task))
-    split = (_median_rows(task, source, MAX_PARTS["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
+    split = (_median_rows(task, source, _MAX_PARTS["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
     return Steps(any_graph=(_median_rows(task, source),), thorough=split)
 
 
@@ -433,7 +433,7 @@ def _medians_of_one_layer_serve(task: DecisionTask) -> str | None:
 
 def _medians_of_one_layer(task: DecisionTask) -> Steps:
     source = OneLayerMedians(cast(DenseChain, task.chain), task.deadline)
-    return Steps(thorough=(_median_rows(task, source, MAX_PARTS["one layer"]),))
+    return Steps(thorough=(_median_rows(task, source, _MAX_PARTS["one layer"]),))
 
 
 def _medians_by_tails_serve(task: DecisionTask) -> str | None:
@@ -445,7 +445,7 @@ def _medians_by_tails_serve(task: DecisionTask) -> str | None:
 
 def _medians_by_tails(task: DecisionTask) -> Steps:
     tails = TailBounds(task.network, cast("Gaussian", task.posterior), task.device, task.deadline)
-    rows = (_median_rows(task, TailMedians(tails, task.typical, _level(task)), MAX_PARTS["tails"]),)
+    rows = (_median_rows(task, TailMedians(tails, task.typical, _level(task)), _MAX_PARTS["tails"]),)
     return Steps(thorough=rows) if _medians_of_one_layer_serve(task) else Steps(last=rows)
 
 
@@ -455,7 +455,7 @@ def _medians_by_cells_serve(task: DecisionTask) -> str | None:
 
 def _medians_by_cells(task: DecisionTask) -> Steps:
     first, last = (CellMedians(trees, task.typical, _level(task)) for trees in _cell_trees(task))
-    longest = (_median_rows(task, last), _median_rows(task, first, CELL_BOXES))
+    longest = (_median_rows(task, last), _median_rows(task, first, _CELL_BOXES))
     return Steps(last=(_median_rows(task, first),), longest=() if task.deadline.at is None else longest)
 
 

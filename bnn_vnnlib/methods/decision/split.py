@@ -19,9 +19,9 @@ from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
 
-MOST, MOST_DEAR = 400, 40
+_MOST, MOST_DEAR = 400, 40
 """Boxes of an item, at most; of a method that takes seconds for one."""
-CLOSE = 0.02
+_CLOSE = 0.02
 """Relative to how much a row varies over the item: closer bounds are not worth a split."""
 
 
@@ -37,7 +37,7 @@ class SplitInputs:
     method: RowMethod
     network: Network
     deadline: Deadline
-    most: int = MOST
+    most: int = _MOST
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class SplitInputs:
             rows, moved = picked(outputs, few[item]), picked(inputs, few[item])
             return Look(self.method.lower(low, high, rows, moved), self._slopes(low, high, rows, moved), low, high)
 
-        effort = Effort(tolerance=0.0, most=self.most, relative=CLOSE)
+        effort = Effort(tolerance=0.0, most=self.most, relative=_CLOSE)
         found = minimise(bound, None, lower[few], upper[few], known[few], effort, self.deadline)
         return known.index_copy(0, few, found)
 

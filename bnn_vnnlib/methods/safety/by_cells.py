@@ -36,10 +36,10 @@ from bnn_vnnlib.system.memory import at_once
 CELLS = "cells of weights"
 """The method's name."""
 
-LEAVES, MOST_LEAVES = 2**11, 2**17
+_LEAVES, _MOST_LEAVES = 2**11, 2**17
 """Parts of an instance, at most: without a time limit, and with one."""
 
-ROUND, CHUNK = 64, 2**10
+_ROUND, _CHUNK = 64, 2**10
 """Parts of an instance that a piece splits at least, and parts that are split between two looks at the clock."""
 
 
@@ -73,7 +73,7 @@ class CellSplitting:
 
     def step(self, low: Tensor, high: Tensor) -> SafetyBounds | None:
         """Split the parts that matter most of the instances whose lower or upper bound is wanted."""
-        most = LEAVES if self._task.deadline.at is None else MOST_LEAVES
+        most = _LEAVES if self._task.deadline.at is None else _MOST_LEAVES
         worked = [side.step(wanted, most) for side, wanted in zip(self._sides, (high, low), strict=False)]
         return self.bounds if any(worked) else None
 
@@ -96,7 +96,7 @@ def mass_at(bounds: OutputBounds, posterior: Gaussian, points: Problem, enough: 
     latents = LatentBounds.of(bounds, posterior, points.lower.device, at_points=True)
     side, best = _Side(points, latents, "safe"), 0.0
     everything = torch.ones_like(side.known)
-    while best < enough and side.step(everything, MOST_LEAVES):
+    while best < enough and side.step(everything, _MOST_LEAVES):
         best = float(((1 - side.total) / UP).max())
     return best
 
@@ -134,7 +134,7 @@ class _Side:
         else:
             forest = self._forest
             count = torch.bincount(forest.instance, minlength=len(wanted))
-            index = forest.worst(wanted & (count < most), (count // 4).clamp(min=ROUND))
+            index = forest.worst(wanted & (count < most), (count // 4).clamp(min=_ROUND))
             if len(index) == 0:
                 self._left = False
                 return False
@@ -142,7 +142,7 @@ class _Side:
             def split(part: Tensor) -> None:
                 forest.split(part, self._steepness(forest.boxes(part)), self._bound)
 
-            step = min(CHUNK, at_once(64 * self._problem.lower.shape[1]))
+            step = min(_CHUNK, at_once(64 * self._problem.lower.shape[1]))
             self._deadline.reached(index.split(step), split)
         beyond = 2 * self._latents.latents * cdf_above(self.total.new_tensor(-REACH))
         roots = self._forest.roots() + beyond

@@ -43,7 +43,7 @@ from bnn_vnnlib.system.clock import Deadline
 
 # 1. The margin
 
-GRID_MASSES = (
+_GRID_MASSES = (
     0.01,
     0.03,
     0.1,
@@ -63,7 +63,7 @@ GRID_MASSES = (
 )
 """Masses of the centred boxes that are tried before the margin is refined between two of them."""
 
-REFINEMENTS = 5
+_REFINEMENTS = 5
 """Bisections of the margin between the last certified and the first failed one."""
 
 Certifier = Callable[[Tensor, Tensor], Tensor]
@@ -107,7 +107,7 @@ class _MarginSearch:
         low = torch.full(among.shape, -1, dtype=torch.int64, device=among.device)
         high = torch.where(among, last + 1, 0)
         item = torch.zeros_like(low).scatter(0, problem.instance, torch.arange(len(problem), device=among.device))
-        start = min(bisect.bisect_left(GRID_MASSES, first), last)
+        start = min(bisect.bisect_left(_GRID_MASSES, first), last)
         probe, opening = torch.full_like(low, start), True
         while bool((high - low > 1).any()):
             active = high - low > 1
@@ -128,7 +128,7 @@ class _MarginSearch:
         top = margins[(low + 1).clamp(max=len(margins) - 1)]
         active = among & (low < len(margins) - 1) & (mass_at(best, self.count) < 1 - 1e-6)
         floor = best.nan_to_num(0.0)
-        for _ in range(REFINEMENTS):
+        for _ in range(_REFINEMENTS):
             if not bool(active.any()):
                 break
             middle = (floor + top) / 2
@@ -144,7 +144,7 @@ class _MarginSearch:
             return torch.tensor([self.margin], dtype=torch.float64, device=device)
         if self.count == 0:
             return torch.zeros(1, dtype=torch.float64, device=device)
-        return margin_of(torch.tensor(GRID_MASSES, dtype=torch.float64, device=device), self.count) * (1 + 1e-9)
+        return margin_of(torch.tensor(_GRID_MASSES, dtype=torch.float64, device=device), self.count) * (1 + 1e-9)
 
     def _probe(
         self, holds: Certifier, margin: Tensor, active: Tensor, item: Tensor, every: bool
@@ -162,7 +162,7 @@ class _MarginSearch:
 
 # 2. Boxes
 
-SETTLED_GAP = 1e-6
+_SETTLED_GAP = 1e-6
 """Boxes are not tried where the bounds that are known leave no more than this open."""
 
 ROUNDED_ZERO = 1e-9
@@ -254,7 +254,7 @@ def _centred(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     box is unsafe none is safe.
     """
     boxes, (points, values, usable), known = boxes_of(task), task.attacked, known or task.nothing
-    open_ = (known.lower < 1 - SETTLED_GAP) & (known.upper > SETTLED_GAP)
+    open_ = (known.lower < 1 - _SETTLED_GAP) & (known.upper > _SETTLED_GAP)
     unsafe = boxes.unsafe(points, usable & (values <= ROUNDED_ZERO), open_)
     safe = boxes.safe(points, open_ & unsafe.unsafe_margin.isnan(), task.goal.safe)
     return known.better(unsafe.better(safe))

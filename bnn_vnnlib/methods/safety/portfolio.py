@@ -37,7 +37,7 @@ from bnn_vnnlib.network.network import Mixture
 from bnn_vnnlib.network.nodes import Gap
 from bnn_vnnlib.system.clock import Deadline
 
-FEW = 100
+_FEW = 100
 """Up to so many random weights, boxes are split where tails are, too: beyond, they do better only where the deviations
 are so small that the box refutes the attacked point."""
 
@@ -61,7 +61,7 @@ def _mixture(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     return by_components(task, solve)
 
 
-PASSES: tuple[Method[SafetyTask, Pass], ...] = (
+_PASSES: tuple[Method[SafetyTask, Pass], ...] = (
     SAMPLES,
     Method(BY_COMPONENTS, _mixture_serves, _mixture),
     SCATTERED,
@@ -70,7 +70,7 @@ PASSES: tuple[Method[SafetyTask, Pass], ...] = (
 )
 """Those that look at every instance, in their order."""
 
-METHODS: tuple[Method[SafetyTask, Pass], ...] = (*PASSES, BY_LARGE_VARIANCE, BY_CELLS)
+METHODS: tuple[Method[SafetyTask, Pass], ...] = (*_PASSES, BY_LARGE_VARIANCE, BY_CELLS)
 """The methods of P_safe. The last two take up to seconds an item, so that they are stages of the refinement only."""
 
 
@@ -81,9 +81,9 @@ def safety_bounds(task: SafetyTask) -> SafetyBounds:
     ------
     UnsupportedError : no method serves the posterior, the network and the property; the reasons are named
     """
-    serving = [method for method in PASSES if method.serves(task) is None]
+    serving = [method for method in _PASSES if method.serves(task) is None]
     if not serving:
-        told = "; ".join(f"{name}: {reason}" for name, reason in reasons(PASSES, task).items())
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons(_PASSES, task).items())
         raise UnsupportedError(f"no method for P_safe serves this question ({told})")
     found = serving[0].bounds(task, None)
     for method in serving[1:]:
@@ -111,10 +111,10 @@ def _stages(task: SafetyTask) -> list[Stage]:
         stages.append(CellSplitting(task))
     stages.append(MorePoints(task, tails, boxes, large_variance))
     apart = any(isinstance(node, Gap) for node in task.bounds.engine.network.nodes)
-    if boxes is not None and tails is not None and boxes.count > FEW and not apart:  # of differences tails know more
+    if boxes is not None and tails is not None and boxes.count > _FEW and not apart:  # of differences tails know more
         stages += [BoxSplitting(boxes, points, mass, only_likely=True) for mass in masses]
     if tails is not None:
         stages += [Tuning(tails, task.problem, task.nothing), InputSplitting(task, tails)]
-    if boxes is not None and (tails is None or boxes.count <= FEW):
+    if boxes is not None and (tails is None or boxes.count <= _FEW):
         stages += [BoxSplitting(boxes, points, mass) for mass in masses]
     return stages

@@ -58,7 +58,7 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Turns
 
-GAIN = 0.01
+_GAIN = 0.01
 """What a turn has to gain on a side that leads to no verdict, for the next one to ask for it again."""
 
 
@@ -102,7 +102,7 @@ def refine(found: SafetyBounds, goal: Goal, stages: Sequence[Stage], deadline: D
         if not left:
             break
         no_sat, no_unsat = before.lower >= goal.unsafe, before.upper < goal.safe
-        gained = torch.where(no_sat, before.upper - found.upper, found.lower - before.lower) > GAIN
+        gained = torch.where(no_sat, before.upper - found.upper, found.lower - before.lower) > _GAIN
         hopeful = hopeful & (gained | ~(no_sat | no_unsat))
     return course.ended(found)
 
@@ -141,22 +141,22 @@ def _owned(chosen: Tensor, instance: Tensor) -> Tensor:
 
 # 2. More points
 
-POINT_PIECES = 3
+_POINT_PIECES = 3
 """Pieces where no time limit is given."""
 
-NETWORKS, FEWEST_NETWORKS, WEIGHTS = 64, 8, 2**20
+_NETWORKS, _FEWEST_NETWORKS, _WEIGHTS = 64, 8, 2**20
 """Networks that are sampled to choose points by: the most, the least, and how many weights they have in all."""
 
-ALONE = 8
+_ALONE = 8
 """Of these, networks that are attacked each for itself."""
 
-STARTS = 16
+_STARTS = 16
 """Starting points of another attack on the mean network, the best of as many times as many."""
 
-ATTACKED_ITEMS = 64
+_ATTACKED_ITEMS = 64
 """Items of one instance that are attacked, at most: those nearest to a violation."""
 
-ATTACK_CHUNK = 2**8
+_ATTACK_CHUNK = 2**8
 """Items attacked and bounded between two looks at the clock."""
 
 LATE = 4
@@ -164,7 +164,7 @@ LATE = 4
 limited: then they look at the most promising instance only.
 """
 
-SLIGHT = 1e-12
+_SLIGHT = 1e-12
 """Of the values of the attack, where masses are ranked: they only decide between equal ones."""
 
 
@@ -200,13 +200,13 @@ class MorePoints:
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """New points for the items that are the nearest to a violation, and what they give."""
-        if not bool(above.any()) or (self._pieces >= POINT_PIECES and self._deadline.at is None):
+        if not bool(above.any()) or (self._pieces >= _POINT_PIECES and self._deadline.at is None):
             return None
         index = self._nearest(above)
         piece, self._pieces = self._pieces, self._pieces + 1
         params = self._networks(piece)
         found = nothing_known(self._problem, self._points)
-        for part in index.split(ATTACK_CHUNK):
+        for part in index.split(_ATTACK_CHUNK):
             if self._deadline.passed:
                 return found
             self._points[part] = self._attacked(part, params, piece)
@@ -223,7 +223,7 @@ class MorePoints:
         """Bounds at the most promising of the points just found, one for each instance, so many instances at most."""
         problem, points = self._problem, self._points
         rank = torch.full_like(self._mass, -torch.inf)
-        rank[index] = self._mass[index] - SLIGHT * self._values[index].to(rank)
+        rank[index] = self._mass[index] - _SLIGHT * self._values[index].to(rank)
         best = last_of_each(problem, torch.argsort(rank, stable=True))
         chosen = best[above & torch.isfinite(rank[best])]
         chosen = chosen[tight.pays(problem.items(chosen))] if len(chosen) else chosen
@@ -244,13 +244,13 @@ class MorePoints:
         index = index[torch.argsort(instance[index], stable=True)]
         count = torch.bincount(instance[index], minlength=len(above))
         rank = torch.arange(len(index), device=index.device) - (count.cumsum(0) - count)[instance[index]]
-        return index[rank < ATTACKED_ITEMS]
+        return index[rank < _ATTACKED_ITEMS]
 
     def _networks(self, piece: int) -> attack.Params:
         """Sampled weights, others in each piece."""
         network = self._bounds.engine.network
         size = sum(network.tensors[name].size for name in names_of(self._task.posterior))
-        count = min(NETWORKS, max(FEWEST_NETWORKS, WEIGHTS // max(size, 1)))
+        count = min(_NETWORKS, max(_FEWEST_NETWORKS, _WEIGHTS // max(size, 1)))
         generator = torch.Generator().manual_seed(self._settings.seed + piece)
         drawn = sample(network, self._task.posterior, count, generator)
         return {name: values.to(self._points.device) for name, values in drawn.items()}
@@ -261,8 +261,8 @@ class MorePoints:
         part, start = self._problem.items(index), self._points[index]
         settings = replace(self._settings, seed=self._settings.seed + piece)
         if piece == 1:
-            few = {name: values[:ALONE] for name, values in params.items()}
-            broad = replace(settings, restarts=STARTS, pool=STARTS)
+            few = {name: values[:_ALONE] for name, values in params.items()}
+            broad = replace(settings, restarts=_STARTS, pool=_STARTS)
             found = [
                 attack.run(network, part, few, settings, transform)[0],
                 attack.run(network, part, {}, broad, transform)[0],
@@ -302,7 +302,7 @@ def _most_violated(network: Network, problem: Problem, params: attack.Params, x:
 FIRST_BOXES = 2**6
 """Boxes of inputs spent on an item in the first piece of work; four times as many in each further one."""
 
-BOX_PIECES, MOST_BOX_PIECES = 2, 20
+_BOX_PIECES, _MOST_BOX_PIECES = 2, 20
 """Pieces where no time limit is given, and where one is: the last of them is longer than anybody waits, unless there is
 nothing to split."""
 
@@ -338,7 +338,7 @@ class BoxSplitting:
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
         """Branch and bound over the items of each instance, from the start, with more boxes each time."""
-        most_pieces = BOX_PIECES if self._boxes.deadline.at is None else MOST_BOX_PIECES
+        most_pieces = _BOX_PIECES if self._boxes.deadline.at is None else _MOST_BOX_PIECES
         if not math.isfinite(self._margin) or self._pieces >= most_pieces:
             return None
         if self._only_likely and self._pieces == 0 and bool(below.any()):
@@ -397,7 +397,7 @@ class BoxSplitting:
 
 # 4. Inputs split under tails
 
-SPLITS, FEWEST_SPLITS, SPLIT_INPUTS = 256, 16, 64
+SPLITS, _FEWEST_SPLITS, _SPLIT_INPUTS = 256, 16, 64
 """Splits of one instance before the next ones have their turn; four times as many in each further round. With more
 inputs than SPLIT_INPUTS proportionally fewer, since halving one of many changes little; but no fewer than
 FEWEST_SPLITS."""
@@ -405,10 +405,10 @@ FEWEST_SPLITS."""
 SPLIT_ROUND = 32
 """Splits of one instance in one piece of work, at most; later an eighth of those made before."""
 
-SPLIT_CHUNK = 2**10
+_SPLIT_CHUNK = 2**10
 """Boxes that are bounded between two looks at the clock."""
 
-COORDINATES = 2**24
+_COORDINATES = 2**24
 """Coordinates of the boxes of one instance, at most: beyond, it is not split on."""
 
 
@@ -446,7 +446,7 @@ class InputSplitting:
         def split(part: Tensor) -> None:
             forest.split(part, self._steepness(forest.boxes(part)), self._failures)
 
-        self._deadline.reached(index.split(SPLIT_CHUNK), split)
+        self._deadline.reached(index.split(_SPLIT_CHUNK), split)
         known = torch.zeros_like(below).index_fill(0, forest.problem.instance, True)
         lower = torch.where(known, lower_of(forest.problem, forest.roots()), 0.0)
         return replace(self._nothing, lower=lower).named(TAILS.name)
@@ -464,9 +464,9 @@ class InputSplitting:
             if self._limit and self._deadline.at is None:
                 return False
             inputs = self._problem.lower.shape[1]
-            self._limit = 4 * self._limit or min(SPLITS, max(FEWEST_SPLITS, SPLITS * SPLIT_INPUTS // inputs))
+            self._limit = 4 * self._limit or min(SPLITS, max(_FEWEST_SPLITS, SPLITS * _SPLIT_INPUTS // inputs))
             each = 2 * self._limit * inputs
-            if each > COORDINATES or not bool(below.any()):
+            if each > _COORDINATES or not bool(below.any()):
                 return False
             self._queue = list(torch.nonzero(below)[:, 0].split(at_once(each)))
             if self._alone:
@@ -505,13 +505,13 @@ class InputSplitting:
 
 # 5. Tails tuned
 
-TUNING_STEPS = (10, 30, 100)
+_TUNING_STEPS = (10, 30, 100)
 """Gradient steps of the pieces, each from the start."""
 
 FEW_INPUTS, LATER = 16, 32
 """With up to so many inputs the first piece waits for so many turns: splits of the inputs decide most of it sooner."""
 
-SHARE = 0.01
+_SHARE = 0.01
 """Items that lose less than this share of what their instance has lost are left alone."""
 
 
@@ -527,7 +527,7 @@ class Tuning:
     def __init__(self, tails: TailBounds, problem: Problem, nothing: SafetyBounds) -> None:
         self._tails, self._problem, self._nothing = tails, problem, nothing
         self._failures: Tensor | None = None
-        self._left = list(TUNING_STEPS)
+        self._left = list(_TUNING_STEPS)
 
     def due(self, turn: int) -> bool:
         """Rarely: each piece takes longer than all before."""
@@ -545,7 +545,7 @@ class Tuning:
         lost = torch.zeros(problem.instances, dtype=failures.dtype, device=failures.device)
         lost = lost.index_add(0, problem.instance, failures)
         index = _owned(below, problem.instance)
-        index = index[failures[index] > SHARE * lost[problem.instance[index]]]
+        index = index[failures[index] > _SHARE * lost[problem.instance[index]]]
         better = self._tails.improved(problem.items(index), failures[index], self._left.pop(0), 0.0)
         self._failures = failures.index_copy(0, index, better)
         lower = lower_of(problem, self._failures)

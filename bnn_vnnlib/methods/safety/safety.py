@@ -23,7 +23,7 @@ from bnn_vnnlib.system.clock import Deadline
 Means = Literal["both", "boxes", "tails"]
 """How a Gaussian posterior is bounded: boxes of weights, tails and what refines them, or the better of both."""
 
-CLOSED = 1e-9
+_CLOSED = 1e-9
 """Bounds that are this close to each other are not refined."""
 
 CASELESS = "nothing to violate"
@@ -130,10 +130,10 @@ class Goal:
         that nothing does; the other way round where unsat is out of reach.
         """
         if self.gap is not None:
-            return found.upper - found.lower > max(self.gap, CLOSED)
+            return found.upper - found.lower > max(self.gap, _CLOSED)
         decided = (found.lower >= self.safe) | (found.upper < self.unsafe)
         between = (found.lower >= self.unsafe) & (found.upper < self.safe)
-        return ~(decided | between) & (found.upper - found.lower > CLOSED)
+        return ~(decided | between) & (found.upper - found.lower > _CLOSED)
 
 
 @dataclass(frozen=True, eq=False)

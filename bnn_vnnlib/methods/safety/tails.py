@@ -31,13 +31,13 @@ from bnn_vnnlib.problem.problem import Problem, point_box, some_case
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
-FIRST, SECOND = 1e-8, 1e-3
+FIRST, _SECOND = 1e-8, 1e-3
 """Probabilities spent on the ranges of one item: in the first pass, and in the first thorough one."""
 
-LEAST, MOST = 1e-10, 0.1
+_LEAST, _MOST = 1e-10, 0.1
 """Between them: in the second thorough one, by what the rows have failed with."""
 
-NEGLIGIBLE = 1e-7
+_NEGLIGIBLE = 1e-7
 """An item with a smaller failure probability is left alone."""
 
 SETTLED = 0.999
@@ -117,15 +117,15 @@ class TailBounds:
     def _bounded(self, question: _Question) -> Tensor:
         """(N,): one plain pass, then two thorough ones over what it leaves open."""
         found = self._total(question, torch.full_like(question.lower[:, 0], FIRST), thorough=False)
-        index = torch.nonzero(found > NEGLIGIBLE)[:, 0]
+        index = torch.nonzero(found > _NEGLIGIBLE)[:, 0]
         if len(index) == 0:
             return found
         part, best = question.items(index), found[index]
-        budgets = torch.full_like(best, SECOND)
+        budgets = torch.full_like(best, _SECOND)
         for _ in range(2):
             value = self._total(part, budgets, thorough=True)
             best = torch.minimum(best, value)
-            budgets = ((value - budgets) / 3).clamp(LEAST, MOST)
+            budgets = ((value - budgets) / 3).clamp(_LEAST, _MOST)
         return found.index_copy(0, index, best)
 
     def _total(self, question: _Question, budgets: Tensor, *, thorough: bool) -> Tensor:
@@ -141,7 +141,7 @@ class TailBounds:
         index = torch.nonzero(failures > goal)[:, 0]
         if len(index) == 0 or not self._engine.events:
             return failures
-        part, start = question.items(index), (failures[index] / 3).clamp(LEAST, MOST)
+        part, start = question.items(index), (failures[index] / 3).clamp(_LEAST, _MOST)
 
         def total(rows: Tensor, some: slice) -> Tensor:
             items = torch.arange(len(index), device=index.device)[some]

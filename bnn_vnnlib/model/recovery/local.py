@@ -126,7 +126,7 @@ _NOT_GAUSSIAN = (
 
 # 2. Local reparameterisation
 
-STABILISER = 1e-6
+_STABILISER = 1e-6
 """A constant under the root up to this size is there against sqrt(0), and no variance."""
 _SAME, _SHAPED = ("Identity", "Cast"), ("Shape", *NORMAL)
 _WINDOW = ("strides", "pads", "dilations", "group", "kernel_shape", "auto_pad")
@@ -203,8 +203,8 @@ def _under_root_besides(
     if flow.drawn.intersection((*lower.added, *floors)):
         return None  # a variance that is random itself
     constants = [_value(flow, name) for name in (*lower.added, *floors)] + _own_bias(flow, lower.node)
-    small = [value for value in constants if value.size == 1 and 0 <= value.max() <= STABILISER]
-    large = [value for value in constants if not (value.size == 1 and 0 <= value.max() <= STABILISER)]
+    small = [value for value in constants if value.size == 1 and 0 <= value.max() <= _STABILISER]
+    large = [value for value in constants if not (value.size == 1 and 0 <= value.max() <= _STABILISER)]
     stabiliser = max((float(value.reshape(-1)[0]) for value in small), default=0.0)
     if not large:
         return None, stabiliser

@@ -29,17 +29,17 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT, gamma
 
-BUDGETS = (1e-2, 1e-4, 1e-7, 1e-11)
+_BUDGETS = (1e-2, 1e-4, 1e-7, 1e-11)
 """Probabilities that the ranges may fail with."""
 
-OFFSETS = (
+_OFFSETS = (
     -1e3, -300.0, -100.0, -60.0, -40.0, -30.0, -24.0, -19.0, -15.0, -12.0, -10.0, -8.5, -7.2, -6.2, -5.4, -4.7, -4.1,
     -3.6, -3.2, -2.8, -2.4, -2.0, -1.7, -1.4, -1.1, -0.8, -0.5, -0.25, 0.0, 0.25, 0.5, 0.8, 1.1, 1.4, 1.7, 2.0, 2.4,
     2.8, 3.2, 3.6, 4.1, 4.7, 5.4,
 )  # fmt: skip
 """Thresholds, from the mean at the centre of the box on, in standard deviations of drawn networks there."""
 
-DRAWN = 64
+_DRAWN = 64
 """Networks behind that mean and deviation, which are estimates: they place thresholds, and no bound rests on them."""
 
 
@@ -69,7 +69,7 @@ class ExpectationByTails:
         outputs = outputs.expand(len(lower), -1, -1)
         sure = self.bounds.closed(self.means, lower, upper, outputs, None, names_of(self.posterior))[0]
         u = torch.maximum(self._thresholds(lower, upper, outputs), sure[..., None])
-        budgets = u.new_tensor(BUDGETS)
+        budgets = u.new_tensor(_BUDGETS)
         fails = self.engine.levels(self.means, self.deviations, (lower, upper), outputs, u, budgets)
         fails = (fails + budgets[:, None, None, None]) * (1 + 4 * UNIT)
         value = layer_cake(u, fails, sure, self._norm(lower, upper, outputs)).amax(0)
@@ -82,13 +82,13 @@ class ExpectationByTails:
     def _thresholds(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         """(N, R, T), in ascending order."""
         center, network = lower + (upper - lower) / 2, self.engine.network
-        drawn = sample(network, self.posterior, DRAWN, torch.Generator().manual_seed(0))
+        drawn = sample(network, self.posterior, _DRAWN, torch.Generator().manual_seed(0))
         params = {name: values.to(center) for name, values in drawn.items()}
         y = evaluate(network, center, params) if params else evaluate(network, center)[None]
         rows = (y[..., None, :] * outputs).sum(-1)  # (S, N, R)
         mean = rows.mean(0).nan_to_num(0.0, 0.0, 0.0)
         unit = rows.std(0, correction=0).nan_to_num(1.0, 1.0, 1.0) + 1e-9 * (1 + mean.abs())
-        return mean[..., None] + unit[..., None] * mean.new_tensor(OFFSETS)
+        return mean[..., None] + unit[..., None] * mean.new_tensor(_OFFSETS)
 
     def _norm(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
         """(N, R): at least ||V||, infinite where it is not known."""

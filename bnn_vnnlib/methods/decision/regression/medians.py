@@ -34,7 +34,7 @@ from bnn_vnnlib.system.memory import at_once
 SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
 """The p that are tried; 0 serves points."""
 
-UP = 1 + 1e-9
+_UP = 1 + 1e-9
 """Covers sums of nonnegative products."""
 
 
@@ -70,11 +70,11 @@ class OneLayerMedians:
         drift = (least + at).clamp(max=0.0) - 4 * UNIT * (least.abs() + at.abs())
         moves = self._variance(lower, upper, radius).repeat(1, 2)
         share = lower.new_tensor(SHARES[1:])
-        down = torch.sqrt(moves[..., None] * (1 / share - 1)) * UP - drift[..., None]
+        down = torch.sqrt(moves[..., None] * (1 / share - 1)) * _UP - drift[..., None]
         value = torch.cat([law[..., :1], law[..., 1:] - down], -1)
         value[..., 0] = torch.where((radius == 0).all(-1)[:, None], value[..., 0], -torch.inf)
         value = value - 4 * UNIT * (law.abs() + value.abs())
-        wide = spread(sums).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * UP
+        wide = spread(sums).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * _UP
         plain = least - wide - 8 * UNIT * (least.abs() + wide)
         best = torch.maximum(value.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(-1), plain)
         return best.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
@@ -108,21 +108,21 @@ class OneLayerMedians:
     def _variance(self, lower: Tensor, upper: Tensor, radius: Tensor) -> Tensor:
         """(P, m): upper bounds on Var(f(x) - f(c))."""
         hidden, top = self.chain.layers
-        shift = radius @ (hidden.mean.abs() + hidden.slack).mT * UP
-        square = (radius**2) @ hidden.variance.mT * UP
+        shift = radius @ (hidden.mean.abs() + hidden.slack).mT * _UP
+        square = (radius**2) @ hidden.variance.mT * _UP
         center, reach = hidden.range(lower, upper)
         size = torch.maximum(lower.abs(), upper.abs())
         room = gamma(2 * hidden.inputs + 16) * (size @ hidden.mean.abs().mT + hidden.bias.abs())
         room = room * 2 + size @ hidden.slack.mT + hidden.bias_slack
-        most = hidden.deviation(squares(lower, upper)[1]) * UP + 1e-140
+        most = hidden.deviation(squares(lower, upper)[1]) * _UP + 1e-140
         on = _rarely((center + reach + room) * (1 - 1e-9) / most)
         off = _rarely(-(center - reach - room) * (1 - 1e-9) / most)
         second = (shift**2 + square) * (3 * on).sqrt().clamp(max=1.0)
         variance = torch.minimum(second, square * (1 + 2 * (3 * off).sqrt()) + 8 * shift**2 * off)
         mean = (top.mean.abs() + top.slack) ** 2
-        return (variance @ mean.mT + second @ top.variance.mT) * UP + 1e-280
+        return (variance @ mean.mT + second @ top.variance.mT) * _UP + 1e-280
 
 
 def _rarely(t: Tensor) -> Tensor:
     """Upper bound on twice the largest Phi over what is at most t where that is below 0; else 1."""
-    return torch.where(t < 0, 2 * cdf(t) * UP + ABSOLUTE, torch.ones_like(t)).clamp(max=1.0)
+    return torch.where(t < 0, 2 * cdf(t) * _UP + ABSOLUTE, torch.ones_like(t)).clamp(max=1.0)

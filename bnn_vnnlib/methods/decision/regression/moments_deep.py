@@ -38,7 +38,7 @@ from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
-PIECES = 64
+_PIECES = 64
 """Parts of one box."""
 
 
@@ -78,7 +78,7 @@ class MomentsDeep:
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) bounds on outputs.D(x) + inputs.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""
         count, widest = len(lower), max(layer.outputs for layer in self.chain.layers)
-        step = at_once(32 * PIECES * widest)
+        step = at_once(32 * _PIECES * widest)
         outputs = outputs.expand(count, -1, -1)
         inputs = None if inputs is None else inputs.expand(count, -1, -1)
 
@@ -90,7 +90,7 @@ class MomentsDeep:
         return completed(found, outputs.shape[:2], -torch.inf, outputs)
 
     def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
-        low, high = pieces(lower, upper, self.chain.layers[0].mean.abs().sum(0), PIECES)
+        low, high = pieces(lower, upper, self.chain.layers[0].mean.abs().sum(0), _PIECES)
         hidden = self.hidden(low.flatten(0, 1), high.flatten(0, 1))[-1]
         shape = (*low.shape[:2], -1)
         value = _rows(self.chain.layers[-1], hidden.low.reshape(shape), hidden.high.reshape(shape), outputs)

@@ -75,10 +75,10 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Quadratics over boxes
 
-DESCENTS = 12
+_DESCENTS = 12
 """Steps of descent."""
 
-EIGENVALUE_ERROR = 1e-9
+_EIGENVALUE_ERROR = 1e-9
 """What the least eigenvalue is moved down by, relative to the norm."""
 
 
@@ -103,7 +103,7 @@ def convexified(slope: Tensor, curve: Tensor, free: Tensor) -> Tensor:
     curve = torch.where(finite[:, None, None], curve, torch.zeros_like(curve))
     eigenvalues = torch.linalg.eigvalsh(curve)
     norm = torch.linalg.matrix_norm(curve)
-    shift = (-eigenvalues[:, 0]).clamp(min=0) + EIGENVALUE_ERROR * norm
+    shift = (-eigenvalues[:, 0]).clamp(min=0) + _EIGENVALUE_ERROR * norm
     convex = curve + torch.diag_embed(shift[:, None] * free)
 
     def gradient(z: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def convexified(slope: Tensor, curve: Tensor, free: Tensor) -> Tensor:
     step = 1 / (eigenvalues[:, -1].clamp(min=0) + shift).clamp(min=1e-300)[:, None]
     z = torch.zeros_like(slope)
     previous = z
-    for turn in range(DESCENTS):
+    for turn in range(_DESCENTS):
         ahead = z + turn / (turn + 3) * (z - previous)
         previous, z = z, (ahead - step * gradient(ahead)).clamp(-1, 1).nan_to_num(0.0)
     tangent = gradient(z)
@@ -130,13 +130,13 @@ def _entrywise(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
 
 # 2. Minima of rows
 
-ACCURACY = 2e-4
+_ACCURACY = 2e-4
 """Tolerance relative to how much the row varies over its box."""
 
-MAX_BOXES = 2**13
+_MAX_BOXES = 2**13
 """Boxes of one row, at most."""
 
-COLLAPSES = 3
+_COLLAPSES = 3
 """Times that a box is bounded anew after it became a face."""
 
 
@@ -180,7 +180,7 @@ def _least_over(relaxation: _Relaxation, rows: _NeuronRows, lower: Tensor, upper
         """Of the boxes, after those with a slope of one sign have become faces."""
         some = rows.of(row)
         found = relaxation.bound(some, lower, upper)
-        for _ in range(COLLAPSES):
+        for _ in range(_COLLAPSES):
             rising, falling = found.slope_low >= 0, found.slope_high <= 0
             low, high = torch.where(falling & ~rising, upper, lower), torch.where(rising, lower, upper)
             changed = ((low != lower) | (high != upper)).any(-1)
@@ -195,14 +195,14 @@ def _least_over(relaxation: _Relaxation, rows: _NeuronRows, lower: Tensor, upper
         return relaxation.value(rows.of(row), x)[:, None]
 
     batch = at_once(32 * relaxation.size)
-    effort = Effort(8 * rows.payment[:, None], MAX_BOXES, batch, ACCURACY, once=True)
+    effort = Effort(8 * rows.payment[:, None], _MAX_BOXES, batch, _ACCURACY, once=True)
     known = lower.new_full((len(lower), 1), -torch.inf)
     return minimise(bound, value, lower, upper, known, effort, deadline)[:, 0]
 
 
 # 3. Rows
 
-UNDERFLOW = 1e-140
+_UNDERFLOW = 1e-140
 """More than what underflow takes from a standard deviation."""
 
 
@@ -240,18 +240,18 @@ def rows_over(
     small, long = gamma(top.outputs + 4), gamma(2 * (hidden.outputs + hidden.inputs) + 32)
     absolute = outputs.abs()
     v, constant = outputs @ top.mean, outputs @ top.bias
-    wrong = small * (absolute @ top.mean.abs()) + absolute @ top.slack * (1 + small) + UNDERFLOW
-    paid = small * (absolute @ top.bias.abs()) + absolute @ top.bias_slack * (1 + small) + UNDERFLOW
+    wrong = small * (absolute @ top.mean.abs()) + absolute @ top.slack * (1 + small) + _UNDERFLOW
+    paid = small * (absolute @ top.bias.abs()) + absolute @ top.bias_slack * (1 + small) + _UNDERFLOW
     linear = torch.zeros_like(size) if inputs is None else inputs
     paid = paid + long * (linear.abs() * size).sum(-1)
 
     deviation = torch.sqrt(hidden.variance)
     largest = size @ hidden.mean.abs().mT + hidden.bias.abs() + hidden.deviation(size**2)
     blurred = size @ hidden.slack.mT + hidden.bias_slack
-    room = 16 * long * largest * (1 + 1e-6) + UNDERFLOW
+    room = 16 * long * largest * (1 + 1e-6) + _UNDERFLOW
     share = 16 * long + 32 * ABSOLUTE
     weight = v.abs() + wrong
-    paid = paid + (weight * (share * largest + blurred + UNDERFLOW)).sum(-1)
+    paid = paid + (weight * (share * largest + blurred + _UNDERFLOW)).sum(-1)
     match kind:
         case "relu" | "leaky_relu":
             paid = paid + (wrong * (largest + blurred)).sum(-1)
@@ -265,7 +265,7 @@ def rows_over(
             v = v / 2
             constant = constant + v.sum(-1)
     steep = weight @ hidden.mean.abs() + weight @ deviation + (weight @ hidden.variance) * size
-    slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + UNDERFLOW
+    slope = 16 * (long + ABSOLUTE) * (steep + linear.abs()) * (1 + 1e-6) + _UNDERFLOW
     paid = (paid + 8 * UNIT * constant.abs()) * (1 + 1e-6)
     return _NeuronRows(v, linear, constant, paid, slope, room)
 
@@ -293,7 +293,7 @@ def errors_at(layer: DenseLayer, x: Tensor, m: Tensor, s: Tensor) -> Tensor:
     """(P, K): how far the computed m and s may be from the true ones at points (P, n)."""
     size = x.abs() @ layer.mean.abs().mT + layer.bias.abs() + s
     error = gamma(2 * x.shape[1] + 16) * size + x.abs() @ layer.slack.mT + layer.bias_slack
-    return error * (1 + 1e-9) + UNDERFLOW
+    return error * (1 + 1e-9) + _UNDERFLOW
 
 
 # 4. Relu
@@ -392,10 +392,10 @@ C2, C3, C4 = 0.7699, 2.0, 4.0859
 
 # 5. Tanh and sigmoid
 
-INFLECTION = 0.5773502691896258
+_INFLECTION = 0.5773502691896258
 """tanh'' is extreme where |tanh| is 1/sqrt 3, up to 1e-15."""
 
-TAYLOR_RADIUS = 1e-3
+_TAYLOR_RADIUS = 1e-3
 """Below this radius the parabola is Taylor's."""
 
 
@@ -492,7 +492,7 @@ class TanhRows:
 
 def _parabola_through(t0: Tensor, t1: Tensor, t2: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and curvature with errors of alternating sign at the five points: best for a cubic plus a quartic."""
-    narrow = reach < TAYLOR_RADIUS
+    narrow = reach < _TAYLOR_RADIUS
     safe = torch.where(narrow, torch.ones_like(reach), reach)
     odd = (t0[3] - t0[1] + t0[4] - t0[0]) / (3 * safe)
     even = (t0[4] + t0[0] - 2 * t0[2]) / safe**2
@@ -515,8 +515,8 @@ def _second(t2: Tensor, m: Tensor, reach: Tensor, drift: Tensor, most: Tensor) -
     at_low, at_high = -2 * low * (1 - low**2), -2 * high * (1 - high**2)
     largest, smallest = torch.maximum(at_low, at_high), torch.minimum(at_low, at_high)
     apart = 1e-9
-    largest = torch.where((low <= apart - INFLECTION) & (high >= -INFLECTION - apart), C2, largest)
-    smallest = torch.where((low <= INFLECTION + apart) & (high >= INFLECTION - apart), -C2, smallest)
+    largest = torch.where((low <= apart - _INFLECTION) & (high >= -_INFLECTION - apart), C2, largest)
+    smallest = torch.where((low <= _INFLECTION + apart) & (high >= _INFLECTION - apart), -C2, smallest)
     wide = C4 / 2 * most**2 + 1e-12
     largest, smallest = (largest + wide).clamp(max=C2), (smallest - wide).clamp(min=-C2)
     return torch.minimum(near, torch.maximum(largest - t2, t2 - smallest).clamp(min=0))
@@ -524,7 +524,7 @@ def _second(t2: Tensor, m: Tensor, reach: Tensor, drift: Tensor, most: Tensor) -
 
 # The method
 
-CURVED_INPUTS = 64
+_CURVED_INPUTS = 64
 """Up to this many inputs there are Hessians."""
 
 
@@ -542,7 +542,7 @@ class OneLayer:
         """One activation of a known kind."""
         if len(chain.activations) != 1:
             return False
-        return chain.kinds <= {"relu", "leaky_relu"} or chain.layers[0].inputs <= CURVED_INPUTS
+        return chain.kinds <= {"relu", "leaky_relu"} or chain.layers[0].inputs <= _CURVED_INPUTS
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) bounds on outputs.D(x) + inputs.x over boxes (N, n); outputs (N or 1, R, m), inputs alike or None."""

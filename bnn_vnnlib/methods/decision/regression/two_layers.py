@@ -50,7 +50,7 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Segments: how fast E relu(zeta_i(x)) may change
 
-WIDER = 1 + 1e-9
+_WIDER = 1 + 1e-9
 """Covers sums of a million nonnegative products."""
 
 
@@ -82,29 +82,29 @@ def interpolation_errors(
     s_high = torch.maximum(*deviations) + room
     t_low, t_high = _quotients(low, high, s_low, s_high)
     peak, mass = density(_nearest(t_low, t_high)) + ABSOLUTE, cdf(t_high) + ABSOLUTE
-    sig = torch.sqrt(variance) * WIDER
-    rho = torch.minimum(sig, variance * largest / s_low * WIDER)
+    sig = torch.sqrt(variance) * _WIDER
+    rho = torch.minimum(sig, variance * largest / s_low * _WIDER)
     absolute = mu.abs()
 
     square = (mu**2 + variance) * mass + 2 * absolute * rho * peak + 0.242 * rho**2 * (t_low < 0)
-    square = torch.minimum(square, mu**2 + variance) * WIDER
+    square = torch.minimum(square, mu**2 + variance) * _WIDER
     first, last = (_slope(m, s, x, mu, variance, room) for m, s, x in zip(means, deviations, ends, strict=True))
     lowest, highest = first[0], last[1]
-    smallest = _nearest(lowest, highest) ** 2 / WIDER
+    smallest = _nearest(lowest, highest) ** 2 / _WIDER
     weight, slack, noise, bias = top.mean, top.slack, torch.sqrt(top.variance), torch.sqrt(top.bias_variance)
     large, small = weight.abs() + slack, (weight.abs() - slack).clamp(min=0.0)
-    center, radius = (lowest + highest) / 2, (highest - lowest) / 2 * WIDER
+    center, radius = (lowest + highest) / 2, (highest - lowest) / 2 * _WIDER
     mean = (center @ weight.mT).abs() + radius @ large.mT + center.abs() @ (slack + 1e-12 * large).mT
-    bent = square @ (large**2 + noise**2).mT * WIDER - smallest @ (small**2).mT / WIDER + mean**2 * WIDER
+    bent = square @ (large**2 + noise**2).mT * _WIDER - smallest @ (small**2).mT / _WIDER + mean**2 * _WIDER
 
     tilt = absolute + rho * (torch.maximum(low.abs(), high.abs()) / s_low).clamp(max=1e150)
-    kink = peak / s_low * (tilt**2 + variance).clamp(max=1e300) * WIDER
+    kink = peak / s_low * (tilt**2 + variance).clamp(max=1e300) * _WIDER
     kink = torch.where(absolute + sig > 0, kink, 0.0)
-    expected = large * WIDER + 0.79789 * noise  # E|W| <= |mu| + E|N| sig
-    length = (upper - lower)[:, None] * WIDER
+    expected = large * _WIDER + 0.79789 * noise  # E|W| <= |mu| + E|N| sig
+    length = (upper - lower)[:, None] * _WIDER
     curved = bent / (math.sqrt(2 * math.pi) * bias) + kink @ expected.mT
     curved = curved.nan_to_num(torch.inf, torch.inf).clamp(max=1e300)  # no noise in the bias: L is what is left
-    return torch.minimum(curved * length**2 / 8, torch.sqrt(bent) * length / 2) * WIDER
+    return torch.minimum(curved * length**2 / 8, torch.sqrt(bent) * length / 2) * _WIDER
 
 
 def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,8 +116,8 @@ def _slope(m: Tensor, s: Tensor, x: Tensor, mu: Tensor, variance: Tensor, room: 
     far = torch.maximum(t_low.abs(), t_high.abs())
     rho = variance * x.abs()[:, None]
     cap = torch.sqrt(variance) * 0.4
-    small = torch.minimum((density(far) - ABSOLUTE).clamp(min=0.0) * rho / most, cap) / WIDER
-    large = torch.minimum((density(_nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * WIDER
+    small = torch.minimum((density(far) - ABSOLUTE).clamp(min=0.0) * rho / most, cap) / _WIDER
+    large = torch.minimum((density(_nearest(t_low, t_high)) + ABSOLUTE) * rho / least, cap) * _WIDER
     positive = x[:, None] >= 0
     second = torch.where(positive, small, -large), torch.where(positive, large, -small)
     paid = 1e-13 * (mu.abs() + cap)
@@ -132,21 +132,21 @@ def curvature(
 ) -> Tensor:
     """B(u) (A, I) over boxes (A, n) with u = reach (A, n); room (A, K): errors of m and s."""
     center, size = (lower + upper) / 2, torch.maximum(lower.abs(), upper.abs())
-    absolute, variance = first.mean.abs() + first.slack, first.variance * WIDER
+    absolute, variance = first.mean.abs() + first.slack, first.variance * _WIDER
     m = center @ first.mean.mT + first.bias
-    radius = (upper - lower) / 2 @ absolute.mT * WIDER + room
+    radius = (upper - lower) / 2 @ absolute.mT * _WIDER + room
     noise = first.bias_variance
     s_low = torch.sqrt(squares(lower, upper)[0] @ first.variance.mT + noise)
     s_low = ((s_low - room) * (1 - 1e-9)).clamp(min=LEAST)
-    s_high = torch.sqrt(size**2 @ variance.mT + noise) * WIDER + room
+    s_high = torch.sqrt(size**2 @ variance.mT + noise) * _WIDER + room
     low, high = m - radius, m + radius
     t_low, t_high = _quotients(low, high, s_low, s_high)
     p_low, p_high = cdf(t_low) - ABSOLUTE, cdf(t_high) + ABSOLUTE
     peak = (density(_nearest(t_low, t_high)) + ABSOLUTE) / s_low
 
     a, v = reach @ absolute.mT, reach**2 @ variance.mT
-    square = torch.minimum(a**2 + v, torch.sqrt((a**4 + 6 * a**2 * v + 3 * v**2) * p_high)) * WIDER
-    middle, spread = (p_low + p_high) / 2, (p_high - p_low) / 2 * WIDER
+    square = torch.minimum(a**2 + v, torch.sqrt((a**4 + 6 * a**2 * v + 3 * v**2) * p_high)) * _WIDER
+    middle, spread = (p_low + p_high) / 2, (p_high - p_low) / 2 * _WIDER
     tilt = torch.minimum(peak[..., None] * variance * size[:, None], 0.4 * torch.sqrt(variance))  # (A, K, n)
     off = spread[..., None] * absolute + tilt + first.slack
     large = second.mean.abs() + second.slack
@@ -159,7 +159,7 @@ def curvature(
     bent = square @ (large**2 + second.variance).mT + mean**2
     found = bent / (math.sqrt(2 * math.pi) * torch.sqrt(second.bias_variance))
     found = found + kink @ (large + 0.79789 * torch.sqrt(second.variance)).mT
-    return (found * WIDER**4).nan_to_num(torch.inf, torch.inf)
+    return (found * _WIDER**4).nan_to_num(torch.inf, torch.inf)
 
 
 def _star_points(lower: Tensor, upper: Tensor) -> Tensor:
@@ -182,29 +182,29 @@ def star_bound(below: Tensor, above: Tensor, along: Tensor, whole: Tensor) -> tu
     n = along.shape[-1]
     up, down = slice(1, 1 + n), slice(1 + n, 1 + 2 * n)
     rise = torch.maximum((above[..., up] - below[..., down]).abs(), (above[..., down] - below[..., up]).abs())
-    cost = (rise + along) / 2 * WIDER
-    value = below[..., 0] - (cost.sum(-1) + whole / 2) * WIDER
+    cost = (rise + along) / 2 * _WIDER
+    value = below[..., 0] - (cost.sum(-1) + whole / 2) * _WIDER
     return value.nan_to_num(-torch.inf, torch.inf, -torch.inf), cost
 
 
 # 3. The method
 
-ACCURACY = 1e-3
+_ACCURACY = 1e-3
 """Error of the interpolation, relative to how much a row varies over the item."""
 
-MAX_ROUNDS = 12
+_MAX_ROUNDS = 12
 """Rounds in which segments are halved, at most."""
 
-MAX_POINTS = 257
+_MAX_POINTS = 257
 """Points of one item, at most about."""
 
-MAX_FREE = 6
+_MAX_FREE = 6
 """Free inputs of a box, at most: each costs two points."""
 
-STAR_ROUNDS = 3
+_STAR_ROUNDS = 3
 """Halvings of such a box."""
 
-MIN_WIDTH = 1e-6
+_MIN_WIDTH = 1e-6
 """Widths below, relative to the size of x, are left alone: rounding of the center would matter."""
 
 
@@ -277,9 +277,12 @@ class TwoLayers:
         bounded = torch.isfinite(lower).all(-1) & torch.isfinite(upper).all(-1)
         rows = self._rows(lower, outputs, inputs)
         free = (upper > lower).sum(-1)
-        wide = (upper - lower > MIN_WIDTH * (1 + lower.abs() + upper.abs())) | (upper == lower)
+        wide = (upper - lower > _MIN_WIDTH * (1 + lower.abs() + upper.abs())) | (upper == lower)
         step = at_once(64 * self.chain.layers[1].mean.numel())
-        for some, bound in ((free <= 1, self._segments), ((free > 1) & (free <= MAX_FREE) & wide.all(-1), self._stars)):
+        for some, bound in (
+            (free <= 1, self._segments),
+            ((free > 1) & (free <= _MAX_FREE) & wide.all(-1), self._stars),
+        ):
             for part in torch.nonzero(some & bounded)[:, 0].split(step):
                 if self.deadline.passed:
                     break
@@ -315,13 +318,13 @@ class TwoLayers:
         ends = rows.at(points, owner, left), rows.at(points, owner, right)
         best, worst = torch.minimum(*ends), torch.maximum(*ends)
         finished, used = torch.full_like(best, torch.inf), torch.full_like(owner, 2)
-        for turn in range(MAX_ROUNDS + 1):
+        for turn in range(_MAX_ROUNDS + 1):
             least = torch.minimum(rows.at(points, owner, left), rows.at(points, owner, right))
             value = least - self._gaps(points, owner, left, right, rows)
-            enough = best - ACCURACY * (worst - best) - 1e-7 * (1 + best.abs())
-            keep = (value < enough[owner]).any(-1) & (used[owner] < MAX_POINTS)
+            enough = best - _ACCURACY * (worst - best) - 1e-7 * (1 + best.abs())
+            keep = (value < enough[owner]).any(-1) & (used[owner] < _MAX_POINTS)
             keep &= (points.x[left] < points.x[right]).any(-1)
-            if turn == MAX_ROUNDS or self.deadline.passed:
+            if turn == _MAX_ROUNDS or self.deadline.passed:
                 keep = torch.zeros_like(keep)
             finished = _reduced(finished, owner[~keep], value[~keep], "amin")
             if not bool(keep.any()):
@@ -356,13 +359,13 @@ class TwoLayers:
         owner = torch.arange(len(low), device=low.device)
         finished = torch.full_like(rows.constant, torch.inf)
         best, worst = finished, -finished
-        for turn in range(STAR_ROUNDS + 1):
+        for turn in range(_STAR_ROUNDS + 1):
             value, cost, seen = self._star(low, high, rows, owner)
             best = _reduced(best, owner, seen.amin(-1), "amin")
             worst = _reduced(worst, owner, seen.amax(-1), "amax")
-            enough = best - 10 * ACCURACY * (worst - best) - 1e-7 * (1 + best.abs())
+            enough = best - 10 * _ACCURACY * (worst - best) - 1e-7 * (1 + best.abs())
             keep = (value < enough[owner]).any(-1)
-            if turn == STAR_ROUNDS or self.deadline.passed:
+            if turn == _STAR_ROUNDS or self.deadline.passed:
                 keep = torch.zeros_like(keep)
             finished = _reduced(finished, owner[~keep], value[~keep], "amin")
             if not bool(keep.any()):
@@ -390,7 +393,7 @@ class TwoLayers:
         )
         # what is farther out than the star's points has at most n times their |x|
         room, blur = (part.unflatten(0, (count, number)).amax(1) * (n + 3) for part in (points.room, points.blur))
-        reach = (high - low) / 2 * WIDER
+        reach = (high - low) / 2 * _WIDER
         weight = rows.v[owner].abs() + rows.wrong[owner]
         whole = (weight * (curvature(first, second, low, high, reach, room) + 4 * blur)[:, None]).sum(-1)
         single = torch.diag_embed(reach).flatten(0, 1)

@@ -29,17 +29,17 @@ from bnn_vnnlib.problem.outputs import over_box
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
-BUDGETS = (1e-2, 1e-4, 1e-7)
+_BUDGETS = (1e-2, 1e-4, 1e-7)
 """Probabilities delta."""
 
-THRESHOLDS = (
+_THRESHOLDS = (
     -6.0, -4.5, -3.5, -3.0, -2.5, -2.0, -1.75, -1.5, -1.25, -1.0, -0.85, -0.7, -0.6, -0.5, -0.4, -0.32, -0.26, -0.2,
     -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.26, 0.32, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0,
     2.5, 3.0, 3.5, 4.5, 6.0, 7.5, 9.0, 11.0, 14.0,
 )  # fmt: skip
 """Values of t that are tried."""
 
-LEVELS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_LEVELS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """For each level and class, t_j is the largest threshold with p_j below it."""
 
 ALL_UP_TO = 12
@@ -87,7 +87,7 @@ class SoftmaxTails:
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         off = ~unit.bool()
         pairs = (unit[:, None] - unit)[off].reshape(m, m - 1, m)
-        t, budgets = lower.new_tensor(THRESHOLDS), lower.new_tensor(BUDGETS)
+        t, budgets = lower.new_tensor(_THRESHOLDS), lower.new_tensor(_BUDGETS)
         rows = pairs[classes].flatten(1, 2)
         failure = self.engine.levels(self.means, self.deviations, (lower, upper), rows, t, budgets)
         failure = failure.flip(-1).cummin(-1).values.flip(-1)  # a bound at a larger threshold holds at all smaller ones
@@ -110,7 +110,7 @@ def _classes(outputs: Tensor) -> Tensor:
 
 def _layer_cake(failure: Tensor, t: Tensor, budgets: Tensor) -> Tensor:
     """(N, C) lower bounds from failure (K, N, C, m - 1, T), which grows with t: the best budget."""
-    levels = failure.new_tensor(LEVELS).expand(*failure.shape[:-1], -1).contiguous()
+    levels = failure.new_tensor(_LEVELS).expand(*failure.shape[:-1], -1).contiguous()
     chosen = torch.searchsorted(failure.contiguous(), levels, right=True) - 1  # (K, N, C, m - 1, L)
     usable = (chosen >= 0).all(-2)
     chosen = chosen.clamp(min=0)
@@ -122,7 +122,7 @@ def _layer_cake(failure: Tensor, t: Tensor, budgets: Tensor) -> Tensor:
     value, order = value.sort(-1)
     mass = mass.gather(-1, order).flip(-1).cummax(-1).values.flip(-1)  # of any event that gives at least this value
     steps = value - torch.nn.functional.pad(value, (1, 0))[..., :-1]
-    return ((steps * mass).sum(-1) * (1 - 4 * (len(LEVELS) + 4) * UNIT)).amax(0).clamp(min=0.0)
+    return ((steps * mass).sum(-1) * (1 - 4 * (len(_LEVELS) + 4) * UNIT)).amax(0).clamp(min=0.0)
 
 
 def _above(failure: Tensor, t: Tensor, budgets: Tensor) -> Tensor:

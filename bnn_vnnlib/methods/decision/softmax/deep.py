@@ -40,7 +40,7 @@ from bnn_vnnlib.system.clock import Deadline
 BELOW = (1.0, 0.75, 0.5, 0.375)
 """lam of the lower bounds, besides 1 - softmax_i those of the upper bounds."""
 
-ABOVE = (1.0, 0.5)
+_ABOVE = (1.0, 0.5)
 """lam of the upper bounds, besides 1 - softmax_i(E f)."""
 
 
@@ -100,7 +100,7 @@ def _questions(mean: Tensor, wanted: Tensor) -> _Questions:
     rest = 1 - q.sum(-1, keepdim=True)  # exact, as all are multiples of 1 / GRAIN
     q = q.scatter_add(-1, q.argmax(-1, keepdim=True), rest)[:, None]
     tangent = (((1 - p) * GRAIN).ceil() / GRAIN).clamp(1 / GRAIN, 1.0)
-    share = torch.stack([tangent, *(torch.full_like(p, power) for power in ABOVE)], 1)[..., None]
+    share = torch.stack([tangent, *(torch.full_like(p, power) for power in _ABOVE)], 1)[..., None]
     mixed_in = (1 - share) * unit + share * q
     above = share * (unit - q)
     return _Questions(wanted, below, above.reshape(boxes, -1, m, m), _entropy(mixed_in))
@@ -178,7 +178,7 @@ def _gathered(slope: Tensor, best: Tensor) -> Tensor:
     return slope.gather(-2, index)[..., 0, :]
 
 
-NOISY = 0.01
+_NOISY = 0.01
 """Log excess from which on exponential moments are asked, too: it costs D up to a quarter of that."""
 
 
@@ -210,7 +210,7 @@ class ExponentialMoments(SoftmaxSource):
         """Numbers that one box takes."""
         m = self.count
         widest = max(max(layer.mean.shape) for layer in self.chain.layers)
-        rows = m * ((m - 1) * len(BELOW) + 1 + len(ABOVE))
+        rows = m * ((m - 1) * len(BELOW) + 1 + len(_ABOVE))
         return 32 * max(self._exponents[0].size, rows * widest)
 
     def value(self, x: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ class WithMoments(SoftmaxSource):
         if context is None:
             context = self.context(lower, upper)
         lines, numbers = self.source.rows(lower, upper, outputs, context)
-        noisy = torch.nonzero(~(context.amax(-1) < NOISY))[:, 0]
+        noisy = torch.nonzero(~(context.amax(-1) < _NOISY))[:, 0]
         if len(noisy) == 0:
             return lines, numbers
         low, high = lower[noisy], upper[noisy]

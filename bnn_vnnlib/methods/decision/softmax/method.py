@@ -23,7 +23,7 @@ from bnn_vnnlib.system.memory import at_once
 SPLIT = Effort(tolerance=1e-3, most=400)
 """How far inputs are split."""
 
-TOGETHER = 3
+_TOGETHER = 3
 """Boxes that all rows of an item share are this many times as many as those of a single row."""
 
 
@@ -87,7 +87,7 @@ class SoftmaxRows:
         few = torch.nonzero((lower < upper)[: len(context)].sum(-1) <= MAX_SPLIT_INPUTS)[:, 0]
         if len(few) == 0:
             return known
-        effort = replace(self.effort, most=TOGETHER * self.effort.most)
+        effort = replace(self.effort, most=_TOGETHER * self.effort.most)
 
         def bound(item: Tensor, low: Tensor, high: Tensor) -> Look:
             """All rows of the items together: most of the work on a box does not depend on the row."""

@@ -54,10 +54,10 @@ from bnn_vnnlib.system.memory import at_once
 
 # 1. Closed forms over boxes
 
-NEGLIGIBLE_EXCESS = 1e-4
+_NEGLIGIBLE_EXCESS = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
 
-UP = 1 + 2.0**-40
+_UP = 1 + 2.0**-40
 """Covers a few roundings."""
 
 
@@ -106,8 +106,8 @@ class OneLayerSoftmax(SoftmaxSource):
         """
         last, m = self.layers.last, self.count
         off = ~torch.eye(m, dtype=torch.bool, device=last.mean.device)
-        odds = torch.where(off, torch.exp(-pairs.least()), 0.0).sum(-1) * UP
-        share = torch.where(torch.isfinite(odds), odds / (1 + odds) * UP, 1.0).clamp(max=1.0)[..., None]
+        odds = torch.where(off, torch.exp(-pairs.least()), 0.0).sum(-1) * _UP
+        share = torch.where(torch.isfinite(odds), odds / (1 + odds) * _UP, 1.0).clamp(max=1.0)[..., None]
         largest = (last.mean[:, None] - last.mean).abs().amax(1) * (1 + 2 * UNIT)
 
         def others(values: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ class OneLayerSoftmax(SoftmaxSource):
 
         noise = last.variance + others(last.variance)
         shift = last.bias_variance + others(last.bias_variance)
-        square = share**2 * UP
-        return log_excess(neurons, share * largest * UP, square * noise * UP, square[..., 0] * shift * UP)
+        square = share**2 * _UP
+        return log_excess(neurons, share * largest * _UP, square * noise * _UP, square[..., 0] * shift * _UP)
 
     @property
     def size(self) -> int:
@@ -138,7 +138,7 @@ class OneLayerSoftmax(SoftmaxSource):
             context = self.context(lower, upper)
         else:
             context = context.clone()
-            large = torch.nonzero(~(context.amax(-1) < NEGLIGIBLE_EXCESS))[:, 0]
+            large = torch.nonzero(~(context.amax(-1) < _NEGLIGIBLE_EXCESS))[:, 0]
             if len(large):
                 context[large] = torch.minimum(context[large], self.context(lower[large], upper[large]))
         neurons = hidden(self.layers.first, lower, upper)
@@ -156,7 +156,7 @@ class OneLayerSoftmax(SoftmaxSource):
         value = pairs.margin.value.flatten(1).gather(1, index)
         slope = pairs.margin.slope.flatten(1, 2)
         slope = slope.gather(1, index[..., None].expand(-1, -1, slope.shape[-1]))
-        return _Comparison(Lines(value, slope), (below + above) * UP, neurons)
+        return _Comparison(Lines(value, slope), (below + above) * _UP, neurons)
 
     def mean_correction(self, neurons: Hidden) -> Tensor:
         """(P, m, m): by how much E(f_i - f_j) may fall short of the same margin of the mean network."""
@@ -182,16 +182,16 @@ class _Comparison:
 
 # 2. Tilting
 
-SCALES = (1.0, 0.6, 0.3)
+_SCALES = (1.0, 0.6, 0.3)
 """Means are scaled by these before the gradient is taken: the softmax of a noisy network is flatter than its mean's."""
 
-TILTS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+_TILTS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """Lengths of g along that gradient; 0 is tried as well (Jensen's inequality)."""
 
-MAX_CHANGE = 0.1
+_MAX_CHANGE = 0.1
 """A deviation varies by at most this share (less than 1) over a box that is bounded; other boxes are left alone."""
 
-MAX_WIDTH_COST = 2.0
+_MAX_WIDTH_COST = 2.0
 """What the width of a box may cost in log D, about; boxes that cost more are left alone."""
 
 GRAIN = 2.0**20
@@ -215,7 +215,7 @@ class Tilted(SoftmaxSource):
     @property
     def size(self) -> int:
         """Numbers that one box takes."""
-        combinations = 1 + len(SCALES) * len(TILTS)
+        combinations = 1 + len(_SCALES) * len(_TILTS)
         return 8 * combinations * self.count * (1 + self.count) * self.layers.first.outputs
 
     def rows(
@@ -225,7 +225,7 @@ class Tilted(SoftmaxSource):
         m = self.count
         low = lower.new_zeros(len(lower), m)
         neurons = hidden(self.layers.first, lower, upper)
-        small = torch.nonzero(self._cost(neurons) < MAX_WIDTH_COST)[:, 0]
+        small = torch.nonzero(self._cost(neurons) < _MAX_WIDTH_COST)[:, 0]
         if len(small):
             low[small] = self._below(lower[small], upper[small])
         high = 1 - (low.sum(-1, keepdim=True) - low) + 4 * m * UNIT
@@ -255,8 +255,8 @@ class Tilted(SoftmaxSource):
 
 def _tilts(mean: Tensor) -> Tensor:
     """Rows g (P, C, m, m) of all classes for expected logits of about `mean` (P, m); any are sound."""
-    scales = mean.new_tensor(SCALES)
-    lengths = mean.new_tensor(TILTS)
+    scales = mean.new_tensor(_SCALES)
+    lengths = mean.new_tensor(_TILTS)
     p = torch.softmax(scales[:, None] * mean[:, None], -1)
     gradient = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) - p[:, :, None]  # (P, S, m, m)
     g = (lengths[:, None, None, None] * gradient[:, None]).flatten(1, 2)
@@ -320,7 +320,7 @@ class _Moments:
         moment = (log_moment if sign > 0 else log_moment_below)(first, beta * square, m, s)
         paid = (alpha.abs() * reach + beta * constant) * (1 + 16 * UNIT) + LEAST
         value = moment + sign * (paid + 4 * UNIT * (moment.abs() + paid))
-        return torch.where(e < MAX_CHANGE, value, sign * torch.inf).nan_to_num(sign * torch.inf, torch.inf, -torch.inf)
+        return torch.where(e < _MAX_CHANGE, value, sign * torch.inf).nan_to_num(sign * torch.inf, torch.inf, -torch.inf)
 
 
 # 3. Comparison by the mean network

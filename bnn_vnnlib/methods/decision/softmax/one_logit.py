@@ -198,7 +198,7 @@ class GaussianLogits:
         return (length * (1 - paid) - slack).clamp(min=0), length * (1 + paid) + slack + TINY
 
 
-CLOSE = 0.4
+_CLOSE = 0.4
 """Of step 4, times 1 / s^2."""
 
 _POINTS = 4e-15
@@ -217,6 +217,6 @@ def expected_sigmoid(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     error = expected.errors(deviation)[0] + _POINTS * (1 + half.abs())
     low, high = ((1 + mean + sign * error) / 2 + sign * 4 * UNIT for sign in (-1, 1))
     far = torch.where(s > 0, m / s, 0.0).nan_to_num(0.0)
-    apart = torch.where(s > 1, CLOSE / s**2 + 8 * UNIT * (1 + far.abs()), 1.0)  # Phi has slopes below 1
+    apart = torch.where(s > 1, _CLOSE / s**2 + 8 * UNIT * (1 + far.abs()), 1.0)  # Phi has slopes below 1
     low, high = torch.maximum(low, cdf_below(far) - apart), torch.minimum(high, cdf_above(far) + apart)
     return torch.where(known, low.clamp(min=0), 0.0), torch.where(known, high.clamp(max=1), 1.0)

@@ -166,7 +166,7 @@ def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None)
     return Lines(torch.where(useless, -1.0, line.value), torch.where(useless[..., None], 0.0, line.slope)), number
 
 
-MAX_PRODUCT = 1 - 2.0**-20
+_MAX_PRODUCT = 1 - 2.0**-20
 """(b s)^2 stays below, so that 1 minus it keeps its digits."""
 
 
@@ -189,4 +189,4 @@ def _by_lipschitz(a: Tensor, square: Tensor, g: Tensor, s: Tensor) -> Tensor:
     value = a * a * variance / 2 + square * tilted**2 / (2 * left) - torch.log1p(-play) / 2
     # 1 - play loses at most a factor 1 + 2^-32 where play is below MAX_PRODUCT
     value = value * (1 + 2.0**-30) + LEAST
-    return torch.where(play < MAX_PRODUCT, value, torch.inf)
+    return torch.where(play < _MAX_PRODUCT, value, torch.inf)

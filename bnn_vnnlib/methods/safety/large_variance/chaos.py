@@ -37,25 +37,25 @@ from bnn_vnnlib.methods.safety.large_variance.lines import Lines, Neurons, halve
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.rounding import UP
 
-SOLVED = 1e-10
+_SOLVED = 1e-10
 """Backward error of eigenvalues here, relative to the trace, for matrices of up to some thousand rows."""
 
-REACHES = (3.0, 3.5, 4.0, 5.0)
+_REACHES = (3.0, 3.5, 4.0, 5.0)
 """Values of z that are tried: with it e = 2 H Phi(-z) falls and the caps y_j rise."""
 
 SPENT = 1e-6
 """P(not G), paid for each row."""
 
-LEANING = 1e-6
+_LEANING = 1e-6
 """t, the share of (x + b)^2 that is moved from the error b to the form: any t > 0 is sound."""
 
-LARGEST = 0.99
+_LARGEST = 0.99
 """Largest eigenvalue of B that is served."""
 
-MOST_LOST = 0.999
+_MOST_LOST = 0.999
 """Largest e that is served."""
 
-LEAST = 0.01
+_LEAST = 0.01
 """Smallest y_j times the size |mean_j| + d_j of D_j: below, rounding would be magnified by 1 / y_j^2."""
 
 
@@ -75,7 +75,7 @@ class Chaos:
     full: Tensor
     bound: Tensor
 
-    def log_moment(self, theta: Tensor, reaches: Sequence[float] = REACHES) -> Tensor:
+    def log_moment(self, theta: Tensor, reaches: Sequence[float] = _REACHES) -> Tensor:
         """(A,): bounds on log E[e^{theta Q}; G] for theta (A,); infinite where there is none."""
         found = torch.full_like(theta, torch.inf)
         root = torch.sqrt(2 * theta)[:, None]
@@ -83,7 +83,7 @@ class Chaos:
             near = torch.maximum(root * (root * self.bound + reach * self.norm), _smallest(self.weights)) * UP
             local = torch.minimum(_local(self.weights, self.lines, near), self.full)
             lost = self.norm.shape[1] * 2 * NormalDist().cdf(-reach) * UP
-            if lost >= MOST_LOST:
+            if lost >= _MOST_LOST:
                 continue
             moment = _minus_half_log_det(_eigenvalues(self.factor, self.error, local), 2 * theta)
             found = torch.minimum(found, moment - math.log1p(-lost))
@@ -95,14 +95,14 @@ def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
     e1, e2, _, _ = halves(weights)
     ends = torch.stack([torch.zeros_like(e1), weights.mean, e1 + e2 / 2, e2 / 2])
     full = (weights.dev**2 + (ends.amax(0) - ends.amin(0)) ** 2 / 4) * (1 + 1e-9) + 1e-9 * weights.mean**2
-    root = torch.sqrt(lines.coefficient * (1 + LEANING))[:, None] * (1 + 1e-9)
+    root = torch.sqrt(lines.coefficient * (1 + _LEANING))[:, None] * (1 + 1e-9)
     factor, error = root * layer.nu, torch.sqrt(((root * layer.nu_error) ** 2).sum(2)) * UP
     norm = torch.sqrt((factor**2).sum(2)) * UP + error + 1e-30
-    products = (factor @ factor.mT).abs() + SOLVED * norm[:, :, None] * norm[:, None]
+    products = (factor @ factor.mT).abs() + _SOLVED * norm[:, :, None] * norm[:, None]
     products = products + norm[:, :, None] * error[:, None] + error[:, :, None] * norm[:, None]
     missed = summed(1e-9 * (weights.mean.abs() + weights.dev), layer.nu.abs() + layer.nu_error)
     missed = missed + summed(lines.slope_mean.abs(), layer.nu_error)
-    off = (lines.coefficient * missed**2).sum(1) * (2 + 1 / LEANING)
+    off = (lines.coefficient * missed**2).sum(1) * (2 + 1 / _LEANING)
     exponent = math.log(2 * norm.shape[1] / SPENT)
     rate = torch.sqrt(2 * exponent / (((products**2) @ lines.variance[..., None])[..., 0] + 1e-100))
     near = torch.maximum((rate[..., None] * products).amax(1), _smallest(weights)) * UP
@@ -117,7 +117,7 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     good = torch.isfinite(matrix).all(-1).all(-1)[..., None]
     values = torch.linalg.eigvalsh(torch.where(good[..., None], matrix, 0.0)).clamp(min=0.0)
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    return torch.where(good, values + SOLVED * trace, torch.inf)
+    return torch.where(good, values + _SOLVED * trace, torch.inf)
 
 
 def _eigenvalues(factor: Tensor, error: Tensor, proxy: Tensor) -> Tensor:
@@ -131,14 +131,14 @@ def _eigenvalues(factor: Tensor, error: Tensor, proxy: Tensor) -> Tensor:
 def _minus_half_log_det(values: Tensor, times: Tensor) -> Tensor:
     """-log det(I - times B) / 2; infinite where times B is too large."""
     scaled = values * times[:, None]
-    good = scaled.amax(1) < LARGEST
+    good = scaled.amax(1) < _LARGEST
     total = -torch.log1p(-torch.where(good[:, None], scaled, 0.0)).sum(1) / 2 * (1 + 1e-9)
     return torch.where(good, total, torch.inf)
 
 
 def _smallest(weights: Weights) -> Tensor:
     """(A, H): y_j, at least; in the units of 1 / D_j, so that units of rows or of neurons do not matter."""
-    return LEAST / (weights.mean.abs() + weights.dev)
+    return _LEAST / (weights.mean.abs() + weights.dev)
 
 
 def _local(weights: Weights, lines: Lines, near: Tensor) -> Tensor:

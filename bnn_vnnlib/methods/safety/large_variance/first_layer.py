@@ -44,13 +44,13 @@ from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import UNIT, UP, gamma
 from bnn_vnnlib.system.memory import at_once
 
-SEGMENTS, RATIO = 12, 1.2
+_SEGMENTS, _RATIO = 12, 1.2
 """Parts of [0, near], each so many times as long as the next."""
 
-SERIES_FROM = 30.0
+_SERIES_FROM = 30.0
 """Deviations beyond which a Gaussian tail is summed as a series: five terms leave 2e-11."""
 
-MIN_ARGUMENT = 0.02
+_MIN_ARGUMENT = 0.02
 """y over one by s, at least, where variances are bounded."""
 
 
@@ -78,11 +78,11 @@ class Law:
         top = (beta * m**2 + alpha * m + alpha**2 * s**2 / 2) / c - torch.log(c) / 2
         on = top + torch.special.log_ndtr(mean / dev)
         logs = torch.logaddexp(torch.special.log_ndtr(-m / s), on)
-        ratio = (mean / dev).clamp(min=-SERIES_FROM)
+        ratio = (mean / dev).clamp(min=-_SERIES_FROM)
         near = mean + dev * torch.exp(-(ratio**2) / 2 - torch.special.log_ndtr(ratio)) / math.sqrt(2 * math.pi)
-        far = (mean / dev).clamp(max=-SERIES_FROM)  # the mean of the part above 0 of a Gaussian far below it
+        far = (mean / dev).clamp(max=-_SERIES_FROM)  # the mean of the part above 0 of a Gaussian far below it
         series = -(1 - (2 - (10 - (74 - 706 / far**2) / far**2) / far**2) / far**2) / far
-        inner = torch.where(mean < -SERIES_FROM * dev, dev * series, near.clamp(min=0.0))
+        inner = torch.where(mean < -_SERIES_FROM * dev, dev * series, near.clamp(min=0.0))
         return torch.exp(on - logs) * inner
 
     def proxy(self, alpha: Tensor, beta: Tensor, near: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Law:
         g(y) = log E e^{y (h - mean)} is convex with its minimum 0 at 0, so that 2 g(y) / y^2 <= 2 g(b) / a^2 for y in
         [a, b]; near 0, (e^{g(y)} - 1) / y^2 is convex in y (see `chaos`), and so largest at an end.
         """
-        near = torch.maximum(near, MIN_ARGUMENT / self.s)
+        near = torch.maximum(near, _MIN_ARGUMENT / self.s)
         mean, base = self.tilted_mean(alpha, beta), log_moment_below(alpha, beta, self.m, self.s)
 
         def log(y: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ class Law:
         for sign in (1, -1):
             end, parts = near, torch.zeros_like(near)
             best = torch.full_like(near, torch.inf)
-            for _ in range(SEGMENTS):
+            for _ in range(_SEGMENTS):
                 high = log(sign * end)
                 best = torch.minimum(best, torch.maximum(parts, 2 * torch.expm1(high.clamp(max=600.0)) / end**2))
                 best = torch.where(high < 600.0, best, torch.inf)
-                start = torch.maximum(end / RATIO, MIN_ARGUMENT / self.s)
+                start = torch.maximum(end / _RATIO, _MIN_ARGUMENT / self.s)
                 parts, end = torch.maximum(parts, 2 * high / start**2), start
             found = torch.maximum(found, best)
         return found
@@ -127,31 +127,31 @@ def law_of(first: Hidden) -> Law:
     return Law(((first.low + first.high) / 2)[:, None], first.most[:, None], blur)
 
 
-ALLOWED = 1e-9
+_ALLOWED = 1e-9
 """Relative error allowed to one logarithm of a mean, over 1 plus the sizes of its parts; see `FirstLayer.served`."""
 
-TAUS = (0.75, 1.0, 1.3)
+_TAUS = (0.75, 1.0, 1.3)
 """Values of tau that are tried, over the best one for a Gaussian law: any tau is sound."""
 
-KINK_TAUS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
+_KINK_TAUS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
 """Values of tau for kinks, over the best one for a Gaussian law, from which their laws are far."""
 
-RARE_TAUS = (0.1, 0.3, 1.0)
+_RARE_TAUS = (0.1, 0.3, 1.0)
 """tau over STEEPEST, over one by the largest kink: where hardly any kink is likely."""
 
-STEEPEST = 25.0
+_STEEPEST = 25.0
 """Largest rate, over one by the largest kink: beyond, cells of hardly any probability count too much."""
 
-CELLS = 6
+_CELLS = 6
 """Cells on either side."""
 
-LEAST_C = 0.05
+_LEAST_C = 0.05
 """c, at least."""
 
-MAX_VARIANCE = 1e100
+_MAX_VARIANCE = 1e100
 """Variances are below."""
 
-MAX_EXPONENT = 300.0
+_MAX_EXPONENT = 300.0
 """Exponents above are taken as infinite."""
 
 
@@ -192,8 +192,8 @@ def first_layer(first: DenseLayer, point: Tensor, lower: Tensor, upper: Tensor) 
     at, off = inputs(first, point), gamma(point.shape[1] + 16)
     low, high = (lower - point).clamp(max=0.0) * UP, (upper - point).clamp(min=0.0) * UP
     # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
-    known = torch.isfinite(at.m + at.s).all(1) & (first.variance < MAX_VARIANCE).all()
-    served = at.served & known & (off * (at.size / at.s + 1) < ALLOWED / 100).all(1)
+    known = torch.isfinite(at.m + at.s).all(1) & (first.variance < _MAX_VARIANCE).all()
+    served = at.served & known & (off * (at.size / at.s + 1) < _ALLOWED / 100).all(1)
     return FirstLayer(point, low, high, at.m, at.s, first.mean, first.variance, served)
 
 
@@ -226,10 +226,10 @@ def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tu
     m, s, x = (layer.m - theta)[:, :, None], layer.s[:, :, None], layer.point[:, None]
     off = log_cdf_above(-m / s)[:, None]
     mean, variance = rows.mean[..., None], rows.variance[..., None]
-    steepest = torch.sqrt((1 - LEAST_C) / ((variance * layer.variance).amax(2) + 1e-200))
+    steepest = torch.sqrt((1 - _LEAST_C) / ((variance * layer.variance).amax(2) + 1e-200))
     for sign in (1.0, -1.0):
         best = torch.full_like(spread, torch.inf)
-        for times in TAUS:
+        for times in _TAUS:
             tau = torch.minimum(times * math.sqrt(-2 * log_share) / spread, steepest)
             kappa = (sign * tau)[:, :, None]  # (Q, K, 1, n) against (H, n)
             c = 1 - kappa**2 * variance * layer.variance
@@ -241,7 +241,7 @@ def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tu
             active = log_cdf_above((m[:, None] + x[:, None] * moved) / wide)
             each = torch.logaddexp(off, top + active)
             size = top.abs() + 2 * (pull * layer.mean).abs() / c + active.abs()
-            each = each + ALLOWED * (1 + each.abs() + torch.where(each > off + 1e-12, size, 0.0))
+            each = each + _ALLOWED * (1 + each.abs() + torch.where(each > off + 1e-12, size, 0.0))
             best = torch.fmin(best, (each.sum(2) - log_share) / tau * UP)
         found.append(best)
     return found[0], found[1]
@@ -264,16 +264,16 @@ def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: Rows, log_share: float)
     typical = fall * plus + rise * minus + extra
     size, most = torch.sqrt((mass * typical**2).sum((2, 3))) + LEAST, typical.amax((2, 3)) + LEAST
     largest = (torch.maximum(fall, rise) * (rows.mean.abs() + 3 * dev)[..., None] + extra).amax((2, 3)) + LEAST
-    rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, STEEPEST / most) for times in KINK_TAUS]
-    rates += [times * STEEPEST / largest for times in RARE_TAUS]
+    rates = [torch.minimum(times * math.sqrt(-2 * log_share) / size, _STEEPEST / most) for times in _KINK_TAUS]
+    rates += [times * _STEEPEST / largest for times in _RARE_TAUS]
     sides, means = torch.stack([fall, rise]), torch.stack([rows.mean, -rows.mean])[..., None]
     found = []
     for rate in torch.stack(rates).split(at_once(32 * extra.numel())):
         kappa = rate[..., None, None]
         logs = log_moment(kappa[:, None] * sides, torch.zeros_like(means), means, dev[..., None])
-        both = torch.where(logs < MAX_EXPONENT, torch.exp(logs), torch.inf).sum(1) - 1
-        grown = (both * UP + 1e-14).clamp(min=1.0) * torch.exp((kappa * extra).clamp(max=MAX_EXPONENT)) * UP
-        over = torch.where(kappa * extra < MAX_EXPONENT, grown - 1, torch.inf)
+        both = torch.where(logs < _MAX_EXPONENT, torch.exp(logs), torch.inf).sum(1) - 1
+        grown = (both * UP + 1e-14).clamp(min=1.0) * torch.exp((kappa * extra).clamp(max=_MAX_EXPONENT)) * UP
+        over = torch.where(kappa * extra < _MAX_EXPONENT, grown - 1, torch.inf)
         total = torch.log1p((mass * over).sum(-1) * (1 + 1e-9)).sum(-1)
         found.append((total * (1 + 1e-9) - log_share) / rate * UP)
     return torch.cat(found).nan_to_num(torch.inf, torch.inf).amin(0)
@@ -283,7 +283,7 @@ def _cells(layer: FirstLayer, theta: Tensor, up: Tensor, down: Tensor) -> tuple[
     """(Q, H, 2 CELLS + 1) each: probabilities of cells of z, and the largest fall and rise on them; elsewhere both
     are 0.
     """
-    part = torch.linspace(0.0, 1.0, CELLS + 1, dtype=up.dtype, device=up.device)
+    part = torch.linspace(0.0, 1.0, _CELLS + 1, dtype=up.dtype, device=up.device)
     far = torch.maximum(down, theta)
     left = -up[..., None] * (1 - part[:-1])
     right = theta[..., None] + (far - theta)[..., None] * part[:-1]

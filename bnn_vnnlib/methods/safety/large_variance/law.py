@@ -54,10 +54,10 @@ from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, Lines, Neuron
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, no_sides
 from bnn_vnnlib.rounding import UP
 
-CUT = 6.0
+_CUT = 6.0
 """2 Phi(-CUT) < 2e-9."""
 
-FINE, MOST = 64, 20000
+FINE, _MOST = 64, 20000
 """Lattice points a standard deviation of Y, unless more than so many were needed."""
 
 OUTER, INNER = 32, 8
@@ -66,10 +66,10 @@ OUTER, INNER = 32, 8
 FINER = ((6, 4), (24, 2))
 """Up to so many neurons take so many times as many nodes: the fewer terms, the slower their product falls with w."""
 
-CELLS = 28
+_CELLS = 28
 """Cells of D within CUT deviations; 0 is another edge."""
 
-ELLIPSES = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+_ELLIPSES = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 """Values of r, the ellipses that the error of a rule is bounded by: the least bound counts."""
 
 _RULES = {
@@ -118,7 +118,7 @@ class Terms:
     def cells(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ends low < high of one sign of cells of D, (A, H, C), their probabilities, and whether D > 0."""
         mean, dev = (part[..., None] for part in (self.weights.mean, self.weights.dev))
-        edges = mean + dev * torch.linspace(-CUT, CUT, CELLS + 1, dtype=mean.dtype, device=mean.device)
+        edges = mean + dev * torch.linspace(-_CUT, _CUT, _CELLS + 1, dtype=mean.dtype, device=mean.device)
         zero = torch.zeros_like(mean).clamp(edges[..., :1], edges[..., -1:])
         edges = torch.cat([edges, zero], -1).sort(-1).values
         low, high = edges[..., :-1], edges[..., 1:]
@@ -155,7 +155,7 @@ def _rule(low: Tensor, high: Tensor, count: int, m: Tensor, s: Tensor) -> tuple[
 
 def _ends(layer: Neurons, start: Tensor) -> tuple[Tensor, Tensor]:
     """Where the piece zeta > start begins and ends, within CUT deviations."""
-    return torch.maximum(layer.m - CUT * layer.s, start), torch.maximum(layer.m + CUT * layer.s, start)
+    return torch.maximum(layer.m - _CUT * layer.s, start), torch.maximum(layer.m + _CUT * layer.s, start)
 
 
 def _outer(layer: Neurons, start: Tensor, sign: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ def _side(
     weights: Weights, sign: int, pieces: tuple[Tensor, Tensor, Tensor], rest: Tensor, lines: Lines, count: int
 ) -> _Side:
     mean, dev = weights.mean, weights.dev
-    inner, outer = (sign * (sign * mean - part * dev).clamp(min=0.0) for part in (CUT, -CUT))
+    inner, outer = (sign * (sign * mean - part * dev).clamp(min=0.0) for part in (_CUT, -_CUT))
     low, high = torch.minimum(inner, outer), torch.maximum(inner, outer)
     nodes, weight = _rule(low, high, count, mean, dev)
     tilt = lines.tilt + sign * lines.tilt_error
@@ -277,7 +277,7 @@ def spread(terms: Terms) -> Spread:
     values, weights = zip(*(_points(terms, row) for row in range(len(terms.k))), strict=True)
     start = torch.stack([value.amin(1) for value in values])
     width = torch.stack([(value.amax(1) - value.amin(1)).amax() for value in values])
-    step = torch.maximum(terms.lines.spread / FINE, width / MOST)
+    step = torch.maximum(terms.lines.spread / FINE, width / _MOST)
     cells = int((width / step).amax()) + 8  # at most MOST + 8
     masses = torch.stack([_interpolated(*row, cells) for row in zip(values, weights, start, step, strict=True)])
     total = torch.stack([weight.abs().sum(1) for weight in weights]) * UP
@@ -337,7 +337,7 @@ def _least(logs: Tensor) -> Tensor:
 
 def _ellipses(half: Tensor) -> tuple[Tensor, Tensor]:
     """r, and the semi-axis H (r - 1 / r) / 2 for half widths H (..): (E, 1 ..), (E, ..)."""
-    r = half.new_tensor(ELLIPSES).reshape(-1, *(1,) * half.dim())
+    r = half.new_tensor(_ELLIPSES).reshape(-1, *(1,) * half.dim())
     return r, half * (r - 1 / r) / 2
 
 
@@ -351,7 +351,7 @@ def _log_error(half: Tensor, dev: Tensor, count: int) -> Tensor:
 def _in_weights(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
     layer, dev, w = terms.layer, terms.weights.dev, wave[:, None]
     r, y = _ellipses(side.half)
-    x = terms.weights.mean.abs() + CUT * dev + side.half * (r + 1 / r) / 2
+    x = terms.weights.mean.abs() + _CUT * dev + side.half * (r + 1 / r) / 2
     zero = torch.zeros_like(y)
     grown = torch.logaddexp(zero, log_half_moment(w * y * (1 + layer.rho), zero, layer.m, layer.s))
     grown = grown + w * y * (2 * layer.reach + side.tilt.abs() + 2 * terms.k * x)
@@ -375,7 +375,7 @@ def _rules(terms: Terms, side: _Side) -> list[tuple[float, Tensor, Tensor]]:
     return found
 
 
-FAR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
+_FAR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
 """Values of lam that are tried, over one by the standard deviation of Y."""
 
 
@@ -395,7 +395,7 @@ def far_below(terms: Terms, target: Tensor, spread: Tensor) -> Tensor:
     usual = (0.5 + rho) * ramp
     last = usual + reach - ramp
     best = torch.zeros_like(target)
-    for times in FAR_RATES:
+    for times in _FAR_RATES:
         rate = times / spread
         lam = rate[:, None, None]
         over = torch.where(positive, -lam * near * (1 - rho), lam * far * (1 + rho))
@@ -449,16 +449,16 @@ BLOCK = 8
 BLOCKS = 24
 """At most."""
 
-ENOUGH = 1e-5
+_ENOUGH = 1e-5
 """Rest of the series that asks for no more terms."""
 
-SMOOTH = ((1e-5, 6.0), (1e-3, 5.0), (0.01, 4.0), (0.03, 3.5), (0.1, 3.0))
+_SMOOTH = ((1e-5, 6.0), (1e-3, 5.0), (0.01, 4.0), (0.03, 3.5), (0.1, 3.0))
 """eta over the standard deviation of Y, and c."""
 
 BEYOND = 6.5
 """Standard deviations above the mean within which the wave is right."""
 
-LOST = 5e-9
+_LOST = 5e-9
 """Mass of the law that is left out or counted wrongly (D_j and zeta_j beyond their nodes), below 4e-9 a neuron; see
 section 1.
 """
@@ -468,9 +468,9 @@ def below(terms: Terms, targets: Tensor) -> Tensor:
     """(A, T): bounds on P(Y <= targets (A, T))."""
     lines, highest = terms.lines, targets.amax(1)
     law, period = spread(terms), lines.center.clamp(min=0.0) + BEYOND * lines.spread + highest
-    waves = series(law, period, block=BLOCK, most=2 * BLOCK * BLOCKS, enough=ENOUGH)
-    lost = LOST * (1 + terms.k.shape[1])
-    smooth, c = (targets.new_tensor(part) for part in zip(*SMOOTH, strict=True))
+    waves = series(law, period, block=BLOCK, most=2 * BLOCK * BLOCKS, enough=_ENOUGH)
+    lost = _LOST * (1 + terms.k.shape[1])
+    smooth, c = (targets.new_tensor(part) for part in zip(*_SMOOTH, strict=True))
     eta = lines.spread[:, None] * smooth
     most = (eta * (c + 9)).amax(1)
     far = far_below(terms, highest + most - period, lines.spread) + 1.2e-19  # or the Gaussian is below -9 eta

@@ -73,10 +73,10 @@ SHARES = tuple(high - low for low, high in itertools.pairwise(_BELOW))
 BEYOND = NormalDist().cdf(-LEVELS[-1]) * UP
 """P(R'_j exceeds the last level), for one neuron."""
 
-NARROW = 0.01
+_NARROW = 0.01
 """R~ over s up to which the mean of a ramp is a series."""
 
-STEEPEST = 0.5
+_STEEPEST = 0.5
 """Largest rb and rho that are served."""
 
 
@@ -149,8 +149,8 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
     kappa = variance * center[:, None] / (s**2)[..., None]
     common = (kappa * s[..., None]).sum(1) / s.sum(1)[:, None]
     shift = (r * common.abs()).sum(1) * UP
-    common = torch.where((shift < STEEPEST)[:, None], common, 0.0)
-    shift = torch.where(shift < STEEPEST, shift, 0.0)
+    common = torch.where((shift < _STEEPEST)[:, None], common, 0.0)
+    shift = torch.where(shift < _STEEPEST, shift, 0.0)
     radius = r / (1 - shift)[:, None] * UP
     rho = (radius[:, None] * ((kappa - common[:, None]).abs() + PAID * (kappa + common[:, None].abs()))).sum(2) * UP
     nu = mean - m[..., None] * kappa
@@ -158,8 +158,8 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
     h = (radius**2 @ variance.mT) * UP
     expected = (mean_abs(nu.abs() + nu_error, torch.sqrt(variance)) @ radius[..., None])[..., 0] * UP
     plain = (expected[..., None] + h.new_tensor(LEVELS) * torch.sqrt(h)[..., None]) * UP
-    reach = plain[..., -1:] / (1 - rho.clamp(max=STEEPEST))[..., None]
-    served = at.served & (rho < STEEPEST).all(1)
+    reach = plain[..., -1:] / (1 - rho.clamp(max=_STEEPEST))[..., None]
+    served = at.served & (rho < _STEEPEST).all(1)
     return Neurons(
         m, s, at.blur, shift / (1 - shift) * UP, radius, rho, nu, nu_error, variance, h,
         (plain + rho[..., None] * reach) * UP, served & torch.isfinite(expected).all(1),
@@ -169,7 +169,7 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
 THETAS = tuple(0.25 * 32 ** (k / 11) for k in range(12))
 """Values of theta, over one by `Lines.scale`; the best one is chosen."""
 
-ROOT = 1.45
+_ROOT = 1.45
 """root_i over the one that is best on average: with a larger one c_i is smaller, and Q, whose moments are dear, counts
 less.
 """
@@ -219,7 +219,7 @@ def lines(layer: Neurons, weights: Weights) -> Lines:
     square = s1 * up + s2 * squared
     gradient = summed(slope, layer.nu)
     around = summed((square - slope**2).clamp(min=0.0), layer.nu**2)
-    root = ROOT * torch.sqrt(gradient**2 + around + (2 / math.pi) * (square @ layer.variance)) + LEAST
+    root = _ROOT * torch.sqrt(gradient**2 + around + (2 / math.pi) * (square @ layer.variance)) + LEAST
     coefficient = layer.radius / (2 * root)
     pull = 2 * coefficient * gradient
     tilt = (layer.nu @ pull[..., None])[..., 0]
@@ -242,15 +242,15 @@ def lines(layer: Neurons, weights: Weights) -> Lines:
     )  # fmt: skip
 
 
-NODES, GAUSS = np.polynomial.hermite_e.hermegauss(24)
+_NODES, _GAUSS = np.polynomial.hermite_e.hermegauss(24)
 
 
 def _ramps(layer: Neurons) -> tuple[Tensor, Tensor, Tensor]:
     """E a for D < 0 (error below 1e-9); for choices only, E a^2 and E n - relu(zeta)."""
     m, s, ramp = layer.m, layer.s, layer.ramp
-    z = m[..., None] + s[..., None] * m.new_tensor(NODES)
+    z = m[..., None] + s[..., None] * m.new_tensor(_NODES)
     a = ((z / ramp[..., None] + 1) / 2).clamp(0.0, 1.0)
-    weight = m.new_tensor(GAUSS / GAUSS.sum())
+    weight = m.new_tensor(_GAUSS / _GAUSS.sum())
     height = (torch.minimum(layer.levels, ramp[..., None]) * m.new_tensor(SHARES)).sum(-1)
     return _ramp_mean(m, s, ramp), a**2 @ weight, height * (torch.minimum(a, 1 - a) @ weight)
 
@@ -266,7 +266,7 @@ def _ramp_mean(m: Tensor, s: Tensor, ramp: Tensor) -> Tensor:
     wide = (relu_mean(near + ramp, s) - relu_mean(near - ramp, s)) / (2 * ramp)
     t = m / s
     narrow = cdf(t) - (ramp / s) ** 2 * t * density(t) / 6
-    return torch.where(ramp < NARROW * s, narrow, wide.clamp(0.0, 1.0))
+    return torch.where(ramp < _NARROW * s, narrow, wide.clamp(0.0, 1.0))
 
 
 def summed(weights: Tensor, terms: Tensor) -> Tensor:

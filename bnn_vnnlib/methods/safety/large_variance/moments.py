@@ -82,13 +82,13 @@ from bnn_vnnlib.system.memory import at_once
 
 # Two hidden layers
 
-NODES, LEVELS = 17, 7
+_NODES, _LEVELS = 17, 7
 """Over a range of m, of s."""
 
 BENDS = (0.0, 0.4, 1.0)
 """bend over what makes the parabola touch at the centre."""
 
-PAID = 1e-11
+_PAID = 1e-11
 """Relative error allowed to sums of products here, 40 times what a thousand terms need."""
 
 Surface = Callable[[Tensor, Tensor], Tensor]
@@ -141,17 +141,17 @@ def _above_convex(surface: Surface, at: Rectangle, spread: Tensor, bends: Sequen
         part = torch.linspace(0.0, 1.0, count, dtype=low.dtype, device=low.device)
         return torch.cat([low[..., None] + (high - low)[..., None] * part[:-1], high[..., None]], -1)
 
-    m, s = nodes(at.low, at.high, NODES), nodes(at.least, at.most, LEVELS)
+    m, s = nodes(at.low, at.high, _NODES), nodes(at.least, at.most, _LEVELS)
     value = surface(m[..., :, None], s[..., None, :])
     size = value.abs().amax((-2, -1))
     wide, tall = (at.high - at.low).clamp(min=1e-300), (at.most - at.least).clamp(min=1e-300)
-    step, lift = wide / (NODES - 1), tall / (LEVELS - 1)
+    step, lift = wide / (_NODES - 1), tall / (_LEVELS - 1)
     near = [surface((at.m + sign * step / 2)[..., None, None], at.s[..., None, None])[..., 0, 0] for sign in (-1, 0, 1)]
     over = [surface(at.m[..., None, None], (at.s * part)[..., None, None])[..., 0, 0] for part in (0.98, 1.02)]
-    slopes = (near[2] - near[0]) / step, (value[..., -1, LEVELS // 2] - value[..., 0, LEVELS // 2]) / wide
+    slopes = (near[2] - near[0]) / step, (value[..., -1, _LEVELS // 2] - value[..., 0, _LEVELS // 2]) / wide
     squares = (
         (over[1] - over[0]) / (at.s**2 * (1.02**2 - 0.98**2)),
-        (value[..., NODES // 2, -1] - value[..., NODES // 2, 0]) / (tall * (at.most + at.least)),
+        (value[..., _NODES // 2, -1] - value[..., _NODES // 2, 0]) / (tall * (at.most + at.least)),
     )
     gap = m - at.m[..., None]
     middle = surface(m[..., :, None], at.s[..., None, None])[..., 0]
@@ -168,7 +168,7 @@ def _above_convex(surface: Surface, at: Rectangle, spread: Tensor, bends: Sequen
                     top = (rest - rise[..., None] * gap - bend[..., None] * gap**2 / 2).amax(-1)
                     top = top + bend * step**2 / 8 + square.clamp(min=0.0) * lift**2 / 4
                     paid = size + rise.abs() * wide + bend * wide**2 + square.abs() * at.most**2 + 1e-3
-                    new, old = Parabola(top + PAID * paid, rise, bend, square, at.m), best[place]
+                    new, old = Parabola(top + _PAID * paid, rise, bend, square, at.m), best[place]
                     best[place] = new if old is None else _better(old, new, at, spread)
     return [found for found in best if found is not None]
 
@@ -183,7 +183,7 @@ def _by_tangents(
     def convex(m: Tensor, s: Tensor) -> Tensor:
         log = log_moment(alpha[..., None, None], beta[..., None, None], m, s)
         grown, slope = torch.exp(log - level[..., None, None]), share[..., None, None]
-        return grown + slope * relu_mean(m, s) + PAID * (grown * (1 + log.abs()) + slope * (m.abs() + s))
+        return grown + slope * relu_mean(m, s) + _PAID * (grown * (1 + log.abs()) + slope * (m.abs() + s))
 
     tau = (at.m / at.s).clamp(-40.0, 40.0)
     ends = at.least + at.most
@@ -191,7 +191,7 @@ def _by_tangents(
     usable = (level > -25.0) & (alpha < 0)
     found = []
     for above in _above_convex(convex, at, spread, bends):
-        paid = PAID * (1 + level.abs() + above.constant.abs() + share * at.size) + LEAST
+        paid = _PAID * (1 + level.abs() + above.constant.abs() + share * at.size) + LEAST
         constant = level - 1 + above.constant - lift * at.least * at.most - slope * above.center + paid
         constant = torch.where(usable, constant, torch.inf)
         found.append(Parabola(constant, above.slope - slope, above.bend, above.square - lift, above.center))
@@ -201,10 +201,10 @@ def _by_tangents(
 REACH = 3.5
 """z: each y_j escapes its reach Y_j with a probability of at most 2 Phi(-z), which is paid for."""
 
-STEPS = 3
+_STEPS = 3
 """Steps of the search for the point e of expansion, towards the tilted mean."""
 
-MAX_EIGENVALUE = 0.98
+_MAX_EIGENVALUE = 0.98
 """Largest eigenvalue of the quadratic form that is served: beyond, its Gaussian mean is next to infinite."""
 
 
@@ -217,21 +217,21 @@ def first_moments(dense: DenseLayer, law: Law, found: Parabola, spent: float, *,
     bent : whether the parabolas have bends; without, nothing is spent
     """
     square = found.square
-    beta = square @ dense.variance + PAID * (square.abs() @ dense.variance) + LEAST
+    beta = square @ dense.variance + _PAID * (square.abs() @ dense.variance) + LEAST
     center = law.plain()[0].expand(beta.shape)
-    for _ in range(STEPS if bent else 1):
+    for _ in range(_STEPS if bent else 1):
         center = law.tilted_mean(_about(dense, found, center)[2], beta)
     value, slope, alpha = _about(dense, found, center)
     size = slope.abs() @ dense.mean.abs()
     total = value + square @ dense.bias_variance - (alpha * center).sum(-1)
-    alpha = alpha + PAID * size  # h is never negative
+    alpha = alpha + _PAID * size  # h is never negative
     logs = law.above(alpha, beta)
     scale = slope.abs() @ dense.bias.abs() + square.abs() @ dense.bias_variance
     scale = scale + ((slope * found.center).abs() + (found.slope * found.center).abs()).sum(-1) + value.abs()
     scale = scale + (size * center + logs.abs()).sum(-1)
     largest = center @ dense.mean.abs().mT + dense.bias.abs() + found.center.abs()
     scale = scale + (found.bend * largest**2).sum(-1)
-    total = total + logs.sum(-1) + 2 * PAID * (1 + scale)
+    total = total + logs.sum(-1) + 2 * _PAID * (1 + scale)
     if bent:
         total = total + _second(dense, law, found, (alpha, beta, center), spent)
     return total.nan_to_num(torch.inf, torch.inf)
@@ -258,13 +258,13 @@ def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tens
     largest = values.amax(-1)
     gap = law.tilted_mean(alpha, beta) - center
     pulled = torch.einsum("prk,prkl,prl->pr", gap, form, gap).clamp(min=0.0) * (1 + 1e-6) + 1e-9 * trace
-    second = -torch.log1p(-values.clamp(max=MAX_EIGENVALUE)).sum(-1) / 2 + pulled / (
-        2 * (1 - largest.clamp(max=MAX_EIGENVALUE))
+    second = -torch.log1p(-values.clamp(max=_MAX_EIGENVALUE)).sum(-1) / 2 + pulled / (
+        2 * (1 - largest.clamp(max=_MAX_EIGENVALUE))
     )
     escaped = 2 * form.shape[-1] * float(cdf(torch.tensor(-REACH, dtype=torch.float64))) * (1 + 1e-9)
     rounded = 1e-9 * (reach * law.s).sum(-1)  # y times what the tilted means are off by
     total = second * (1 + 1e-9) - math.log1p(-escaped) + rounded
-    return torch.where(usable & (largest < MAX_EIGENVALUE), total, torch.inf)
+    return torch.where(usable & (largest < _MAX_EIGENVALUE), total, torch.inf)
 
 
 def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
@@ -275,28 +275,28 @@ def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
     rate = math.sqrt(2 * exponent) / torch.sqrt(variance + 1e-200)
     near = (rate[..., None] * form.abs()).amax(-2) * (1 + 1e-9)
     zero = torch.zeros_like(near)
-    local = torch.minimum(law.proxy(zero, zero, near), law.s**2 * (1 + PAID))
+    local = torch.minimum(law.proxy(zero, zero, near), law.s**2 * (1 + _PAID))
     size = ((form * torch.sqrt(local)[..., None, :]) ** 2).sum(-1)
     bound = (rate * size / 2 + exponent / rate) * (1 + 1e-9)
     shift = torch.einsum("prkl,prl->prk", form, mean - center).abs()
-    paid = PAID * torch.einsum("prkl,prl->prk", form.abs(), mean + center + law.s)
+    paid = _PAID * torch.einsum("prkl,prl->prk", form.abs(), mean + center + law.s)
     diagonal = form.diagonal(dim1=-2, dim2=-1).clamp(min=0.0)
     return (bound + shift + paid + REACH * torch.sqrt(diagonal)) * (1 + 1e-9)
 
 
-WIDEST = 256
+_WIDEST = 256
 """Neurons of the first layer, at most."""
 
-TIMES = (0.6, 0.8, 1.0, 1.25)
+_TIMES = (0.6, 0.8, 1.0, 1.25)
 """Rates over the best one for a Gaussian law, for ranges."""
 
-LARGEST_BETA = 0.4
+_LARGEST_BETA = 0.4
 """beta s^2 of the rows that bound variances, at most."""
 
 
 def sharpened(chain: DenseChain) -> bool:
     """Two hidden layers, not too wide for a matrix a row."""
-    return len(chain.layers) == 3 and chain.layers[0].outputs <= WIDEST
+    return len(chain.layers) == 3 and chain.layers[0].outputs <= _WIDEST
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,17 +315,17 @@ class AtPoints:
 
     def rates_at_once(self, rows: int) -> int:
         """How many rates of that many rows to look at in one go."""
-        return at_once(2 * len(self.law.blur) * rows * self.chain.layers[1].outputs * NODES * LEVELS)
+        return at_once(2 * len(self.law.blur) * rows * self.chain.layers[1].outputs * _NODES * _LEVELS)
 
     def log_moments(self, u: Tensor, spent: float) -> Tensor:
         """(2, P, R): upper bounds on log E[e^{u . f}; G] and on log E[e^{u . f}; G, J] for u (P, R, m),
         each entry rounded once at most."""
         last, square = self.chain.layers[2], u * u
         alpha, size = u @ last.mean, u.abs() @ last.mean.abs()
-        beta = square @ last.variance / 2 * (1 + PAID)
+        beta = square @ last.variance / 2 * (1 + _PAID)
         known, paid = u @ last.bias + square @ last.bias_variance / 2, u.abs() @ last.bias.abs()
-        known = known + PAID * (paid + square @ last.bias_variance)
-        flat, bent = self._parabolas(alpha + PAID * size, beta, ((0.0,), BENDS))
+        known = known + _PAID * (paid + square @ last.bias_variance)
+        flat, bent = self._parabolas(alpha + _PAID * size, beta, ((0.0,), BENDS))
         found = [self._first(part, spent, bent=part is bent) for part in (flat, bent)]
         return torch.stack(found) + known
 
@@ -336,14 +336,14 @@ class AtPoints:
         middle = self.typical[1].output[:, None]
         lost = weights * middle**2
         alpha = -2 * weights * middle
-        found = self._parabolas(alpha + PAID * alpha.abs(), torch.zeros_like(alpha), ((0.0,),))[0]
-        return (lost * (1 + PAID)).sum(-1) * (1 + PAID) + self._first(found, 0.0, bent=False)
+        found = self._parabolas(alpha + _PAID * alpha.abs(), torch.zeros_like(alpha), ((0.0,),))[0]
+        return (lost * (1 + _PAID)).sum(-1) * (1 + _PAID) + self._first(found, 0.0, bent=False)
 
     def _parabolas(self, alpha: Tensor, beta: Tensor, bends: Sequence[Sequence[float]]) -> list[Parabola]:
         return parabolas(alpha, beta, self.ranges, self.spread.expand(alpha.shape), bends)
 
     def _first(self, found: Parabola, spent: float, *, bent: bool) -> Tensor:
-        total = found.constant.sum(-1) + PAID * found.constant.abs().sum(-1)
+        total = found.constant.sum(-1) + _PAID * found.constant.abs().sum(-1)
         return total + first_moments(self.chain.layers[1], self.law, found, spent, bent=bent)
 
     def log_coupled(self, weights: Tensor) -> Tensor:
@@ -383,24 +383,24 @@ def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Recta
     mean, square, _ = law.plain()
     spread = torch.sqrt((square - mean**2).clamp(min=0.0) @ (dense.mean**2).mT)[:, 0] + 1e-9 * (1 + guess.m.abs())
     shaken = guess.v_spread + 1e-6 * guess.v + LEAST
-    most = LARGEST_BETA / ((dense.variance * law.s**2).amax(-1) + LEAST)
+    most = _LARGEST_BETA / ((dense.variance * law.s**2).amax(-1) + LEAST)
     sides = []
     for linear, sign in ((True, 1.0), (True, -1.0), (False, 1.0), (False, -1.0)):
         best = torch.full_like(spread, torch.inf)
-        for times in TIMES:
+        for times in _TIMES:
             rate = times * reach / (spread if linear else shaken)
             rate = torch.minimum(rate, most) if not linear and sign > 0 else rate
             row = sign * rate[..., None] * (dense.mean if linear else dense.variance)
             zero = torch.zeros_like(row)
-            logs = law.above(row + PAID * row.abs(), zero) if linear else law.above(zero, row + PAID * row.abs())
-            total = logs.sum(-1) + PAID * logs.abs().sum(-1) + level
-            best = torch.minimum(best, (total / rate + PAID * (total / rate).abs()).nan_to_num(torch.inf, torch.inf))
+            logs = law.above(row + _PAID * row.abs(), zero) if linear else law.above(zero, row + _PAID * row.abs())
+            total = logs.sum(-1) + _PAID * logs.abs().sum(-1) + level
+            best = torch.minimum(best, (total / rate + _PAID * (total / rate).abs()).nan_to_num(torch.inf, torch.inf))
         shift = dense.bias if linear else dense.bias_variance
-        sides.append(best + sign * shift + PAID * shift.abs())
+        sides.append(best + sign * shift + _PAID * shift.abs())
     high, low, most_v, least_v = sides
-    least = torch.sqrt(torch.maximum((-least_v).clamp(min=0.0), dense.bias_variance)) * (1 - PAID)
+    least = torch.sqrt(torch.maximum((-least_v).clamp(min=0.0), dense.bias_variance)) * (1 - _PAID)
     least = least.clamp(min=LEAST)
-    above = torch.maximum(torch.sqrt(most_v) * (1 + PAID), least)
+    above = torch.maximum(torch.sqrt(most_v) * (1 + _PAID), least)
     high = torch.maximum(high, -low)
     middle, dev = guess.m.clamp(-low, high), torch.sqrt(guess.v).clamp(least, above)
     return Rectangle(*(side[:, None] for side in (-low, high, least, above, middle, dev)))
@@ -408,7 +408,7 @@ def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Recta
 
 # Rows
 
-BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
+_BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
 """Probabilities delta that the ranges may fail with; the best one is taken for each row."""
 
 SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
@@ -417,10 +417,10 @@ SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
 SPARE = 0.02
 """Share of delta spent on s^2 >= S."""
 
-MOMENT_RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
+_MOMENT_RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
 """lam times the standard deviation of M, about; rho times that of s^2 alike."""
 
-NEWTON = 40
+_NEWTON = 40
 """Steps towards the maximum of kap, from a start within 1 of it."""
 
 
@@ -450,14 +450,14 @@ def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> l
         values = _sharper(chain, budget, question, deadline) if sharper else _with(exponents, question)
         return exponents.delta, values.nan_to_num(1.0).clamp(max=1.0)
 
-    budgets = SHARPER if sharper else BUDGETS
+    budgets = SHARPER if sharper else _BUDGETS
     return deadline.reached(budgets if Exponents(chain, budgets[0]).sides else budgets[:1], tried)
 
 
 def _rates(guess: Typical, a: Tensor) -> Tensor:
     """Values of lam to be tried (L, P, R)."""
     spread = torch.sqrt((a * a * (guess.v + guess.m_spread**2)[:, None]).sum(-1)) + 1e-100
-    return a.new_tensor(MOMENT_RATES)[:, None, None] / spread
+    return a.new_tensor(_MOMENT_RATES)[:, None, None] / spread
 
 
 def _best(logs: Tensor, factor: Tensor, spent: float) -> Tensor:
@@ -486,7 +486,7 @@ def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline:
     lam = _rates(at.typical[-1], a)
     shift, spent = lam * question.bound, SPARE * budget
     variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance
-    least = least_variance(at, variance, noise, noise.new_tensor(MOMENT_RATES), spent, deadline)
+    least = least_variance(at, variance, noise, noise.new_tensor(_MOMENT_RATES), spent, deadline)
     factor = log_kappa(lam * torch.sqrt(least))
     parts = []
     for rate in lam.split(at.rates_at_once(a.shape[1])):
@@ -538,7 +538,7 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j h_j^2; variance (P, R, H)."""
     guess = ranges.typical[-2].output[:, None]
     spread = torch.sqrt(((variance * guess * guess) ** 2).sum(-1)) + 1e-100
-    rho = noise.new_tensor(MOMENT_RATES)[:, None, None] / spread
+    rho = noise.new_tensor(_MOMENT_RATES)[:, None, None] / spread
     logs = _at_rates(-rho[..., None] * variance, lambda rows: _above(exponents.squares(ranges, rows), ranges))
     return _with_noise(_at_least(logs, rho, spent), noise, variance.shape[-1])
 
@@ -552,7 +552,7 @@ def log_kappa(eta: Tensor) -> Tensor:
     """log kap(eta), rounded up; at most 0."""
     eta = eta.clamp(min=0.0)
     low, high = torch.full_like(eta, -40.0), eta + 1.0
-    for _ in range(NEWTON):  # bisection: the slope falls in u
+    for _ in range(_NEWTON):  # bisection: the slope falls in u
         middle = (low + high) / 2
         rising = _slope(middle, eta) > 0
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)

@@ -20,19 +20,19 @@ from bnn_vnnlib.system.memory import at_once
 ROWS = 8
 """Rows at once, at most: less than a second of work."""
 
-QUICK = (3.5,)
+_QUICK = (3.5,)
 """See `chaos.REACHES`, where theta is chosen."""
 
-TARGETS = 48
+_TARGETS = 48
 """l that are tried."""
 
-DEEPEST, DEPTHS = 8.0, 128
+_DEEPEST, _DEPTHS = 8.0, 128
 """Standard deviations of Y below its mean, and numbers among which one is chosen, see `lowest`."""
 
-PARTS = (0.25, 0.5, 0.75)
+_PARTS = (0.25, 0.5, 0.75)
 """Of the level, for what the lines lose."""
 
-SIZES = (*(k / 10 for k in range(81)), *(8.5 * (200 / 8.5) ** (k / 19) for k in range(20)))
+_SIZES = (*(k / 10 for k in range(81)), *(8.5 * (200 / 8.5) ** (k / 19) for k in range(20)))
 """l over `Lines.scale`, among which the largest one is chosen."""
 
 
@@ -94,7 +94,7 @@ def bounded(layer: Neurons, weights: Weights, more: Sides | None = None) -> Tens
         return out
     square = chaos(layer, weights, found)
     theta, scale = _chosen(layer, found, square)
-    targets = scale[:, None] * torch.linspace(0.0, 1.0, TARGETS, dtype=scale.dtype, device=scale.device)
+    targets = scale[:, None] * torch.linspace(0.0, 1.0, _TARGETS, dtype=scale.dtype, device=scale.device)
     moved = (layer.radius > 0).any(1)
     moment = square.log_moment(theta)
     tail = torch.exp((moment[:, None] - theta[:, None] * targets * (1 - 1e-12)).clamp(max=0.0)) * UP
@@ -122,12 +122,12 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
     lost = (moments - torch.log(level / 2)[:, None]) / rates + rates * found.excess[:, None] / 2
     chosen = lost.argmin(1, keepdim=True)
     theta, moment = (part.gather(1, chosen)[:, 0] for part in (rates, moments))
-    start = found.center - theta * found.excess / 2 - DEEPEST * found.spread
+    start = found.center - theta * found.excess / 2 - _DEEPEST * found.spread
     moved = replace(found, constant=found.constant + start, center=found.center - start)
-    targets = found.spread[:, None] * torch.linspace(0.0, DEEPEST, DEPTHS, dtype=theta.dtype, device=theta.device)
+    targets = found.spread[:, None] * torch.linspace(0.0, _DEEPEST, _DEPTHS, dtype=theta.dtype, device=theta.device)
     values = below(terms(layer, weights, moved, theta), targets).cummax(1).values
     low = torch.full_like(theta, -torch.inf)
-    for part in PARTS:
+    for part in _PARTS:
         loss = (moment - torch.log(part * spare)) / theta * UP
         place = (values <= (1 - part) * spare[:, None]).sum(1, keepdim=True) - 1
         q = start + targets.gather(1, place.clamp(min=0))[:, 0] - loss
@@ -139,8 +139,8 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
 def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Tensor, Tensor]:
     """theta, and the largest l to try, by the normal approximation of Y: any numbers are sound."""
     scale = found.scale[:, None]
-    rates, level = scale.new_tensor(THETAS) / scale, scale * scale.new_tensor(SIZES)
-    moment = torch.stack([square.log_moment(rate, QUICK) for rate in rates.unbind(1)], 1)
+    rates, level = scale.new_tensor(THETAS) / scale, scale * scale.new_tensor(_SIZES)
+    moment = torch.stack([square.log_moment(rate, _QUICK) for rate in rates.unbind(1)], 1)
     center = found.center[:, None] - rates * found.excess[:, None] / 2
     low = cdf((level[:, None] - center[..., None]) / found.spread[:, None, None])
     total = low + torch.exp((moment[..., None] - rates[..., None] * level[:, None]).clamp(max=0.0))

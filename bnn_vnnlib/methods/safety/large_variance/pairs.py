@@ -50,7 +50,7 @@ SMOOTH = ((1e-4, 5.0), (1e-3, 4.5), (0.01, 4.0), (0.05, 3.5))
 BEYOND = 6.0
 """Standard deviations from the mean within which the wave is right."""
 
-PAIR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
+_PAIR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 """Values of lam that are tried, over one by the standard deviation of M."""
 
 
@@ -185,7 +185,7 @@ def _beyond(pair: _Pair, period: Tensor, eta: Tensor, reach: Tensor) -> Tensor:
     m, s = pair.at.m[:, None], pair.at.s[:, None]
     own, noises = pair.covariance.diagonal(dim1=1, dim2=2).mT, pair.noise.diagonal(dim1=1, dim2=2)
     best = torch.ones_like(period)
-    for rate in PAIR_RATES:
+    for rate in _PAIR_RATES:
         lam = rate / pair.spread
         alpha = lam[..., None] * (pair.mean + PAID * pair.size)  # h is never negative
         beta = lam[..., None] ** 2 / 2 * own * UP
@@ -197,10 +197,10 @@ def _beyond(pair: _Pair, period: Tensor, eta: Tensor, reach: Tensor) -> Tensor:
     return best.sum(1)
 
 
-WORTH = 3e-3
+_WORTH = 3e-3
 """What the sum over rows exceeds its largest term by, at least: it cannot exceed the union by more."""
 
-SELDOM = 1e-4
+_SELDOM = 1e-4
 """Failure of a row, at least, that is looked at."""
 
 
@@ -223,8 +223,8 @@ def shared(
     lone = (heights.gather(1, case) == 1) & exists.gather(1, case) & torch.isfinite(bound)
     values = torch.where(lone, failures, 0.0)
     most, hub = values.max(1, keepdim=True)
-    worth = (values.sum(1, keepdim=True) - most > WORTH) & (most < 1)
-    chosen = lone & worth & (values > SELDOM)
+    worth = (values.sum(1, keepdim=True) - most > _WORTH) & (most < 1)
+    chosen = lone & worth & (values > _SELDOM)
     item, row = torch.nonzero(chosen.scatter(1, hub, torch.zeros_like(worth)), as_tuple=True)
     found = torch.zeros_like(failures[:, 0])
     if not len(item):

@@ -25,13 +25,13 @@ from bnn_vnnlib.problem.problem import Problem, some_case
 from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
-PIECE, ITEMS = 2**14, 16
+PIECE, _ITEMS = 2**14, 16
 """Weights times items that are looked at together, at most, and items: those of large networks take seconds each."""
 
 LARGEST = 1024
 """Neurons, and inputs, at most: matrices of that size are decomposed for every row."""
 
-NARROW = 3.0
+_NARROW = 3.0
 """Inputs that move a row by more than that many of its standard deviations: a narrow posterior."""
 
 LARGE_VARIANCE = "large variance"
@@ -48,7 +48,7 @@ class LargeVarianceBounds:
         self._chain, self._deadline = chain, deadline
         self._shallow = chain if len(chain.layers) == 2 else None
         self._boxes = self._shallow is not None or two_layers.serves(chain)
-        self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in chain.layers)), ITEMS)
+        self._at_once = min(max(1, PIECE // sum(layer.mean.numel() for layer in chain.layers)), _ITEMS)
 
     @property
     def quick(self) -> bool:
@@ -77,7 +77,7 @@ class LargeVarianceBounds:
         moved = (gradient.abs() @ ((problem.upper - problem.lower) / 2)[..., None])[..., 0]
         spare = ((outputs * layers[-1].m[:, None]).sum(-1) - rows.bound - moved) / spread
         worst = spare.masked_fill(rows.case >= problem.cases, torch.inf).argmin(-1, keepdim=True)
-        return (moved <= NARROW * spread).gather(-1, worst)[:, 0]
+        return (moved <= _NARROW * spread).gather(-1, worst)[:, 0]
 
     def lower(self, problem: Problem) -> Tensor:
         """(I,) lower bounds on P_safe."""

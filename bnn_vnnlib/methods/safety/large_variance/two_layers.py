@@ -58,22 +58,22 @@ class _Budget:
 BUDGETS = (_Budget(3e-3, 1e-3, (1e-3, 1e-2, 4e-2)), _Budget(3e-4, 1e-4, (1e-4, 1e-3)))
 """The second one where the first one is nearly all that a row fails with."""
 
-FLOOR = 4.0
+_FLOOR = 4.0
 """So many times the least that the first budget leaves."""
 
 HARD = 0.1
 """Rows that fail with more are looked at by 2 as well: what its ranges spend is of that size."""
 
-SURE = 3.5
+_SURE = 3.5
 """Standard deviations of the gradient that count as sure, where x* is chosen."""
 
-LARGEST = 2**22
+_LARGEST = 2**22
 """Numbers that one row may take at once."""
 
 
 def serves(chain: DenseChain) -> bool:
     """Two hidden layers, and not too many inputs and neurons."""
-    return len(chain.layers) == 3 and _size(chain) <= LARGEST
+    return len(chain.layers) == 3 and _size(chain) <= _LARGEST
 
 
 def _size(chain: DenseChain) -> int:
@@ -98,8 +98,8 @@ def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Te
     floor = first.structure + first.ranges + first.shares[0]
     with suppress(OutOfTime):  # what was found before counts
         tried(first, good)
-        tried(second_, good & (found < FLOOR * floor))
-        for box in question.box[good & (found > HARD)].unique().tolist() if _size(chain) <= FEW else ():
+        tried(second_, good & (found < _FLOOR * floor))
+        for box in question.box[good & (found > HARD)].unique().tolist() if _size(chain) <= _FEW else ():
             some = torch.nonzero(good & (question.box == box) & (found > HARD))[:, 0]
             if len(some):
                 low, high = question.lower[box], question.upper[box]
@@ -153,7 +153,7 @@ def _worst(chain: DenseChain, lower: Tensor, upper: Tensor, weights: Weights) ->
     guess = scaled @ mean
     rows = Rows(guess[:, None], (scaled**2 @ variance + moved**2 @ mean**2)[:, None], torch.zeros_like(guess)[:, None])
     gradient, spread = (part[:, 0] for part in moments(layer, rows, torch.zeros_like(layer.m)))
-    point = center - (gradient / (SURE * spread)).clamp(-1.0, 1.0) * radius
+    point = center - (gradient / (_SURE * spread)).clamp(-1.0, 1.0) * radius
     return point.nan_to_num().clamp(lower, upper), guess
 
 
@@ -165,7 +165,7 @@ BUDGET = 0.04
 EVENLY = 0.1
 """Share of it that all neurons have the same part of; the rest goes where ranges matter."""
 
-FEW = 2**16
+_FEW = 2**16
 """Inputs times neurons of both layers, at most: ranges take some tens of milliseconds a neuron there, and with more
 inputs they are too wide.
 """

@@ -66,7 +66,7 @@ from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import PAID, UP, gamma
 
-CELLS = 8
+_CELLS = 8
 """Cells of zeta on either side of 0."""
 
 
@@ -108,7 +108,7 @@ def cheapest(
 
 def _random(fall: Tensor, rise: Tensor, high: Tensor, least: Tensor, most: Tensor, slope: float) -> _Costs:
     """For a = 0 and zeta at most `high` on average; for a = 1 with everything mirrored."""
-    part = torch.linspace(0.0, 1.0, CELLS + 1, dtype=fall.dtype, device=fall.device)
+    part = torch.linspace(0.0, 1.0, _CELLS + 1, dtype=fall.dtype, device=fall.device)
     zero = torch.zeros_like(fall)[..., None]
     ends = torch.cat([-rise[..., None] * (1 - part[:-1]), zero, fall[..., None] * part[1:]], -1)
     over = high[..., None] - ends[..., :-1]
@@ -119,11 +119,11 @@ def _random(fall: Tensor, rise: Tensor, high: Tensor, least: Tensor, most: Tenso
     return _Costs(torch.full_like(fall, slope), mass, plus, minus)
 
 
-ZETA_TAUS = (0.7, 0.9, 1.0, 1.2)
+_ZETA_TAUS = (0.7, 0.9, 1.0, 1.2)
 """Values of tau for zeta that are tried, over the best one for a Gaussian law."""
 
 
-SURELY = 40.0
+_SURELY = 40.0
 """Deviations that no weight exceeds, but for 1e-300."""
 
 
@@ -183,7 +183,7 @@ def _inputs(layer: FirstLayer, dense: DenseLayer, log_share: float) -> tuple[Ten
     ends = []
     for sign in (-1.0, 1.0):
         best = torch.full_like(spread, torch.inf)
-        for times in ZETA_TAUS:
+        for times in _ZETA_TAUS:
             tau = times * math.sqrt(-2 * log_share) / spread
             alpha, beta = sign * tau[..., None] * mean, tau[..., None] ** 2 * variance / 2
             logs = log_moment(alpha, beta, layer.m[:, None], layer.s[:, None])
@@ -210,7 +210,7 @@ def loss(layer: FirstLayer, at: Second, weights: Weights, share: float, ranges: 
     paid = gamma(2 * len(at.mean) + 8) * (scaled.abs() @ at.mean.abs())
     rows = Rows((scaled @ at.mean)[:, None], (scaled**2 @ at.variance)[:, None] * UP, (extra + paid)[:, None])
     noise = y * torch.sqrt(summed(moved**2, at.tilt**2)) * UP**2
-    noise = noise + paid @ (layer.mean.abs() + SURELY * torch.sqrt(layer.variance))
+    noise = noise + paid @ (layer.mean.abs() + _SURELY * torch.sqrt(layer.variance))
     above, below = (part + noise[:, None] for part in slopes(layer, rows, at.theta, log_share))
     return (over(layer, above, below) + kinks(layer, rows, at.theta, at.reach, log_share))[:, 0] + unsure * UP**2
 
