@@ -238,7 +238,6 @@ def cases() -> Iterator[Case]:
     for family in ("full", "low_rank", "kron", "mixture"):
         yield decision("one layer", family, "narrow", "categorical")
     for graph in ("two layers", "residual", "tied", "attention"):
-        yield decision(graph, "gaussian", "wide", "gaussian", only="few")
         yield decision(graph, "gaussian", "wide", "categorical", only="few")
     yield decision("residual", "gaussian", "wide", "gaussian", only="few", rule="median")
     for graph, family in (
