@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from bnn_vnnlib.question.options import Guarantee
     from bnn_vnnlib.runs.compare import Answer, Kind, Line
 
 
@@ -51,6 +52,12 @@ def compare(
     query: Annotated[
         list[str] | None, typer.Option(help="Also our own bounds on the BNN itself: probabilistic, decision.")
     ] = None,
+    guarantee: Annotated[
+        str, typer.Option(help="Of our bounds on the BNN itself: certain, or statistical (with --confidence).")
+    ] = "certain",
+    confidence: Annotated[
+        float | None, typer.Option(help="With guarantee statistical: the probability with which a bound holds.")
+    ] = None,
     timeout: OwnLimit = None,
     only: Only = None,
     rerun: Rerun = "never",
@@ -69,7 +76,8 @@ def compare(
 ) -> None:
     """Run other verifiers and ours on the same instances, and compare the answers.
 
-    OUT gets a run for each tool, comparison.csv (every verdict), agreement.csv, contradictions.csv and solved.csv.
+    OUT gets a run for each tool, comparison.csv (every verdict), agreement.csv, contradictions.csv, disagreements.csv
+    (where one of two holds with a confidence only) and solved.csv.
     Every sat is checked by replaying its witness in onnxruntime. Exit code: 0, or 1 if every answer is an error.
     """
     console = stderr_console()
@@ -86,7 +94,7 @@ def compare(
         queries = _known("--query", query or [], ("probabilistic", "decision"))
         plan = Plan(
             tuple(map(tool_of, tool or [])), cast("tuple[Kind, ...]", kinds), samples, seed, queries, timeout,
-            certificates,
+            certificates, cast("Guarantee", guarantee), confidence,
         )  # fmt: skip
         instances = selected(read_benchmarks(benchmarks), only or [])
         if not instances:
@@ -114,9 +122,12 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
     from bnn_vnnlib.runs.compare import AGREEMENT, SAYS, agreement, contradictions, solved
 
     tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
-    found = list(contradictions(lines))
-    console.print(f"contradictions: {len(found)}")
-    for one in found:
+    every = list(contradictions(lines))
+    statistical = [one for one in every if one.statistical]
+    console.print(f"contradictions: {len(every) - len(statistical)}")
+    if statistical:
+        console.print(f"statistical disagreements: {len(statistical)}")
+    for one in sorted(every, key=lambda one: one.statistical):
         names = f"{one.line.onnx} ({one.line.label}) {one.line.vnnlib}"
         say(console, f"  {names}: {one.sat} says sat, {one.unsat} unsat; {one.finding}")
     matrix = Table("first", "second", *AGREEMENT)

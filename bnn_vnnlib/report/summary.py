@@ -16,11 +16,12 @@ from bnn_vnnlib.result import Verdict
 
 OF_COMPARISON = {
     "contradictions": "Contradictions between tools",
+    "disagreements": "Statistical disagreements: one of the two holds with a confidence",
     "agreement": "How often two tools agree",
     "solved": "What each tool solved",
 }
 _TEXTS = {"agreement": 2, "solved": 1}
-"""Columns before those of numbers; the table of contradictions has none."""
+"""Columns before those of numbers; the tables of contradictions and disagreements have none."""
 _SHOWN = 20
 """Names of a problem's instances on the page; the list of instances has all of them."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.certificates.checked import outcome
@@ -20,6 +20,7 @@ from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.benchmarks import Instance, existing
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.question.options import Guarantee, Options
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.records import Again, AnyTask, Entry, Records
@@ -44,6 +45,7 @@ class Answer:
     checked : of a sat: the judgement of its witness, replayed in onnxruntime; else None
     reason : why there is no verdict
     certificate : what `bnn-vnnlib-check` said of its certificate, see `certificates.checked`; None: it has none
+    confidence : with which the verdict holds; None: with certainty
     """
 
     verdict: Verdict
@@ -51,6 +53,7 @@ class Answer:
     checked: str | None = None
     reason: str | None = None
     certificate: str | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,17 @@ class Contradiction:
     unsat: str
 
     @property
+    def statistical(self) -> bool:
+        """One of the two holds with a confidence only, so that both may be the answers of sound tools."""
+        return any(self.line.answers[tool].confidence is not None for tool in (self.sat, self.unsat))
+
+    @property
     def finding(self) -> str:
         """Who is right, as far as the witness shows it."""
+        if self.statistical:
+            each = {tool: self.line.answers[tool].confidence for tool in (self.sat, self.unsat)}
+            held = (f"{tool} holds with confidence {value:g}" for tool, value in each.items() if value is not None)
+            return f"statistical disagreement: {', '.join(held)}"
         checked = self.line.answers[self.sat].checked
         if checked == "valid":
             return f"{self.unsat} is wrong: the witness of {self.sat} holds"
@@ -94,7 +106,7 @@ class Contradiction:
 
 
 def contradictions(lines: Sequence[Line]) -> Iterator[Contradiction]:
-    """Every pair of tools that contradict each other, line by line."""
+    """Every pair of tools of which one says sat and the other unsat, line by line."""
     for line in lines:
         saying = {word: [tool for tool, one in line.answers.items() if one.verdict is word] for word in _DECIDED}
         for sat in saying[Verdict.SAT]:
@@ -102,7 +114,7 @@ def contradictions(lines: Sequence[Line]) -> Iterator[Contradiction]:
                 yield Contradiction(line, sat, unsat)
 
 
-AGREEMENT = ("same", "contradict", "only the first", "only the second", "neither")
+AGREEMENT = ("same", "contradict", "statistical disagreement", "only the first", "only the second", "neither")
 
 
 def agreement(lines: Sequence[Line], tools: Sequence[str]) -> dict[tuple[str, str], Counter[str]]:
@@ -114,8 +126,10 @@ def agreement(lines: Sequence[Line], tools: Sequence[str]) -> dict[tuple[str, st
 def _compare(line: Line, first: str, second: str) -> str:
     one, other = line.answers[first].verdict, line.answers[second].verdict
     match one in _DECIDED, other in _DECIDED:
+        case True, True if one is other:
+            return "same"
         case True, True:
-            return "same" if one is other else "contradict"
+            return "statistical disagreement" if Contradiction(line, first, second).statistical else "contradict"
         case True, False:
             return "only the first"
         case False, True:
@@ -210,6 +224,7 @@ _QUESTION = {
     "kind": "plain (the file's own network), mean, sampled or merged",
     "variant": "which of them: for sampled networks the draw",
 }
+_SIDES = {"sat": "the tool that says sat", "unsat": "the tool that says unsat"}
 TABLES = {
     "comparison.csv": {
         **_QUESTION,
@@ -221,17 +236,14 @@ TABLES = {
     "agreement.csv": {
         "first, second": "two tools",
         "same": "questions that both decided alike",
-        "contradict": "questions that one calls sat and the other unsat",
+        "contradict": "questions that one calls sat and the other unsat, both with certainty",
+        "statistical disagreement": "questions that one calls sat and the other unsat, one of them with a confidence",
         "only the first": "questions that only the first decided",
         "only the second": "questions that only the second decided",
         "neither": "questions that neither decided",
     },
-    "contradictions.csv": {
-        **_QUESTION,
-        "sat": "the tool that says sat",
-        "unsat": "the tool that says unsat",
-        "finding": "who is right, as far as the replayed witness shows it",
-    },
+    "contradictions.csv": {**_QUESTION, **_SIDES, "finding": "who is right, as far as the replayed witness shows it"},
+    "disagreements.csv": {**_QUESTION, **_SIDES, "finding": "which of them holds with a confidence"},
     "solved.csv": {
         "tool": "its name",
         **{word.value: "number of questions with this answer" for word in Verdict},
@@ -252,6 +264,7 @@ class Plan:
     queries : ours on the BNN itself, where there is one
     timeout : replaces every instance's own
     certificates : have ours written
+    guarantee, confidence : of ours on the BNN itself
     """
 
     tools: tuple[Tool, ...]
@@ -261,11 +274,23 @@ class Plan:
     queries: tuple[str, ...] = ()
     timeout: float | None = None
     certificates: bool = False
+    guarantee: Guarantee = "certain"
+    confidence: float | None = None
 
     def __post_init__(self) -> None:
+        for query in self.queries or (None,):
+            Options(query, **self.given)  # refuses what does not fit
+        if self.guarantee == "statistical" and not self.queries:
+            raise OptionError("guarantee statistical is about our bounds on the BNN itself: add query, or leave it out")
         names = [tool.name for tool in self.tools]
         if len({*names, OURS}) != len(names) + 1:
             raise OptionError(f"every tool needs a name of its own, other than {OURS}; found {', '.join(names)}")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from those of a certain answer."""
+        every = {"guarantee": self.guarantee, "confidence": self.confidence}
+        return {} if self.guarantee == "certain" and self.confidence is None else every
 
 
 Follow = Callable[[Run, Iterator[Entry], str], None]
@@ -283,7 +308,7 @@ def compare(
     """Run everything and write the tables; a comparison that was ended goes on.
 
     The folder gets a run for each tool (runs/TOOL), the plain networks (networks/) and comparison.csv, agreement.csv,
-    contradictions.csv.
+    contradictions.csv, disagreements.csv, solved.csv.
 
     Raises
     ------
@@ -347,7 +372,8 @@ def _runs(
         # Whatever the property's comment says: the merged network computes the mean.
         rule = ("--rule=mean",) if query == Query.DECISION else ()
         mixed = ("--mixed",) if plan.certificates else ()  # some have no rule for certificates
-        arguments = (f"--query={query}", f"--seed={plan.seed}", *rule, *mixed)
+        given = () if query == "deterministic" else (f"--{k}={v}" for k, v in plan.given.items() if v is not None)
+        arguments = (f"--query={query}", f"--seed={plan.seed}", *rule, *mixed, *given)
         name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
         return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
                     query, plan.seed, where.threads, certificates=plan.certificates,
@@ -369,7 +395,7 @@ def _runs(
     for query in plan.queries:
         firsts = {_line(one): (one, variant) for one, variant in asked if variant.kind != "plain"}
         found = through(f"{OURS} {query}", [ours(*pair, query) for pair in firsts.values()],
-                        {**how.settings, "queries": [query]}, run_task)  # fmt: skip
+                        {**how.settings, "queries": [query], **plan.given}, run_task)  # fmt: skip
         of_line = dict(zip(firsts, found, strict=True))
         yield f"{OURS} {query}", [
             of_line[_line(one)] if _same_question(variant, query) else None for one, variant in asked
@@ -392,13 +418,15 @@ def _same_question(variant: _Variant, query: str) -> bool:
 
 
 def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
-    checked = checked_sat(entry.results, model, prop) if entry.verdict is Verdict.SAT else None
+    confidence = entry.record.get("confidence")
+    shown = entry.verdict is Verdict.SAT and confidence is None  # with a confidence there is no witness to replay
+    checked = checked_sat(entry.results, model, prop) if shown else None
     certificate = outcome(entry.record, entry.results)
-    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason, certificate)
+    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason, certificate, confidence)
 
 
 def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
-    """comparison.csv (a line for each question), agreement.csv, contradictions.csv, solved.csv."""
+    """The files of TABLES."""
     tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
     names = ("category", "network", "property", "kind", "variant")
     parts = ("result", "time", "checked", "certificate")
@@ -409,9 +437,10 @@ def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
     counts = agreement(lines, tools)
     _write(folder / "agreement.csv", [["first", "second", *AGREEMENT],
            *([*pair, *(count[word] for word in AGREEMENT)] for pair, count in counts.items())])  # fmt: skip
-    _write(folder / "contradictions.csv", [[*names, "sat", "unsat", "finding"], *(
-        [one.line.category, one.line.onnx, one.line.vnnlib, one.line.kind, one.line.label, one.sat, one.unsat,
-         one.finding] for one in contradictions(lines))])  # fmt: skip
+    for name, statistical in (("contradictions.csv", False), ("disagreements.csv", True)):
+        _write(folder / name, [[*names, "sat", "unsat", "finding"], *(
+            [one.line.category, one.line.onnx, one.line.vnnlib, one.line.kind, one.line.label, one.sat, one.unsat,
+             one.finding] for one in contradictions(lines) if one.statistical is statistical)])  # fmt: skip
     totals = [(tool, *solved(lines, tool)) for tool in tools]
     _write(folder / "solved.csv", [["tool", *(word.value for word in Verdict), "seconds"],
            *([tool, *(count[word] for word in Verdict), f"{taken:.2f}"] for tool, count, taken in totals)])  # fmt: skip

@@ -139,9 +139,13 @@ def _result_row(record: Record) -> list[str]:
     """category,network,property,prepare_time,result,run_time"""
     run = record["run"]
     names = [run["category"], run["network"], run["property"]]
+    return [*names, f"{run['prepare_time']:.6f}", published(record), f"{run['run_time']:.6f}"]
+
+
+def published(record: Record) -> str:
+    """The verdict in files of the competition: unknown for one that holds with a confidence only."""
     certain = record.get("guarantee") != "statistical" or record["verdict"] not in (Verdict.SAT, Verdict.UNSAT)
-    verdict = record["verdict"] if certain else Verdict.UNKNOWN.value
-    return [*names, f"{run['prepare_time']:.6f}", verdict, f"{run['run_time']:.6f}"]
+    return str(record["verdict"]) if certain else Verdict.UNKNOWN.value
 
 
 def _typed(column: _Column, record: Record) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,19 @@ def test_a_contradiction_is_settled_by_the_witness(word, finding):
     assert found.finding.startswith(finding)
 
 
+def test_a_verdict_with_a_confidence_is_no_contradiction():
+    """It may be wrong without a fault, so it is counted and listed apart; where both agree it counts like any other."""
+    sure, likely = Answer(Verdict.SAT, 1.0, "valid"), Answer(Verdict.UNSAT, 1.0, confidence=0.99)
+    one = replace(LINE, answers={"a": sure, "b": likely, "c": Answer(Verdict.UNSAT, 1.0)})
+    counts = agreement([one], ["a", "b", "c"])
+    assert counts["a", "b"] == {"statistical disagreement": 1}
+    assert counts["a", "c"] == {"contradict": 1}
+    assert counts["b", "c"] == {"same": 1}
+    found = {two.unsat: two for two in contradictions([one])}
+    assert not found["c"].statistical
+    assert found["b"].finding == "statistical disagreement: b holds with confidence 0.99"
+
+
 # The whole command, against our own verifier
 
 
@@ -216,11 +230,37 @@ def test_a_comparison(benchmark, tmp_path):
         (("--tool", "bnn-vnnlib=bash {onnx} {vnnlib}"), "a name of its own, other than bnn-vnnlib"),
         (("--network", "median"), "--network median: expected mean or sampled or merged"),
         (("--only", "nothing"), "no instance is left"),
+        (("--guarantee", "statistical"), "guarantee statistical is about our bounds on the BNN itself: add query"),
+        (("--query", "probabilistic", "--confidence", "0.9"), "add guarantee statistical"),
+        (("--query", "decision", "--guarantee", "likely"), "guarantee"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_work(benchmark, tmp_path, args, message):
     assert message in compare(benchmark, "--out", tmp_path / "out", *args, code=2).stderr
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_statistical_answers_beside_a_tool(benchmark, tmp_path):
+    """Two weight samples as a classifier, which decides for the class of the larger input; the liar denies it."""
+    args = ("attach", benchmark / "mean.onnx", tmp_path / "posterior.npz", benchmark / "bnn.onnx", "--likelihood",
+            "categorical")  # fmt: skip
+    call(*args)
+    header = PROPERTY.format(bound=0).rsplit("(assert", 1)[0].replace("(<= X_1 1.0)", "(<= X_1 0.25)")
+    (benchmark / "p.vnnlib").write_text(header.replace("(>= X_0 0.0)", "(>= X_0 0.75)") + "(assert (<= Y_0 Y_1))")
+    (benchmark / "instances.csv").write_text("bnn.onnx,p.vnnlib,20\n")
+    witness = "sat\\n((X_0 1.0)\\n(X_1 0.0)\\n(Y_0 0.1)\\n(Y_1 0.2))\\n"
+    liar = f"liar=bash -c 'printf \"{witness}\" >$0' {{results}} {{onnx}} {{vnnlib}}"
+    out = tmp_path / "out"
+    said = compare(benchmark, "--out", out, "--tool", liar, "--network", "merged", "--query", "decision",
+                   "--guarantee", "statistical", "--confidence", "0.99", "--workers", 1).stderr  # fmt: skip
+    assert "statistical disagreements: 1" in said
+    (apart,) = table(out / "disagreements.csv")
+    assert (apart["sat"], apart["unsat"]) == ("liar", "bnn-vnnlib decision")
+    assert apart["finding"] == "statistical disagreement: bnn-vnnlib decision holds with confidence 0.99"
+    (certain,) = table(out / "contradictions.csv")
+    assert certain["unsat"] == "bnn-vnnlib"
+    call("report", out, "--out", tmp_path / "page.html")
+    assert "Statistical disagreements" in (tmp_path / "page.html").read_text()
 
 
 def test_the_recipes_are_listed():
