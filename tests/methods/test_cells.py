@@ -22,13 +22,14 @@ from bnn_vnnlib.network.latents import by_units, directions, unfolded, with_prob
 from bnn_vnnlib.network.network import GaussianDiagonal, GaussianFull, GaussianLowRank, Model, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
+from bnn_vnnlib.result import Rule
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import parse_property
 from contract.zoo import GRAPHS, scaled
 from fuzz.outcomes import processor_time
 from fuzz.posterior_families import gaussian
 from support.builders import from_nodes
-from support.networks import dense_network
+from support.networks import Builder, dense_network
 from support.zoo import PIECES, sandwiched
 
 seeds = st.integers(0, 2**31)
@@ -295,3 +296,20 @@ def test_a_sat_by_cells_has_a_witness_that_is_bounded_again() -> None:
     assert result.details["upper_by"] == "cells of weights"
     assert result.witness is not None
     assert 0.8 <= result.witness.check["violation_mass_lower"] <= 0.9204
+
+
+def test_units_over_a_box_of_inputs() -> None:
+    """y = relu(w.x), w ~ N(0, I): D(x) = |x| / sqrt(2 pi), which is largest at the corner that is farthest from 0."""
+    build = Builder()
+    x = build.input(2)
+    network = build.network(build.linear(build.activation(build.linear(x, np.zeros((1, 2)))), np.ones((1, 1))))
+    posterior, low, high = GaussianDiagonal({"w0": np.ones((1, 2))}), [[-2.0, -1.0]], [[0.5, 1.0]]
+    (method,) = (one for one in decision.METHODS if one.name == "expectation by cells")
+    bounds = OutputBounds(Engine(network, "linear", Deadline()), "identity")
+    steps = method.bounds(decision.DecisionTask(bounds, posterior, torch.device("cpu"), Rule.MEAN))
+    rows = torch.ones(1, 1, 1, dtype=torch.float64)
+    every = (*steps.rows, *steps.longest)
+    box = [torch.tensor(side, dtype=torch.float64) for side in (low, high)]
+    least, most = (max(float(one.lower(*box, sign * rows)) for one in every) for sign in (1, -1))
+    assert least <= 0
+    assert np.sqrt(5 / (2 * np.pi)) <= -most < np.inf
