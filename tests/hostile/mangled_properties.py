@@ -63,7 +63,7 @@ TEXTS = {
     "version_giant": (NEW.replace("2.0", "9" * 400 + ".0"), "version"),
     "no_network": ("(vnnlib-version <2.0>)(assert (<= 1 2))", "declare-network"),
     "two_networks": (NEW + NEW.split("\n")[1].replace("f (", "g (").replace("X", "A").replace("Y", "B")
-                     + "(assert (<= Y[0,0] 1.0))", "no lower bound for"),
+                     + "(assert (<= Y[0,0] 1.0))", "give each with --network NAME=MODEL"),
     "equal_to": (network("(equal-to g) (declare-input X real [1,2])"), "equal-to"),
     "isomorphic_to": (network("(isomorphic-to g) (declare-input X real [1,2])"), "isomorphic-to"),
     "giant_shape": (network("(declare-input X real [999999999999,999999999999])"), "elements"),

@@ -28,7 +28,7 @@ from bnn_vnnlib.system.clock import Deadline
 Layer = tuple[ArrayLike, ArrayLike]
 Case = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-OPERATORS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "leaky_relu": "LeakyRelu"}
+OPERATORS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "leaky_relu": "LeakyRelu", "exp": "Exp"}
 
 
 def model(

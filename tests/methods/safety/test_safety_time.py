@@ -39,8 +39,8 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "chunk", lambda *_: 1)
     monkeypatch.setattr(TailEngine, "chunk", lambda *_: 1)
     for name in (
-        "methods.safety.large_variance.rows.PIECE", "methods.safety.refine.ATTACK_CHUNK",
-        "methods.safety.refine.SPLIT_CHUNK", "problem.refute.LP_SIZE", "splitting.branch._BATCH",
+        "methods.safety.large_variance.rows.PIECE", "methods.safety.refine._ATTACK_CHUNK",
+        "methods.safety.refine._SPLIT_CHUNK", "problem.refute._LP_SIZE", "splitting.branch._BATCH",
     ):  # fmt: skip
         monkeypatch.setattr(f"bnn_vnnlib.{name}", 8 if name.endswith(("BATCH", "CHUNK")) else 1)
     for name in (

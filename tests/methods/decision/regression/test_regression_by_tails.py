@@ -101,8 +101,8 @@ def test_dependent_weights(family, radius):
 
 
 def test_what_nothing_bounds_has_no_bound():
-    """A last layer that depends on the others: V has no range and no known norm."""
-    net = random_model(3, [2, 4, 1], activation="tanh", likelihood="gaussian")
+    """Exponentials of weights that depend on each other: V has no range and no known norm."""
+    net = random_model(3, [2, 4, 1], activation="exp", likelihood="gaussian")
     shapes = {name: values.shape for name, values in net.network.tensors.items()}
     net = replace(net, posterior=from_factor(0.02 * np.random.default_rng(0).normal(size=(17, 4)), shapes))
     rows = [[(np.eye(1), np.array([-100.0]), np.array([False]))]]

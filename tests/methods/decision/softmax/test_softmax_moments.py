@@ -312,7 +312,7 @@ def test_of_large_networks_tails_come_first(monkeypatch):
     rows = ExponentialMoments.rows
     monkeypatch.setattr(ExponentialMoments, "rows", lambda *given, **named: asked.append(1) or rows(*given, **named))
     for steps, by_moments in ((4, True), (1e-9, False)):
-        monkeypatch.setattr(sys.modules["bnn_vnnlib.methods.decision.portfolio"], "STEPS_OF_MOMENTS", steps)
+        monkeypatch.setattr(sys.modules["bnn_vnnlib.methods.decision.portfolio"], "_STEPS_OF_MOMENTS", steps)
         asked.clear()
         found = verify_batch(net, x.numpy(), x.numpy(), mean.argmax(-1).tolist(), query="decision", timeout=60.0)
         assert bool(asked) == by_moments
