@@ -35,7 +35,7 @@ from bnn_vnnlib.setting import Setting, of_property, settle_run
 from bnn_vnnlib.signature import Likelihood, Variable
 from bnn_vnnlib.system.environment import plain_state
 from bnn_vnnlib.system.memory import at_once
-from bnn_vnnlib.witness import mean_output, storable
+from bnn_vnnlib.witness import shown_output, storable
 
 _STEPS, _RESTARTS = 20, 4
 """Of the attack on each drawn network."""
@@ -222,7 +222,7 @@ def find_witness(
     order = [case for case in weights.argsort(descending=True).tolist() if bool(held[case])]
     fails = tuple((case_in_words(property, int(own[case])), float(weights[case])) for case in order)
     hidden = tuple(hidden_nodes(setting.model, property)(x)) if property.hidden else ()
-    witness = Witness(x, mean_output(setting.model, x), "the strongest violation that an attack found", hidden=hidden)
+    witness = Witness(x, shown_output(setting, x), "the strongest violation that an attack found", hidden=hidden)
     limit = None if how.timeout is None else max(0.1, how.timeout - (time.monotonic() - begun))
     values = {**_values(property.signature.inputs, witness.x), **_values(property.signature.outputs, witness.y)}
     rest = replace(how, query=None, tau_safe=None, tau_unsafe=None, rule=None, timeout=limit)

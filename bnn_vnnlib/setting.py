@@ -22,7 +22,7 @@ from bnn_vnnlib.question.options import (
     refuse_unserved,
 )
 from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.result import Query, Rule, Verdict
+from bnn_vnnlib.result import Event, Query, Rule, Verdict
 from bnn_vnnlib.signature import PROBABILITY, joined
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.devices import find_device
@@ -247,8 +247,14 @@ def signature_of(models: Sequence[Model], property: Property, rule: Rule = Rule.
     Parameters
     ----------
     rule : what Y is; the probability of an event is one output
+
+    Raises
+    ------
+    UnsupportedError, OptionError : the rule is about an event that the model's outcome has no law for
     """
     if property.second is None and rule.event is not None:
+        if models[0].likelihood is not None:
+            _check_event(models[0], rule, models[0].likelihood)
         return replace(models[0].network.signature, outputs=(PROBABILITY,), every_output=())
     if property.second is None:
         return models[0].network.signature
@@ -407,6 +413,12 @@ def _with_event(model: Model, query: Query, rule: Rule, likelihood: Likelihood |
         raise OptionError(f"rule {rule} says what Y means under query decision, and the query is {query}")
     if model.pair is not None:
         raise UnsupportedError(f"rule {rule} is about the outcome of one network, and the property is about two")
+    event = _check_event(model, rule, likelihood)
+    return replace(model, network=probability_below(model.network, event.threshold, event.noise), complete=None)
+
+
+def _check_event(model: Model, rule: Rule, likelihood: Likelihood | None) -> Event:
+    """The event of the rule, which an outcome of the model has a probability of."""
     network, event = model.network, rule.event
     wanted = {"gaussian": (1, "a mean"), "gaussian_heteroscedastic": (2, "a mean and a log-variance")}
     if event is None or likelihood not in wanted or network.softmax_axis is not None:
@@ -425,7 +437,7 @@ def _with_event(model: Model, query: Query, rule: Rule, likelihood: Likelihood |
         needs = "needs the deviation of the noise: probability-below:T:S"
         has = "has the noise in its second output: probability-below:T, without another number"
         raise OptionError(f"likelihood {likelihood} {needs if event.noise is None else has}", path=model.path)
-    return replace(model, network=probability_below(network, event.threshold, event.noise), complete=None)
+    return event
 
 
 def _transform(network: Network, query: Query, likelihood: Likelihood | None) -> Transform:

@@ -45,8 +45,13 @@ _ESTIMATE = 200
 """Networks sampled for the estimate that accompanies a probabilistic witness."""
 
 
-def mean_output(model: Model, x: Floats) -> Floats:
-    return Replayer(model)(x[None])[0]
+def shown_output(setting: Setting, x: Floats) -> Floats:
+    """(m,): what a witness shows as Y at x (n,): the mean network's output, as onnxruntime computes it, or its
+    probability of the rule's event, which no file computes."""
+    if setting.question.rule.event is None:
+        return Replayer(setting.model)(x[None])[0]
+    y: Floats = evaluate(setting.model.network, torch.as_tensor(x[None]))[0].numpy()
+    return y
 
 
 def _in_inputs(property: Property, x: Floats) -> bool:
@@ -102,7 +107,7 @@ def _probabilistic(setting: Setting, property: Property, problem: Problem, found
     if not enough:
         shows += f"; the bound on P_safe rests on a witness of its own for each {kind}"
     check = {"point_in_inputs": True, "violation_mass_lower": again, **_estimate(setting, problem, found.point)}
-    return Witness(x, mean_output(setting.model, x), shows + "; Y is the mean network's output", check)
+    return Witness(x, shown_output(setting, x), shows + "; Y is the mean network's output", check)
 
 
 def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds, x: Floats) -> Witness:
@@ -126,7 +131,7 @@ def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds, x: Floats
         f"{int(held.sum())} of the first {looked} networks do; Y is the mean network's output"
     )
     check = {"point_in_inputs": True, "draws_looked_at": looked, "draws_violating_at_x": int(held.sum())}
-    return Witness(x, mean_output(setting.model, x), shows, check)
+    return Witness(x, shown_output(setting, x), shows, check)
 
 
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
@@ -203,8 +208,8 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
         if not _in_inputs(property, x):
             raise SoundnessError("the point of the draws is not in the property's input set")
         told = f"with confidence {setting.sampling.confidence!r}, (X, D(X)) violates the property"
-        shows = f"{told}; Y is the mean network's output"
-        return Witness(x, mean_output(setting.model, x), shows, {"point_in_inputs": True})
+        shows = f"{told}; Y is the mean network's {_shown(setting)}"
+        return Witness(x, shown_output(setting, x), shows, {"point_in_inputs": True})
     expect = portfolio(replace(setting.decision_task, bounds=_unhurried(setting.bounds)))
     if setting.differences is not None and not bool(violates(expect, part, point).all()):
         return None  # the point was moved to numbers of the model's type
@@ -215,11 +220,12 @@ def _decision(setting: Setting, property: Property, problem: Problem, outcome: D
     check = {"point_in_inputs": True, "decision_lower": lower, "decision_upper": upper}
     rule = setting.question.rule
     plain = rule.level is None and rule.event is None
-    shows = f"(X, {'D(X)' if plain else f'{rule.of_outputs} at X'}) violates the property; Y is the mean network's "
-    if rule.event is None:
-        return Witness(x, mean_output(setting.model, x), shows + "output", check)
-    y = evaluate(setting.model.network, point)[0].cpu().numpy()
-    return Witness(x, y, shows + "probability of the event", check)
+    what = f"(X, {'D(X)' if plain else f'{rule.of_outputs} at X'}) violates the property"
+    return Witness(x, shown_output(setting, x), f"{what}; Y is the mean network's {_shown(setting)}", check)
+
+
+def _shown(setting: Setting) -> str:
+    return "output" if setting.question.rule.event is None else "probability of the event"
 
 
 def replayed(setting: Setting, property: Property, points: Tensor, items: NDArray[np.int64]) -> Witness | None:

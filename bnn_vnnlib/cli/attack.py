@@ -68,7 +68,8 @@ def attack(
         prop = read_property(found.prop)
         paths = found.of_networks(prop)
         models = {path: read_model(path, likelihood=how.likelihood) for path in paths}
-        prop = match(prop, signature_of([models[path] for path in paths], prop), found.prop)
+        rule = how.question(prop.options, found.prop).rule
+        prop = match(prop, signature_of([models[path] for path in paths], prop, rule), found.prop)
         if how.timeout is not None:
             how = Options(**{**how.given, "timeout": max(0.1, how.timeout - (time.monotonic() - started))})
         result = find_witness(tuple(models[path] for path in paths), prop, networks=n, **how.given)

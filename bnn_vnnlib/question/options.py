@@ -79,8 +79,11 @@ class _Option:
     def check(self, name: str, value: Any) -> None:
         """Raise OptionError unless the option may have this value."""
         if self.words and not self._knows(value):
-            hint = did_you_mean(value, self.words)
-            raise OptionError(f"unknown {name} {value!r}; known are {', '.join(self.words)}{hint}")
+            known = f"known are {', '.join(self.words)}"
+            start = f"{value}".partition(":")[0] + ":"
+            if any(word.startswith(start) for word in self.words):
+                raise OptionError(f"{name} {value!r}: a number is missing, unreadable or out of its range; {known}")
+            raise OptionError(f"unknown {name} {value!r}; {known}{did_you_mean(value, self.words)}")
         if self.must_be is not None:
             try:
                 accepted = _RANGES[self.must_be](value)

@@ -29,6 +29,7 @@ def test_another_predictive_is_refused() -> None:
         from_laplace(DiagLaplace(), torch.zeros(1, 2), pred_type="probit")  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the library's own dependencies
 @pytest.mark.parametrize("structure", ["diag", "full", "kron"])
 def test_of_the_last_layer_it_is_the_law_of_the_network(structure: str) -> None:
     """Mean and variance of the library's linearised predictive, at points; bounds on its mean over a box."""
@@ -39,7 +40,7 @@ def test_of_the_last_layer_it_is_the_law_of_the_network(structure: str) -> None:
     la.fit(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=64))
     test = torch.randn(5, 2)
     adapted = from_laplace(la, test, pred_type="glm")
-    assert "linear in the weights of its last layer" in " ".join(adapted.model.notes)
+    assert "linear in the weights of its last layer" in " ".join(adapted.notes)
     mean, variance = (part.detach().double().numpy().reshape(-1) for part in la(test, pred_type="glm"))
     drawn = sample(adapted.model.network, adapted.model.posterior, 40000, torch.Generator().manual_seed(1))
     y = evaluate(adapted.model.network, test.double(), drawn)[..., 0].numpy()

@@ -83,6 +83,15 @@ def test_a_verdict_and_its_words(bound: float, verdict: str) -> None:
         assert result.witness.y == pytest.approx([expected])
 
 
+def test_a_verdict_with_a_confidence() -> None:
+    asked = parse_property(TEXT.format(0.3))
+    found = verify(heteroscedastic(), asked, guarantee="statistical", confidence=0.99, seed=1, draws=4000)
+    assert found.verdict == "sat"
+    assert found.witness is not None
+    assert found.witness.y == pytest.approx([stats.norm.cdf((0.4 - 0.3) / np.exp(-0.5))])
+    assert "probability of the event" in found.witness.shows
+
+
 def test_the_command_line_and_the_check_of_its_witness(tmp_path) -> None:
     (tmp_path / "p.vnnlib").write_text(TEXT.format(0.3).replace(" rule=probability-below:0.4", ""))
     net = heteroscedastic()
@@ -95,6 +104,19 @@ def test_the_command_line_and_the_check_of_its_witness(tmp_path) -> None:
     assert json.loads((tmp_path / "r.txt.json").read_text())["rule"] == "probability-below:0.4"
     checked = call("check-witness", files[1], files[0], out)
     assert checked.stdout.strip() == "valid"
+    attacked = call("attack", *files, "--query=decision", rule, "--timeout=30")
+    assert attacked.stdout.startswith("valid")
+
+
+def test_a_model_of_another_likelihood_is_refused_by_name(tmp_path) -> None:
+    """Before its outputs are compared with the one probability that the property is about."""
+    (tmp_path / "p.vnnlib").write_text(TEXT.format(0.3))
+    net = random_model(0, [1, 3, 3], likelihood="categorical")
+    onnx.save(
+        attach(onnx.load_from_string(net.onnx_bytes), net.posterior, likelihood="categorical"), tmp_path / "m.onnx"
+    )
+    refused = call("verify", str(tmp_path / "p.vnnlib"), str(tmp_path / "m.onnx"), code=2)
+    assert "and the likelihood is categorical" in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -103,8 +125,9 @@ def test_the_command_line_and_the_check_of_its_witness(tmp_path) -> None:
         ("probability-below:0.4", {"likelihood": "categorical"}, UnsupportedError, "is for likelihoods gaussian"),
         ("probability-below:0.4", {"likelihood": "gaussian"}, UnsupportedError, "1 output"),
         ("probability-below:0.4:0.1", {}, OptionError, "has the noise in its second output"),
-        ("probability-below:0.4:-1", {}, OptionError, "probability-below"),
-        ("probability-below:", {}, OptionError, "probability-below"),
+        ("probability-below:0.4:-1", {}, OptionError, "a number is missing, unreadable or out of its range"),
+        ("probability-below:", {}, OptionError, "a number is missing, unreadable or out of its range"),
+        ("quantile:2", {}, OptionError, "a number is missing, unreadable or out of its range"),
         ("probability-below:0.4", {"query": "probabilistic"}, OptionError, "query"),
     ],
 )

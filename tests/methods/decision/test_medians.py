@@ -272,7 +272,10 @@ def test_quantiles_of_a_linear_network(level):
 
 
 def test_rules_that_are_none(tmp_path):
-    for rule in ("quantile:0", "quantile:1", "quantile:nan", "quantile:", "quantile:1e", "Quantile:0.5", "quantiles"):
+    for rule in ("quantile:0", "quantile:1", "quantile:nan", "quantile:", "quantile:1e"):
+        with pytest.raises(OptionError, match=f"rule '{rule}': a number is missing, unreadable or out of its range"):
+            Options(rule=rule)
+    for rule in ("Quantile:0.5", "quantiles"):
         with pytest.raises(OptionError, match="unknown rule"):
             Options(rule=rule)
     assert Options("decision", rule="quantile:0.50").question().rule == "median"
