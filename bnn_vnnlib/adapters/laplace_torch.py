@@ -41,6 +41,8 @@ def from_laplace(
 
     Proof for "glm" of the last layer: f(x; W, b) = W h(x) + b is its own linearisation in (W, b), so that
     f(x; mean) + J (w - mean) = f(x; w) for all w, and both predictives are the law of f(x; w), w from the posterior.
+    The library takes h(x) for the Jacobian J whatever the network does behind its last layer; so nothing may be there,
+    which is seen at `x`.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ def from_laplace(
     Raises
     ------
     UnsupportedError : another class (low rank, subnetwork, functional): draw with la.sample and use from_samples;
-        pred_type "glm" of an approximation of more than the last layer
+        pred_type "glm" of an approximation of more than the last layer, or of a network that goes on behind it
     OptionError : another pred_type
     PosteriorError : not fitted; the comparison fails
     """
@@ -78,6 +80,13 @@ def from_laplace(
     if getattr(la, "H", None) is None or not getattr(la, "n_data", 0):
         raise PosteriorError("the Laplace approximation is not fitted: call la.fit(train_loader) first")
     module, shapes = _parameters(la)
+    ends = last and _ends_in(module, la.model.last_layer, x)
+    if pred_type == "glm" and not ends:
+        raise UnsupportedError(
+            "the network does not end in its last layer (something scales, moves or activates that layer's outputs), "
+            "and the linearised predictive (pred_type 'glm') leaves out what comes behind: end the network there, or "
+            "take pred_type 'nn'"
+        )
     mean, positions = array(la.mean), successive(shapes)
     if mean.shape != (sum(part.size for part in positions.values()),):
         raise PosteriorError(f"la.mean has shape {mean.shape}, which does not belong to the module's parameters")
@@ -98,7 +107,7 @@ def from_laplace(
             generator = torch.Generator(device=la._device).manual_seed(seed)
             return la.predictive_samples(x, pred_type=pred_type, n_samples=draws, generator=generator)
 
-    note = _EXACT if last else _LINEARISED
+    note = _EXACT if ends else _LINEARISED
     return adapt(proto, posterior, likelihood, (note,)).compared(outputs, x, draws, link=link, seed=seed)
 
 
@@ -115,6 +124,20 @@ def _parameters(la: Any) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
     prefix = next(name for name, part in network.named_modules() if part is last)
     dot = f"{prefix}." if prefix else ""
     return network, {f"{dot}{name}": tuple(part.shape) for name, part in last.named_parameters()}
+
+
+def _ends_in(module: nn.Module, last: nn.Module, x: Tensor) -> bool:
+    """Whether the network's outputs at x are those of this layer, up to their shape."""
+    import torch
+
+    made: list[Tensor] = []
+    hook = last.register_forward_hook(lambda _, __, found: made.append(found))
+    try:
+        with evaluating(module), torch.no_grad():
+            y = module(x)
+    finally:
+        hook.remove()
+    return len(made) == 1 and torch.equal(made[0].reshape(-1), y.reshape(-1))
 
 
 def _kronecker(precision: Any, shapes: dict[str, tuple[int, ...]]) -> Posterior:

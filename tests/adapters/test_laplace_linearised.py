@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,44 @@ def test_of_all_weights_it_is_refused_with_the_reason() -> None:
 def test_another_predictive_is_refused() -> None:
     with pytest.raises(OptionError, match="'nn' or 'glm'"):
         from_laplace(DiagLaplace(), torch.zeros(1, 2), pred_type="probit")  # type: ignore[arg-type]
+
+
+class LLLaplace:
+    """As the library names its classes."""
+
+
+class DiagLLLaplace(LLLaplace, DiagLaplace):
+    """What is read of a fitted approximation of the last layer."""
+
+    H, n_data, likelihood, _device = 1, 8, "regression", "cpu"
+
+    def __init__(self, network: nn.Module, last: nn.Linear) -> None:
+        self.model = SimpleNamespace(model=network, last_layer=last)
+        self.mean = torch.cat([part.detach().reshape(-1) for part in last.parameters()])
+        self.posterior_variance = torch.full_like(self.mean, 0.1)
+
+
+class Ending(nn.Module):
+    """Something behind the last layer."""
+
+    def __init__(self, ending) -> None:
+        super().__init__()
+        self.first, self.last, self.ending = nn.Linear(2, 3), nn.Linear(3, 1), ending
+
+    def forward(self, x):
+        return self.ending(self.last(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("ending", [torch.nn.functional.softplus, lambda y: 3 * y + 1])
+def test_a_network_that_goes_on_behind_its_last_layer_is_no_linearised_one(ending) -> None:
+    """The library's Jacobian is that of the last layer; its predictive is not the law of this network."""
+    network, x = Ending(ending), torch.randn(4, 2)
+    la = DiagLLLaplace(network, network.last)
+    with pytest.raises(UnsupportedError, match="does not end in its last layer"):
+        from_laplace(la, x, pred_type="glm", draws=0)
+    assert "its default predictive" in " ".join(from_laplace(la, x, draws=0).notes)
+    network.ending = nn.Flatten()
+    assert "linear in the weights of its last layer" in " ".join(from_laplace(la, x, pred_type="glm", draws=0).notes)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of the library's own dependencies
