@@ -83,8 +83,8 @@ def square(x: arb) -> arb:
 
 
 def root(x: arb) -> arb:
-    """An upper bound of the root of a number that is not negative."""
-    return x.upper().sqrt() if surely_less(ZERO, x.upper()) else ZERO
+    """An upper bound of the root of a number that is not negative; not finite where the ball is not."""
+    return ZERO if surely_at_least(ZERO, x.upper()) else x.upper().sqrt()
 
 
 def middle(m: arb_mat) -> Floats:

@@ -32,6 +32,7 @@ from bnn_vnnlib_check.vnnlib import Property, number, read_property
 MOST_BYTES = 2**30
 TAU = "0.95"
 QUERIES = ("probabilistic", "deterministic")
+SETTINGS, OF_DECISIONS = ("query", "tau_safe", "tau_unsafe"), ("rule", "outputs")
 
 TRUSTED = """What an acceptance rests on, beside this program: CPython, FLINT's balls and rationals (python-flint),
 numpy's arrays, the protobuf classes of onnx; the rules and their proofs in docs/certificates.md; for rule tails/1 the
@@ -117,6 +118,9 @@ def _bound_to(path: Path, node: Node, role: str) -> bytes:
 
 def _question(top: Node, model: Model, prop: Property, asked: Mapping[str, str]) -> tuple[str, dict[str, Fraction]]:
     """Query and thresholds: asked, else of the property's comment, else the defaults; the certificate's must agree."""
+    strange = sorted(set(prop.comment) - {*SETTINGS, *(OF_DECISIONS if "query" in asked else ())})
+    if strange:
+        raise UnreadableError(f"no rule for the setting {strange[0][:20]!r} of the property's comment")
     settings = {**prop.comment, **asked}
     query = settings.get("query", "deterministic" if model.family == "deterministic" else "probabilistic")
     if query not in QUERIES:
@@ -192,7 +196,7 @@ def main() -> NoReturn:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}, format {FORMAT}")
     parser.add_argument("--record", type=Path, help="JSON file to write: the outcome, and hashes of the three files")
     given = parser.parse_args()
-    asked = {name: value for name in ("query", "tau_safe", "tau_unsafe") if (value := getattr(given, name)) is not None}
+    asked = {name: value for name in SETTINGS if (value := getattr(given, name)) is not None}
     files = {name: getattr(given, name) for name in ("model", "property", "certificate")}
     try:
         said, code = check(given.model, given.property, given.certificate, asked, sys.stderr.isatty()), 0

@@ -280,7 +280,8 @@ class _Chain:
                 self._shift(-1.0 if kind == "Sub" else 1.0)
             case "Flatten":
                 axis = self._attributes(axis=1)["axis"]
-                axis = axis + len(self.shape) if axis < 0 else axis
+                if abs(axis) > len(self.shape):
+                    raise UnreadableError(f"Flatten: no axis {axis}")
                 head = math.prod(self.shape[:axis])
                 self.shape = (head, self.size // max(1, head))
             case "Reshape":
@@ -427,9 +428,8 @@ class _Chain:
         self.shape = tuple(shape)
 
     def _activation(self, kind: str) -> None:
-        alpha = self._attributes(**({"alpha": float(np.float32(0.01))} if kind == "LeakyRelu" else {})).get(
-            "alpha", 0.0
-        )
+        known = {"alpha": float(np.float32(0.01))} if kind == "LeakyRelu" else {}
+        alpha = self._attributes(**known).get("alpha", 0.0)
         if not 0 <= alpha <= 1:
             raise UnreadableError("LeakyRelu: no rule for an alpha that is not between 0 and 1")
         if not self.layers or self.layers[-1].activation:

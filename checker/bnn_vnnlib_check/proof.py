@@ -306,9 +306,7 @@ class Proof:
             trees = tree.nodes("cases")
             tree.done()
             if network.gaussian is not None or len(trees) != len(cases):
-                raise RejectedError(
-                    f"{tree.where}: {len(trees)} trees for {len(cases)} cases, or of a network with noise"
-                )
+                raise RejectedError(f"{tree.where}: {len(trees)} trees for {len(cases)} cases, or a network with noise")
             known = reached(network.chain, box, len(network.chain))
             for part, case in zip(trees, cases, strict=True):
                 rows = Rows.over(self.prop, [case], constraints=True)

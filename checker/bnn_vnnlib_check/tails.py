@@ -22,6 +22,7 @@ from bnn_vnnlib_check.balls import (
     normal_below,
     root,
     square,
+    surely_at_least,
     surely_less,
 )
 from bnn_vnnlib_check.bounds import Box, Chain, Ranges, steepest
@@ -60,12 +61,8 @@ class Charged:
         layer, variance, bias = self._gaussian.chain.layers[k], self._gaussian.variances[k], self._gaussian.biases[k]
         if not layer.variances:
             return
-        squared, shared, h, within = (
-            entrywise(square, matrix(rows)),
-            self._gaussian.shared[k],
-            self._h[k],
-            self._within[k],
-        )
+        squared, shared, h = entrywise(square, matrix(rows)), self._gaussian.shared[k], self._h[k]
+        within = self._within[k]
         if shared is not None:
             self.square = self.square + self._convolved(layer, shared, rows, h)
         elif bias is not None:
@@ -151,7 +148,7 @@ class Leaf:
             spread = variance * entrywise(square, reach)
         total = ZERO
         for i, (v, low, high) in enumerate(zip(claimed.tolist(), z.lower.tolist(), z.upper.tolist(), strict=True)):
-            if surely_less(arb(v), arb(high) - arb(low)):  # else the range says it already
+            if not surely_at_least(arb(v), arb(high) - arb(low)):  # else the range says it already
                 total = total + normal_below(arb(v) - mean[i, 0], root(spread[i, 0]).upper())
         return total
 

@@ -18,11 +18,11 @@ from bnn_vnnlib_check.errors import UnreadableError
 
 MOST_CASES, MOST_DEPTH, MOST_DIGITS, MOST_INPUTS = 100_000, 64, 1000, 10**7
 
-_TOKEN = re.compile(r'[()]|"[^"]*"|[^\s()"]+')
+_TOKEN, _LINE_END = re.compile(r'"[^"]*"|[()"]|[^\s()"]+'), re.compile(r"[\r\n]")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})")
 _INDEXED = re.compile(r"([^\[\]\s]+)\[([\d,\s]+)\]")
-_COMMENT = re.compile(r";\s*bnn-vnnlib:(.*)")
+_COMMENT = re.compile(r"[^;]*;[;\s]*bnn-vnnlib(?![\w.\-/])(?::|(?=.*=))(.*)")
 
 Term = tuple[dict[tuple[str, int], Fraction], Fraction]
 """Coefficients of inputs ("X", i) and outputs ("Y", i), and a constant."""
@@ -87,8 +87,8 @@ def read_property(data: bytes) -> Property:
 
 def _comment(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for line in text.splitlines():
-        match = _COMMENT.match(line.strip())
+    for line in _LINE_END.split(text):
+        match = _COMMENT.match(line)
         for word in match[1].split() if match else ():
             key, equals, value = word.partition("=")
             if not equals or key in found:
@@ -101,7 +101,7 @@ def _forms(text: str) -> list[Any]:
     """The parenthesised forms of a text, as nested lists."""
     top: list[Any] = []
     stack = [top]
-    for line in text.splitlines():
+    for line in _LINE_END.split(text):
         for token in _TOKEN.findall(line.partition(";")[0]):
             if token == "(":  # noqa: S105
                 stack[-1].append([])

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from bnn_vnnlib_check import container
 from bnn_vnnlib_check.cli import check
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
+from bnn_vnnlib_check.model import read_model
+from bnn_vnnlib_check.vnnlib import read_property
 from by_hand import Instance, convolution, items, model, one_leaf, prop, tails
 
 MUTATIONS = 400
@@ -224,3 +227,57 @@ def test_convolutions(tmp_path: Path, attributes: Any) -> None:
     one = Instance(tmp_path, made, prop([(0, 1)] * 4, 1, "(<= Y_0 -9)"))
     with pytest.raises(UnreadableError, match="Conv: "):
         one.said(one.claim(items(tails()), one_leaf([0] * 4, [1] * 4), "bound", "0"))
+
+
+END = ("\n", "\r", "\r\n")
+
+
+@pytest.mark.parametrize("sign", [*END, "\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_where_a_comment_ends(sign: str) -> None:
+    """At the end of its line, as other readers have it: no other sign makes an assertion of its words."""
+    text = prop([(0, 1)], 1, "(<= Y_0 0)").decode()
+    (case,) = read_property(f"{text}\n; a note{sign}(assert (<= Y_0 -100))\n".encode()).cases
+    assert len(case.rows) == 1 + (sign in END)
+    assert dict(read_property(f"{text}\n; a note{sign}; bnn-vnnlib: tau_safe=0.5\n".encode()).comment) == (
+        {"tau_safe": "0.5"} if sign in END else {}
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["(assert (<= X_0 1)) ; bnn-vnnlib: {}", "  ;; bnn-vnnlib: {}", "\t;;\t;bnn-vnnlib:{}"]
+)
+def test_settings_stand_in_any_comment(tmp_path: Path, line: str) -> None:
+    """Whoever asks for more than the default behind an assertion is not answered for less."""
+    one, manifest = instance(tmp_path)
+    one.prop += ("\n" + line.format("tau_safe=0.999999999")).encode()
+    with pytest.raises(RejectedError, match=r"about tau_safe 0.95, asked is 1"):
+        one.said(one.claim(manifest["proof"], one.arrays, bound="0.9"))
+
+
+@pytest.mark.parametrize("setting", ["tau_sure=0.99", "rule=median", "outputs=probabilities"])
+def test_settings_without_a_rule(tmp_path: Path, setting: str) -> None:
+    one, manifest = instance(tmp_path)
+    one.prop += f"\n; bnn-vnnlib: {setting}".encode()
+    manifest = one.claim(manifest["proof"], one.arrays, bound="0.9")
+    with pytest.raises(UnreadableError, match="no rule for the setting"):
+        one.said(manifest)
+    if "tau" not in setting:  # of decisions alone, and something else is asked
+        assert one.said(manifest, query="probabilistic").startswith("accepted")
+
+
+def test_a_quotation_mark_alone_is_not_passed_over() -> None:
+    with pytest.raises(UnreadableError):
+        read_property(prop([(0, 1)], 1, '(<= Y_0 0")'))
+
+
+@pytest.mark.parametrize(("axis", "read"), [(-2, True), (0, True), (2, True), (3, False), (-3, False)])
+def test_the_axis_of_a_flatten(axis: int, read: bool) -> None:
+    """Of a shape (1, 3), as onnx has it: -2 .. 2."""
+    node = helper.make_node("Flatten", ["x"], ["y"], axis=axis)
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    data = helper.make_model(helper.make_graph([node], "g", sides[:1], sides[1:])).SerializeToString()
+    if read:
+        assert read_model(data).outputs == 3
+    else:
+        with pytest.raises(UnreadableError, match="no axis"):
+            read_model(data)

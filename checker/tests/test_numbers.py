@@ -13,7 +13,17 @@ import pytest
 from flint import arb
 
 import bnn_vnnlib_check
-from bnn_vnnlib_check.balls import above, at_most_one, below, matrix, middle, normal_below, surely_at_least, surely_less
+from bnn_vnnlib_check.balls import (
+    above,
+    at_most_one,
+    below,
+    matrix,
+    middle,
+    normal_below,
+    root,
+    surely_at_least,
+    surely_less,
+)
 
 SOURCES = sorted(Path(bnn_vnnlib_check.__file__).parent.glob("*.py"))
 
@@ -58,6 +68,12 @@ def test_tails_without_a_gap_or_a_spread() -> None:
     assert float(normal_below(arb(1), arb.pos_inf())) == 1
     assert float(normal_below(arb.nan(), arb(1))) == 1
     assert [float(at_most_one(q)) for q in (arb(0.5), arb(2), arb.nan(), arb(0.5, 1))] == [0.5, 1, 1, 1]
+
+
+@pytest.mark.parametrize("unknown", [arb.nan(), arb.pos_inf(), arb(0, 1) * arb.pos_inf()])
+def test_a_spread_that_is_not_known_is_not_zero(unknown: arb) -> None:
+    assert normal_below(arb(1), root(unknown)) == 1
+    assert root(arb(0)) == root(arb(-1)) == 0
 
 
 def test_matrices_are_exact() -> None:

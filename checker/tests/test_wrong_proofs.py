@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bnn_vnnlib_check.bounds import Box, Chain
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
+from bnn_vnnlib_check.model import read_model
+from bnn_vnnlib_check.tails import Gaussian, Leaf
 from by_hand import (
     ACCEPTED,
     LINEAR,
@@ -362,6 +365,14 @@ def test_a_variation_that_is_claimed_too_small(tmp_path: Path) -> None:
     one, leaf, arrays = gaussian(tmp_path)
     change = {"v": np.array([[0.01, 0.01]])}  # the mean network alone varies by as much
     rejected(one, one.claim(items(leaf), arrays | change, bound="0.99"), "proved is P_safe >= 0;")
+
+
+def test_a_variation_that_is_less_than_its_range_by_what_balls_do_not_hold() -> None:
+    """z = x on [-2^-200, 1] from its middle: 1 is less than the width, which no ball of 96 bits shows."""
+    made = read_model(model([([[1.0]], [0.0]), ([[1.0]], [0.0])], [([[1.0]], [0.0]), ([[0.0]], [0.0])]))
+    box, z = Box(np.array([0.0]), np.array([2.0])), Box(np.array([-(2.0**-200)]), np.array([1.0]))
+    free, paid = (Leaf(Gaussian(Chain(made.parts[0])), box, [(z, v)], {}).q for v in (np.array([1.5]), np.array([1.0])))
+    assert paid > free
 
 
 @pytest.mark.parametrize("slope", [-3.0, 0.0, 0.5, 1.0, 1e300])
