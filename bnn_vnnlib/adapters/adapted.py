@@ -297,7 +297,7 @@ class Adapted:
         return replace(self, agreement=check(self.model, outputs, x))
 
     def noted(self, *notes: str) -> Adapted:
-        """With more remarks."""
+        """This network with more remarks."""
         return replace(self, notes=(*self.notes, *notes))
 
 
