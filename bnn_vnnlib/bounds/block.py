@@ -115,7 +115,7 @@ class Place:
         return Place(shape, window, self.start[:, list(axes)])
 
     def replaced(self, axis: int, size: int, window: int, start: Tensor | int) -> Place:
-        """With another axis in place of one."""
+        """These windows where one axis of the node has another size, windows of another size, and other starts."""
         moved = self.start.clone()
         moved[:, axis] = start
         shape, sizes = list(self.shape), list(self.window)
@@ -214,7 +214,7 @@ class Block:
         return Block(values, place)
 
     def spanning(self, axis: int) -> Block:
-        """With windows that have all of an axis."""
+        """The same rows with windows that span all of an axis of the node."""
         place = self.place
         if place is None or (place.window[axis] == place.shape[axis] and not bool(place.start[:, axis].any())):
             return self
@@ -329,7 +329,9 @@ def _from_units(node: Conv, weight: Tensor, a: Block, shape: tuple[int, ...]) ->
 
 
 def _below(node: Conv, place: Place, shape: tuple[int, ...]) -> Place:
-    """Where the inputs of a window begin; its size is left to the caller."""
+    """Windows over a convolution's input, starting where windows over its output begin to read; they keep the size of
+    the latter, which the caller replaces.
+    """
     batch, channel, *at = place.start.unbind(-1)
     outputs, inputs = node.weight.shape[:2]
     first = channel.div(outputs // node.groups, rounding_mode="floor") * inputs

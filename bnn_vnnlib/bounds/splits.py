@@ -63,8 +63,8 @@ def kinks_of(network: Network) -> _Kinks:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """For K x M parts: signs (K, M, H) in {-1, 0, 1}, alpha (K, M, H) in [0, 1], beta (K, M, H) >= 0, mixture
-    (K, M, R) >= 0.
+    """The free parameters of K x M parts: signs of the split neurons (K, M, H) in {-1, 0, 1}, slopes alpha (K, M, H) in
+    [0, 1], multipliers beta (K, M, H) >= 0, mixture of the rows (K, M, R) >= 0.
     """
 
     signs: Tensor

@@ -37,12 +37,12 @@ class ParamBox:
 
     @cached_property
     def variance(self) -> Tensor:
-        """Of a spread that stands for standard deviations: its square, rounded up."""
+        """Variances (1, *shape), rounded up, where the spread stands for standard deviations: its square."""
         return squared(self.center.new_zeros(1) if self.spread is None else self.spread)
 
     @cached_property
     def sure_variance(self) -> Tensor:
-        """Of a spread that stands for standard deviations: its square, rounded down."""
+        """Variances (1, *shape), rounded down, where the spread stands for standard deviations: its square."""
         return squared_down(self.center.new_zeros(1) if self.spread is None else self.spread)
 
     @cached_property

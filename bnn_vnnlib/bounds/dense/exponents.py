@@ -65,7 +65,7 @@ class Typical:
 
 
 def typical(chain: DenseChain, x: Tensor) -> list[Typical]:
-    """Of every layer; the output of the last one is not activated."""
+    """Typical values of every layer at points x (P, n); the output of the last layer is not activated."""
     nodes, weights = (x.new_tensor(part) for part in (_NODES, _WEIGHTS / _WEIGHTS.sum()))
     found = []
     h, noise = x, torch.zeros_like(x)
@@ -136,7 +136,7 @@ class Exponents:
         return max([4 * widths[k] * max(below[: k + 1]) for k in range(1, len(widths))], default=sum(below))
 
     def ranges(self, lower: Tensor, upper: Tensor) -> Ranges:
-        """Of boxes (P, n)."""
+        """Ranges of the layers over boxes (P, n), with typical values at their centres."""
         first = hidden(self.chain.layers[0], lower, upper)
         expected = typical(self.chain, first.center)
         found = Ranges(first, expected, [_rectangle(first.low, first.high, first.least, first.most, expected[0])])

@@ -35,7 +35,7 @@ _MAX_BUDGET, _MIN_BUDGET = 0.3, 1e-14
 """Ends of the range in which the budget of an item is tuned."""
 
 _RATES = (0.2, 0.2, 0.06)
-"""Steps of the logarithm of the budget, of those of the shares, and of the choice of slopes."""
+"""Step sizes of the tuning: for the logarithm of the budget, for the logits of the shares, for slopes and moves."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Tuning:
 
     @property
     def choices(self) -> list[Tensor]:
-        """Those between 0 and 1."""
+        """The parameters between 0 and 1: the slopes and moves of all activations."""
         return [*self.slopes.values(), *self.moves.values()]
 
     def plan(self, *, rounded: bool) -> tuple[Plan, Tensor]:

@@ -145,7 +145,7 @@ class Uses:
         return self._uses(self.a, center).abs(), self._uses(self.a.abs(), radius) + slack + TINY
 
     def _uses(self, a: Block, h: Tensor) -> Tensor:
-        """For each weight the sum over its uses of A_i h_j: (K, M, R, weights)."""
+        """Sums (K, M, R, weights) of A_i h_j over the uses of each weight."""
         node = self.node
         match node:
             case Scale():
@@ -501,7 +501,7 @@ class Noise:
 
 
 def _rows(root: Tensor, radius: Tensor) -> Tensor:
-    """Of each row of a dense layer sum_j s_ij radius_j (K, M, out), from s_ij (.., out, *input)."""
+    """sum_j s_ij radius_j (K, M, out) for each row i of a dense layer, from s_ij (.., out, *input)."""
     return radius.flatten(2) @ root.reshape(-1, radius[0, 0].numel()).mT
 
 
@@ -511,7 +511,7 @@ def _copied(root: Tensor, param: Param) -> Tensor:
 
 
 def _sqrt(square: Tensor | float) -> Tensor | None:
-    """Of nothing, nothing."""
+    """Entrywise square root of a tensor of squares; None for a number, which says that nothing was added up."""
     return torch.sqrt(square) if isinstance(square, Tensor) else None
 
 

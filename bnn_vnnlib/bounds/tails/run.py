@@ -125,7 +125,8 @@ def claimed(network: Network) -> list[int]:
 
 
 def stages(network: Network) -> dict[int, int]:
-    """For each map and bias the claim that its noise is behind; the number of nodes where only the rows are.
+    """Position of each map and bias -> position of the claim that its noise is behind; the number of nodes where only
+    the rows are.
 
     The proofs in `tail` go in this order. What they need is checked: noise that is not claimed yet has one reader,
     which only adds or moves it.

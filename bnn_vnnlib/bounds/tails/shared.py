@@ -129,7 +129,9 @@ class Dense:
         return a @ root.mT, gamma(2 * root.shape[1] + 8) * size
 
     def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
-        """For rows a (K or 1, M or 1, R, *output) over a map of an input of that shape; centers (K, M, *input)."""
+        """How the group enters rows a (K or 1, M or 1, R, *output) over a map whose input has that shape; centers (K,
+        M, *input).
+        """
         lead, root = a.shape[:3], self._factor(node.weight)
         upper = over_rows(lambda flat: maps.adjoint(node, self.deviations(node.weight), flat, shape), a.abs())
         size = math.prod(shape)
@@ -211,7 +213,9 @@ class Kron:
         return (torch.sqrt(self.spectrum) * found).flatten(3), gamma(2 * rows.shape[-1] + 16) * size
 
     def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
-        """For rows a (K or 1, M or 1, R, *output) over a map of an input of that shape; centers (K, M, *input)."""
+        """How the group enters rows a (K or 1, M or 1, R, *output) over a map whose input has that shape; centers (K,
+        M, *input).
+        """
         lead, size = a.shape[:3], math.prod(shape)
         upper = over_rows(lambda flat: maps.adjoint(node, self.deviations(node.weight), flat, shape), a.abs())
         terms = gamma(2 * (sum(self.left.shape) + sum(self.right.shape) + size) + 32)
@@ -408,7 +412,9 @@ class Shared:
         self, index: int, use: Use, ranges: tuple[Tensor, Tensor], near: Tensor | None,
         inside: tuple[Tensor, Tensor], first: bool, repeat: int,
     ) -> None:  # fmt: skip
-        """Of rows A (repeat 1) or A and -A (2)."""
+        """Add what group `index` does at one map to its sums over the walk: for rows A (repeat 1), or for A and then -A
+        (2).
+        """
         part = self.parts.setdefault(index, _Part())
 
         def both(rows: Tensor, sign: int = 1) -> Tensor:

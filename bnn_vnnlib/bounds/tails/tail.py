@@ -85,7 +85,7 @@ _SPLITS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 39.0)
 
 
 Levels = Mapping[int, Tensor]
-"""For k = 1, 2, 4, 8, ..: z >= 0 with k Phi(-z) <= p, broadcastable."""
+"""Quantiles of the normal law for a probability p: k = 1, 2, 4, 8, .. -> z >= 0 with k Phi(-z) <= p, broadcastable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class Normal:
 
 @dataclass(frozen=True, eq=False)
 class Swing:
-    """For z > 0 a node's part of L is at most root + z slope, except with probability Phi(-z)."""
+    """Bound on one node's part of L: for any z > 0 at most root + z slope, except with probability Phi(-z)."""
 
     root: Tensor
     slope: Tensor

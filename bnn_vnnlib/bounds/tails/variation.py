@@ -58,7 +58,7 @@ class _Open:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of an activation's output h at the centre, given the earlier stages; (K or 1, M, *shape).
+    """Moments of an activation's output h at the centre, given the earlier stages; (K or 1, M, *shape).
 
     square : bound of E(|h| + rho')^2; deviation : of its input; independent : for different elements
     """
