@@ -42,7 +42,7 @@ _BUDGETS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """Probabilities that the claims of a leaf may fail; the best of them is taken."""
 
 FINE = tuple((10.0 ** np.linspace(-9, -1, 25)).tolist())
-"""The same, where these leave a property open."""
+"""More probabilities that the claims of a leaf may fail, tried where `_BUDGETS` leave a property open."""
 
 _MARGIN = 1e-7
 """By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
@@ -51,7 +51,7 @@ _GAIN = 0.995
 """Boxes with tails are not doubled again if the last time their failures fell by less."""
 
 _STEPS, _UNUSED = 100, -60.0
-"""Of a descent; logits of the shares of what no rule claims."""
+"""Gradient steps of the tuning of a box; the logit of the budget's share for an event that no rule claims."""
 
 _EVENTS = 3
 """Claims of an element: below, above, variation."""
@@ -170,7 +170,7 @@ class Tails:
         return Claims(*([np.concatenate(layer) for layer in layers] for layers in joined))
 
     def _claims(self, run: Run) -> Claims:
-        """Of one plan: the ranges, variations and lines of its run, which are hints."""
+        """What the run of one plan claims: its ranges, its variations and the slopes of its lines, which are hints."""
         z = [run.ranges.values[place] for place in self._places]
         near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
         found = [
