@@ -84,7 +84,7 @@ def _known(version: str) -> bool:
 
 
 def theories(*names: str) -> list[str]:
-    """Those of them whose query is accepted."""
+    """Those of the named parts of VNN-LIB of which a sample query is accepted."""
     return [name for name in names if _accepted(_PROBES[name]) is not None]
 
 

@@ -30,7 +30,7 @@ def with_options(*names: str, without: tuple[str, ...] = ()) -> Callable[[Comman
 
 
 def _on_command_line(one: inspect.Parameter) -> inspect.Parameter:
-    """As typer reads it. What a value may be is checked by `Options`, which has more to say than a type."""
+    """The parameter as typer reads it. What a value may be is checked by `Options`, which says more than a type."""
     option = OPTIONS[one.name]
     listed = option.words and option.reads is None
     kind: Any = Literal[tuple(map(str, option.words))] if listed else _without_none(one.annotation)

@@ -306,7 +306,7 @@ class _Inputs:
         return around(self.arrays["x"][self.rows[index]], self.radius, self.clip, **units, called=name)
 
     def own(self, name: str, index: int) -> Any:
-        """Of the file: the label or y of an input, or None."""
+        """The label or y of an input, by the name of the file's array; None where the file has no such array."""
         return self.arrays[name][self.rows[index]] if name in self.arrays else None
 
     def predicted(self, model: Model) -> NDArray:

@@ -94,7 +94,9 @@ def _with_seed(options: Options, out: Path, rerun: Rerun) -> Options:
 
 
 def _queries(asked: list[str] | None, options: dict[str, Any]) -> tuple[str | None, ...]:
-    """Those asked for; refuses what no instance could be run with, and options that belong to none of the queries."""
+    """The queries that are asked for; refuses what no instance could be run with, and options that belong to none of
+    them.
+    """
     from bnn_vnnlib.question.options import idle_options, refuse_idle
 
     queries: tuple[str | None, ...] = tuple(asked) if asked else (None,)
