@@ -172,7 +172,7 @@ class Files:
 
     @property
     def by_role(self) -> dict[str, Path]:
-        """As the JSON record names them."""
+        """The paths by the roles that the JSON record names: property, model, model 2, .."""
         numbered = {f"model {i}": path for i, (_, path) in enumerate(self.networks[1:], 2)}
         return {"property": self.prop, "model": self.model, **numbered}
 

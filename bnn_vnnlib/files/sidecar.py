@@ -85,7 +85,7 @@ RECORD = {
 
 
 def sidecar_path(results: Path) -> Path:
-    """Where the record of a results file lies: the same name with `.json` appended."""
+    """Path of the record of a results file: the same name with `.json` appended."""
     return results.with_name(f"{results.name}.json")
 
 

@@ -69,7 +69,9 @@ def standard_output(result: Result, prop: Property) -> str:
 
 
 def _certain(result: Result) -> Result:
-    """As the format means it: a verdict with a confidence is none of its words, and stands in the record alone."""
+    """The result as the format can say it: a verdict with a confidence is none of its words, so it becomes `unknown`
+    and stands in the record alone.
+    """
     decided = result.verdict in (Verdict.SAT, Verdict.UNSAT)
     return replace(result, verdict=Verdict.UNKNOWN) if decided and result.statistics is not None else result
 
