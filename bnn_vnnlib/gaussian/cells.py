@@ -24,7 +24,7 @@ from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below, density
 from bnn_vnnlib.rounding import SPECIAL, TINY, UNIT, UP
 
 _STEPS = 32
-"""Of a sum, see above."""
+"""Steps d that the range of the sum of all coordinates but q is cut into; the sum loses at most k - 1 of them."""
 
 
 def interval_mass(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class Cells:
 
     @staticmethod
     def of(low: Tensor, high: Tensor) -> Cells:
-        """Of boxes (P, k)."""
+        """The cells that are boxes low <= z <= high (P, k), with bounds on their masses and means."""
         least, most = interval_mass(low, high)
         size = density(low) + density(high)
         middle, half = (low + high) / 2, (high - low) / 2

@@ -136,7 +136,7 @@ class Rectangle:
         return Rectangle(*(side.expand(shape) for side in vars(self).values()))
 
     def pick(self, where: Tensor) -> Rectangle:
-        """Of the shape of the mask, flattened to its true places."""
+        """The entries at which a mask of the rectangle's shape is true, in one axis."""
         return Rectangle(*(side[where] for side in vars(self).values()))
 
     @property

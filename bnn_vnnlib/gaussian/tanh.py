@@ -31,7 +31,7 @@ _REACH = 8.75
 """2 Phi(-8.75) < 3e-18."""
 
 _STEPS = (0.625, 0.5, 0.375, *(0.25 / 2**k for k in range(6)))
-"""Steps of the rule; the largest that is exact enough is taken."""
+"""Step sizes h of the trapezoidal rule; the largest that is exact enough is taken."""
 
 _ENOUGH = 1e-13
 """Error of E tanh that asks for no finer rule."""
@@ -65,13 +65,13 @@ class Expectations(Protocol):
         ...
 
     def errors(self, s: Tensor) -> Three:
-        """Of T_0, T_1, T_2, rounding included but for what that of m and s causes."""
+        """Bounds on the errors of T_0, T_1, T_2, roundings included but for the effect of those of m and s."""
         ...
 
 
 @dataclass(frozen=True)
 class Series:
-    """For s <= SMALL."""
+    """The series in s^2, for small s (up to `_SMALL`)."""
 
     size: int = 8
 
