@@ -37,7 +37,9 @@ class Folder:
 
     @property
     def settings(self) -> dict[str, Any] | None:
-        """Those of the job that is in it; None where there are none, or damaged ones. A file may lack the hash."""
+        """Settings of the job in the folder; None where there are none, or where they are damaged. A file may lack the
+        hash.
+        """
         try:
             values = read_object(self.path / self.FILE, "")
         except InputError:

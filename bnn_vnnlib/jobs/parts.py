@@ -28,7 +28,7 @@ from bnn_vnnlib.system.durable import LOCK, make_folder, replacing
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a chunk, or of a job with its earlier calls.
+    """What a chunk cost, or a job with its earlier calls.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Step:
-    """Where a chunk has got to that goes on in steps.
+    """How far a chunk that is worked on in steps has got.
 
     Attributes
     ----------
