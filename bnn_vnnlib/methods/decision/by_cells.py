@@ -36,7 +36,7 @@ _BATCH = 2**11
 """Cells that are cut between two looks at the clock, at most."""
 
 _SHARE = 0.1
-"""Of what the worst cell of an item leaves open: cells with less wait."""
+"""Cells wait that leave open less than this share of what the worst cell of their item does."""
 
 # 1. Cells
 
@@ -83,7 +83,8 @@ class CellTrees:
     def grown(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, at: tuple[Tensor, Tensor] | None = None
     ) -> _Leaves | None:
-        """Of boxes (N, n) and rows (N or 1, R, m); None where time does not suffice for one cell each.
+        """The cells that were grown for boxes (N, n) and rows (N or 1, R, m); None where time does not suffice for one
+        cell each.
 
         at : quantiles (N, R) and deviations of the rows, estimated, near which cells count; None: they count everywhere
         """
@@ -155,7 +156,7 @@ class _Tree:
         return self.bounded(owner.repeat(2), *halves(leaves.low, leaves.high, axis))
 
     def bounded(self, owner: Tensor, low: Tensor, high: Tensor) -> _Leaves:
-        """Step 1."""
+        """The cells low <= z <= high (P, k) of items `owner` (P,), with the functions below their rows (step 1)."""
         latents, n, rows = self.trees.latents, self.lower.shape[-1], picked(self.outputs, owner)
         x_low, x_high = self.lower[owner], self.upper[owner]
         left, right = torch.cat([x_low, low], -1), torch.cat([x_high, high], -1)
@@ -245,7 +246,7 @@ class CellExpectations:
 # 3. Quantiles
 
 _DOUBLINGS, _HALVINGS = 12, 16
-"""Steps of the search for v: away from the estimate, and back."""
+"""Doublings away from the estimate and halvings back, in the search for v."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ from bnn_vnnlib.system.clock import Deadline
 # 1. Quantiles
 
 _DOUBLINGS, _HALVINGS = 10, 9
-"""Steps of the search for v: away from where it cannot be, and back."""
+"""Doublings away from where v cannot be and halvings back, in the search for v."""
 
 
 class MedianSource(Protocol):
@@ -47,7 +47,7 @@ class MedianSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For people and the record."""
+        """Name of the source, for people and the record."""
         ...
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class MedianRows:
 
     @property
     def name(self) -> str:
-        """That of the source."""
+        """Name of the source of bounds, for people and the record."""
         return self.source.name
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:

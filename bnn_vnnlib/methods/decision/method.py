@@ -35,7 +35,7 @@ _MASSES = (0.3, 0.7, 0.9, 0.97, 0.99, 0.999, 1 - 1e-4, 1 - 1e-6, 1 - 1e-9, 1 - 1
 """Masses of the nested boxes."""
 
 _SPARE = 2e-6
-"""Of the mass outside, what boxes behind quantiles hold beyond the mass that they need."""
+"""Share of the mass outside that boxes behind quantiles hold beyond the mass that they need."""
 
 
 _SAMPLED, _FEW = 65, 256
@@ -104,7 +104,7 @@ class RowMethod(Protocol):
 
     @property
     def name(self) -> str:
-        """For people and the record."""
+        """Name of the method, for people and the record."""
         ...
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -140,12 +140,12 @@ class DecisionTask:
 
     @property
     def network(self) -> Network:
-        """With the posterior's means."""
+        """The network with the posterior's means as its weights."""
         return self.bounds.engine.network
 
     @property
     def deadline(self) -> Deadline:
-        """That of the engine."""
+        """The time limit, which is that of the bounds' engine."""
         return self.bounds.engine.deadline
 
     @cached_property
@@ -175,7 +175,7 @@ class DecisionTask:
 
     @property
     def boxes_asked_for(self) -> str | None:
-        """That nothing but boxes of weights is to be used, in words; None where everything is."""
+        """Why nothing but boxes of weights, or interval bounds, is to be used, in words; None where everything is."""
         if self.boxes == "sampled" or self.margin is not None or self.bounds.engine.method == "interval":
             return "boxes of weights, or interval bounds, are asked for"
         return None

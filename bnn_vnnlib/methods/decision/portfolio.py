@@ -67,7 +67,7 @@ class Portfolio:
 
     @property
     def name(self) -> str:
-        """For people and the record."""
+        """Name of the portfolio as a method, for people and the record."""
         return "portfolio"
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -80,7 +80,7 @@ class Portfolio:
 
 
 def portfolio(task: DecisionTask) -> Portfolio:
-    """Of all methods that serve the task."""
+    """The portfolio of all methods that serve the task."""
     steps = [method.bounds(task) for method in METHODS if method.serves(task) is None]
     return Portfolio(task, reduce(Steps.then, steps))
 
@@ -164,7 +164,7 @@ def _cells_serve(task: DecisionTask) -> str | None:
 
 
 def _cell_trees(task: DecisionTask) -> tuple[CellTrees, CellTrees]:
-    """For a first look, and for what is open at last."""
+    """The trees of cells for a first look, and those for what is open at last."""
     latents = LatentBounds.of(task.bounds, cast("Gaussian", task.posterior), task.device, at_points=True)
     least = {"softmax": lambda rows: rows.amin(-1), "sigmoid": lambda rows: rows.clamp(max=0).sum(-1)}
     tolerance = _CELL_TOLERANCE if task.gap is None else task.gap / 2.5
@@ -263,11 +263,13 @@ def _softmax_by_moments_serve(task: DecisionTask) -> str | None:
 
 
 _STEPS_OF_MOMENTS = 4
-"""Steps' memory, at most, that exponential moments of one box take where they come first."""
+"""Exponential moments of one box come first if they take the memory of at most so many steps."""
 
 
 def _moments_are_dear(task: DecisionTask) -> bool:
-    """Of a large network they take many times as long as P_safe, so that tails come first."""
+    """Whether exponential moments take many times as long as P_safe, as those of a large network do: tails come first
+    then.
+    """
     moments = ExponentialMoments(cast(DenseChain, _relu_layers(task)), _EVENT_BUDGETS)
     return at_once(moments.size // _STEPS_OF_MOMENTS) == 1
 

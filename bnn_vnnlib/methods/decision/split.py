@@ -41,7 +41,7 @@ class SplitInputs:
 
     @property
     def name(self) -> str:
-        """That of the method."""
+        """Name of the method whose boxes are split."""
         return self.method.name
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:

@@ -58,7 +58,7 @@ class ExpectationByTails:
 
     @staticmethod
     def over(bounds: OutputBounds, network: Network, posterior: Gaussian, device: torch.device) -> ExpectationByTails:
-        """Those of a network with a Gaussian posterior."""
+        """The method for a network with a Gaussian posterior."""
         engine = TailEngine(network, bounds.engine.deadline, correlation=correlation(network, posterior, device))
         deviations = weight_sets.centred(network, independent(posterior), device)
         means, spreads = weight_sets.mean_weights(network, device), weight_sets.marginal(network, posterior, device)

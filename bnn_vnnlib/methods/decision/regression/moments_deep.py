@@ -44,7 +44,7 @@ _PIECES = 64
 
 @dataclass(frozen=True, eq=False)
 class _Moments:
-    """Of one hidden layer over boxes (B, K): range of E z, upper bounds of E z^2 and of E q."""
+    """Moments of one hidden layer over boxes (B, K): range of E z, upper bounds of E z^2 and of E q."""
 
     low: Tensor
     high: Tensor

@@ -76,7 +76,7 @@ from bnn_vnnlib.system.memory import at_once
 # 1. Quadratics over boxes
 
 _DESCENTS = 12
-"""Steps of descent."""
+"""Number of accelerated gradient steps towards the minimum of a convex quadratic on |e_j| <= 1."""
 
 _EIGENVALUE_ERROR = 1e-9
 """What the least eigenvalue is moved down by, relative to the norm."""
@@ -142,7 +142,7 @@ _COLLAPSES = 3
 
 @dataclass(frozen=True, eq=False)
 class _Bounded:
-    """Of boxes (B, n): lower bounds (B,), and ranges of the slopes (B, n) each."""
+    """Bounds of rows over boxes (B, n): lower bounds (B,), and ranges of the slopes (B, n) each."""
 
     value: Tensor
     slope_low: Tensor
@@ -177,7 +177,7 @@ def _least_over(relaxation: _Relaxation, rows: _NeuronRows, lower: Tensor, upper
     """Lower bounds (M,) on the rows, each over its box (M, n), which is bounded once whatever the time."""
 
     def bound(row: Tensor, lower: Tensor, upper: Tensor) -> Look:
-        """Of the boxes, after those with a slope of one sign have become faces."""
+        """Bounds over the boxes, once each with a slope of one sign has become the face that is least for its row."""
         some = rows.of(row)
         found = relaxation.bound(some, lower, upper)
         for _ in range(_COLLAPSES):
@@ -401,7 +401,8 @@ _TAYLOR_RADIUS = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Of T_0 on a box, (B, K) each: value, slope and curvature of P, T_2 at the center, and what errors add up to.
+    """Parabola P for T_0 on a box, (B, K) each: value, slope and curvature of P, T_2 at the center, and what errors add
+    up to.
 
     missed : of the value, for the sign of the row's v; bent : of the slope T_1 against b + a d; drift : |q - q_c|;
     dev : |T_2 - T_2(c)|

@@ -243,7 +243,7 @@ class _Rows:
         return _Rows(-self.v, self.wrong, -self.constant, self.paid, -self.inputs)
 
     def of(self, some: Tensor) -> _Rows:
-        """Those of some items."""
+        """The rows of some items."""
         return _Rows(*(part[some] for part in vars(self).values()))
 
     def at(self, points: _Points, owner: Tensor, index: Tensor) -> Tensor:

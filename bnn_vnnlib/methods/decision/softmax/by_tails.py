@@ -40,10 +40,10 @@ _THRESHOLDS = (
 """Values of t that are tried."""
 
 _LEVELS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""For each level and class, t_j is the largest threshold with p_j below it."""
+"""Levels of p_j: at each of them and for each class j, t_j is the largest threshold whose p_j is within the level."""
 
 ALL_UP_TO = 12
-"""Where there are no more classes, all of them are bounded; else the one that each row counts most."""
+"""Number of classes up to which all of them are bounded; of more, only the one that each row counts most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class SoftmaxTails:
 
     @staticmethod
     def over(network: Network, posterior: Gaussian, device: torch.device, deadline: Deadline) -> SoftmaxTails:
-        """Those of a network with a Gaussian posterior."""
+        """The method for a network with a Gaussian posterior."""
         engine = TailEngine(network, deadline, correlation=correlation(network, posterior, device))
         deviations = weight_sets.centred(network, independent(posterior), device)
         return SoftmaxTails(engine, weight_sets.mean_weights(network, device), deviations)

@@ -88,7 +88,9 @@ class _Questions:
 
 
 def _questions(mean: Tensor, wanted: Tensor) -> _Questions:
-    """For expected logits of about `mean` (P, m); any mean is sound."""
+    """The rows whose exponential moments bound the classes `wanted`, chosen for expected logits of about `mean` (P, m);
+    any mean is sound.
+    """
     boxes, m = mean.shape
     unit = torch.eye(m, dtype=mean.dtype, device=mean.device)
     other = (unit - unit[:, None])[~unit.bool()].reshape(m, m - 1, m)  # e_j - e_i
@@ -269,7 +271,7 @@ class WithMoments(SoftmaxSource):
         return max(self.source.size, self.moments.size)
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """That of the closed forms: log excesses."""
+        """The log excesses of boxes (N, n) that the closed forms use, (N, m m + m); they serve all boxes inside."""
         return self.source.context(lower, upper)
 
     def rows(

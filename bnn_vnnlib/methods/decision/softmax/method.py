@@ -76,7 +76,7 @@ class SoftmaxRows:
 
     @property
     def name(self) -> str:
-        """That of the source."""
+        """Name of the source of bounds, for people and the record."""
         return self.source.name
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:

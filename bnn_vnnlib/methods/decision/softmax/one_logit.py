@@ -97,7 +97,7 @@ class GaussianLogits:
 
     @staticmethod
     def over(bounds: OutputBounds, posterior: Gaussian, device: torch.device) -> GaussianLogits:
-        """Those of a network whose last layer alone is random."""
+        """The method for a network whose last dense layer alone is random; ValueError for any other."""
         network = bounds.engine.network
         layer = last_layer(network, posterior)
         if layer is None:
@@ -199,7 +199,7 @@ class GaussianLogits:
 
 
 _CLOSE = 0.4
-"""Of step 4, times 1 / s^2."""
+"""s^2 times what E sigmoid(X) differs from Phi(m / s) by, at most (step 4)."""
 
 _POINTS = 4e-15
 """Times 1 + |m|: what the roundings of m + s N cost, as in `regression.one_layer`."""
