@@ -153,7 +153,7 @@ class _Side:
         return True
 
     def _joint(self, problem: Problem) -> Problem:
-        """The same over x and z."""
+        """A problem over x as one over (x, z), the latent numbers z (k,) anywhere in [-REACH, REACH]."""
         k = self._latents.latents
         end = problem.lower.new_full((len(problem), k), REACH)
 

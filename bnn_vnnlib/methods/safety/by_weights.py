@@ -231,7 +231,7 @@ class CentredBoxes:
 
 
 def boxes_of(task: SafetyTask) -> CentredBoxes:
-    """Those of the task's network and Gaussian posterior."""
+    """Boxes at the posterior means, one an instance, for the task's network and Gaussian posterior."""
     posterior = cast(Gaussian, task.posterior)
     return CentredBoxes(task.bounds, posterior, task.problem, task.deadline, task.margin)
 
@@ -308,7 +308,8 @@ def _samples(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
 
 
 def decided_samples(task: SafetyTask, samples: SampledWeights) -> Decided:
-    """Of all S x N pairs: a first look at every sample, then branch and bound of those that it left open.
+    """What is decided of all S x N pairs: a first look at every sample, then branch and bound of those that it left
+    open.
 
     Samples are taken part by part. The time that is left is shared between the parts that are left, so that hard
     samples do not keep the run from the others.
@@ -355,7 +356,8 @@ def _weight(probabilities: Tensor, held: Tensor) -> Tensor:
 
 
 def _common_point(task: SafetyTask, samples: SampledWeights, points: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
-    """For each instance, the one point of those found at which the largest mass of samples violates, and that mass.
+    """The one point of those found (I, n), an instance each, at which the largest mass of samples violates, and that
+    mass (I,).
 
     Of an item's point it is known already that it violates under its own sample; the others need time.
     """

@@ -68,7 +68,7 @@ _PASSES: tuple[Method[SafetyTask, Pass], ...] = (
     TAILS,
     CENTRED,
 )
-"""Those that look at every instance, in their order."""
+"""The methods that look at every instance, in their order."""
 
 METHODS: tuple[Method[SafetyTask, Pass], ...] = (*_PASSES, BY_LARGE_VARIANCE, BY_CELLS)
 """The methods of P_safe. The last two take up to seconds an item, so that they are stages of the refinement only."""

@@ -148,7 +148,7 @@ _NETWORKS, _FEWEST_NETWORKS, _WEIGHTS = 64, 8, 2**20
 """Networks that are sampled to choose points by: the most, the least, and how many weights they have in all."""
 
 _ALONE = 8
-"""Of these, networks that are attacked each for itself."""
+"""Sampled networks, at most, that are attacked each for itself."""
 
 _STARTS = 16
 """Starting points of another attack on the mean network, the best of as many times as many."""
@@ -165,7 +165,7 @@ limited: then they look at the most promising instance only.
 """
 
 _SLIGHT = 1e-12
-"""Of the values of the attack, where masses are ranked: they only decide between equal ones."""
+"""Weight of the attack's values beside masses that are ranked: they only decide between equal ones."""
 
 
 class MorePoints:
@@ -237,7 +237,7 @@ class MorePoints:
         return at_points(problem, points, mass).named(LARGE_VARIANCE)
 
     def _nearest(self, above: Tensor) -> Tensor:
-        """Of each chosen instance the items with the least values of the attack, ATTACKED_ITEMS at most."""
+        """Indices of the items with the least values of the attack, _ATTACKED_ITEMS of each chosen instance at most."""
         instance = self._problem.instance
         index = _owned(above, instance)
         index = index[torch.argsort(self._values[index], stable=True)]
@@ -291,7 +291,7 @@ class MorePoints:
 
 
 def _most_violated(network: Network, problem: Problem, params: attack.Params, x: Tensor, transform: str) -> Tensor:
-    """Of the points (S, N, n), for each item the one that is violated the most over all the networks."""
+    """The points (N, n): for each item the one of x (S, N, n) that is violated the most over all the networks."""
     with torch.no_grad():
         value = attack.violation(network, problem, params, x[None], transform, "common")[0]
     return x[value.argmin(0), torch.arange(x.shape[1], device=x.device)]
@@ -509,7 +509,8 @@ _TUNING_STEPS = (10, 30, 100)
 """Gradient steps of the pieces, each from the start."""
 
 FEW_INPUTS, LATER = 16, 32
-"""With up to so many inputs the first piece waits for so many turns: splits of the inputs decide most of it sooner."""
+"""Inputs up to which the first piece waits, and turns that it waits: splits of so few inputs decide most of it sooner.
+"""
 
 _SHARE = 0.01
 """Items that lose less than this share of what their instance has lost are left alone."""

@@ -41,7 +41,7 @@ NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class DrawCounts:
-    """Of I instances (I,): draws that were counted, those proved safe, and those proved to violate.
+    """Numbers of draws for I instances, (I,) each: those counted, those proved safe, and those proved to violate.
 
     Where a part of each network was drawn (`layers` of its random layers, in some of the draws at least), a draw counts
     with the probabilities that are proved of the rest.
@@ -87,12 +87,12 @@ class SafetyBounds:
 
     @property
     def methods(self) -> tuple[list[str], list[str]]:
-        """Of every instance, the names of the methods behind its lower and its upper bound."""
+        """The names of the methods behind the lower bounds of the I instances, and behind their upper bounds."""
         lower, upper = ([NAMES[position] for position in side] for side in self.by.tolist())
         return lower, upper
 
     def better(self, other: SafetyBounds) -> SafetyBounds:
-        """For each instance and each side the tighter of two valid bounds, with what it rests on."""
+        """The tighter of two valid bounds for each instance and each side, with what it rests on."""
         below, above = other.lower > self.lower, other.upper < self.upper
 
         def above_or(theirs: Tensor, ours: Tensor) -> Tensor:

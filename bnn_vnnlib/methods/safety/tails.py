@@ -171,7 +171,9 @@ def _padded_by_real(question: _Question) -> tuple[Tensor, Tensor | None, Tensor]
 
 
 def _violations(problem: Problem) -> _Question:
-    """Of every case one row has to fail: their least failure probabilities add up over the cases."""
+    """The question how likely a violation is: in every case one row has to fail, so that the rows' least failure
+    probability counts, and those of the cases add up.
+    """
     rows = problem.rows
 
     def total(problem: Problem, failures: Tensor, budgets: Tensor) -> Tensor:
@@ -249,7 +251,7 @@ TAILS: Method[SafetyTask, Pass] = Method("tails", _serves, _bounds)
 
 
 def tails_of(task: SafetyTask) -> TailBounds:
-    """Those of the task's network and Gaussian posterior."""
+    """The tail bounds of the task's network and Gaussian posterior."""
     posterior, device = cast("Gaussian", task.posterior), task.problem.lower.device
     return TailBounds(task.bounds.engine.network, posterior, device, task.deadline, task.attack.precision)
 

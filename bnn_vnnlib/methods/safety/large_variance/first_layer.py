@@ -121,7 +121,7 @@ class Law:
 
 
 def law_of(first: Hidden) -> Law:
-    """Of boxes of size nearly zero."""
+    """The law of the first layer over boxes of size nearly zero; its blur pays for their size."""
     relative = gamma(8) + (first.high - first.low) / first.least + (first.most / first.least) ** 2 - 1
     blur = relative.sum(-1).nan_to_num(1.0, 1.0)
     return Law(((first.low + first.high) / 2)[:, None], first.most[:, None], blur)

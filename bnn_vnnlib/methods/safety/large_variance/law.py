@@ -129,8 +129,8 @@ class Terms:
 
     @cached_property
     def rules(self) -> tuple[list[tuple[float, Tensor, Tensor]], ...]:
-        """Of both sides, for each rule in zeta at the nodes in D (E, A, H, ..): how often it occurs, the logarithm of
-        its error by ellipse, and what a wave of 1 adds to it.
+        """For D > 0 and for D < 0, the rules in zeta at the nodes in D (E, A, H, ..): how often each occurs, the
+        logarithm of its error by ellipse, and what a wave of 1 adds to it.
         """
         return tuple(_rules(self, side) for side in self.sides)
 
@@ -154,7 +154,7 @@ def _rule(low: Tensor, high: Tensor, count: int, m: Tensor, s: Tensor) -> tuple[
 
 
 def _ends(layer: Neurons, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the piece zeta > start begins and ends, within CUT deviations."""
+    """Both ends of the piece zeta > start, as far as it lies within _CUT deviations of the mean."""
     return torch.maximum(layer.m - _CUT * layer.s, start), torch.maximum(layer.m + _CUT * layer.s, start)
 
 
@@ -176,7 +176,9 @@ def _side(
 
 
 def _pieces(layer: Neurons) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """For D < 0."""
+    """The pieces of zeta for D < 0: (p, a, signed weights) at their nodes, (A, H, E) each, and the mass (A, H) where X
+    = 0.
+    """
     m, s, ramp, reach = layer.m, layer.s, layer.ramp, layer.reach
     rho, top, excess = layer.rho[..., None], SHARES[-1], (reach - ramp)[..., None]
     lift, share = _outer(layer, ramp, 1)

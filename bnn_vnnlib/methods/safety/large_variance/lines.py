@@ -94,7 +94,7 @@ class Inputs:
 
 
 def inputs(first: DenseLayer, points: Tensor) -> Inputs:
-    """Of the hidden layer at points (P, n)."""
+    """The hidden layer's inputs zeta at points (P, n), and what their rounding costs."""
     off = gamma(points.shape[1] + 16)
     m, size = points @ first.mean.mT + first.bias, points.abs() @ first.mean.abs().mT + first.bias.abs()
     square = points**2 @ first.variance.mT + first.bias_variance

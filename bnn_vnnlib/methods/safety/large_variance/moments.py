@@ -135,7 +135,9 @@ def parabolas(
 
 
 def _above_convex(surface: Surface, at: Rectangle, spread: Tensor, bends: Sequence[Sequence[float]]) -> list[Parabola]:
-    """Of several slopes and bends the best at the typical point."""
+    """Parabolas above a convex surface, one for each choice of bends: of several slopes and bends the best at the
+    typical point.
+    """
 
     def nodes(low: Tensor, high: Tensor, count: int) -> Tensor:
         part = torch.linspace(0.0, 1.0, count, dtype=low.dtype, device=low.device)
@@ -202,7 +204,7 @@ REACH = 3.5
 """z: each y_j escapes its reach Y_j with a probability of at most 2 Phi(-z), which is paid for."""
 
 _STEPS = 3
-"""Steps of the search for the point e of expansion, towards the tilted mean."""
+"""Number of steps towards the tilted mean in the search for the point e of expansion."""
 
 _MAX_EIGENVALUE = 0.98
 """Largest eigenvalue of the quadratic form that is served: beyond, its Gaussian mean is next to infinite."""
@@ -371,7 +373,7 @@ def _half_square(weights: Tensor, low: Tensor, s: Tensor, sign: float) -> Tensor
 
 
 def at_points(chain: DenseChain, lower: Tensor, upper: Tensor, budget: float) -> AtPoints:
-    """For boxes (P, n) of size nearly zero; P(not G) <= budget."""
+    """The law, the typical values and the ranges at boxes (P, n) of size nearly zero; P(not G) <= budget."""
     first = hidden(chain.layers[0], lower, upper)
     law, expected = law_of(first), typical(chain, first.center)
     return AtPoints(chain, law, expected, _ranges(chain.layers[1], law, expected[1], budget))
@@ -421,7 +423,7 @@ _MOMENT_RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
 """lam times the standard deviation of M, about; rho times that of s^2 alike."""
 
 _NEWTON = 40
-"""Steps towards the maximum of kap, from a start within 1 of it."""
+"""Number of steps towards the maximum of kap, from a start within 1 of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,7 +440,7 @@ class RowsAtPoints:
 
 
 def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
-    """For each budget delta and (P, R): the row holds at x with at most this probability while G does; at most 1. As
+    """Pairs of a budget delta and bounds (P, R), at most 1, on the probability that the row holds at x while G does; as
     many budgets as time suffices for.
 
     G is the same for all rows at a point, so that its delta is paid once for them all.
@@ -480,7 +482,9 @@ def _with(exponents: Exponents, question: RowsAtPoints) -> Tensor:
 
 
 def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline: Deadline) -> Tensor:
-    """The same for two hidden layers, with the exponents of 4."""
+    """Bounds (P, R) on the probability that a row holds at x while G does, for two hidden layers, with the exponents of
+    4.
+    """
     last, a = chain.layers[-1], question.outputs
     at = at_points(chain, question.lower, question.upper, budget)
     lam = _rates(at.typical[-1], a)

@@ -21,7 +21,7 @@ ROWS = 8
 """Rows at once, at most: less than a second of work."""
 
 _QUICK = (3.5,)
-"""See `chaos.REACHES`, where theta is chosen."""
+"""The only z that is tried while theta is chosen, of those like `chaos._REACHES`."""
 
 _TARGETS = 48
 """l that are tried."""
@@ -30,7 +30,7 @@ _DEEPEST, _DEPTHS = 8.0, 128
 """Standard deviations of Y below its mean, and numbers among which one is chosen, see `lowest`."""
 
 _PARTS = (0.25, 0.5, 0.75)
-"""Of the level, for what the lines lose."""
+"""Shares of the level that are tried for what the lines lose."""
 
 _SIZES = (*(k / 10 for k in range(81)), *(8.5 * (200 / 8.5) ** (k / 19) for k in range(20)))
 """l over `Lines.scale`, among which the largest one is chosen."""
@@ -69,7 +69,7 @@ def _finite(found: Lines) -> Tensor:
 
 
 def _with_sides(found: Lines, more: Sides) -> Lines:
-    """With the moments that choices are made by."""
+    """The lines with the mean and variance of `more` added to the moments that choices are made by."""
     mean, variance = more.moments()
     return replace(found, center=found.center + mean, spread=torch.sqrt(found.spread**2 + variance))
 

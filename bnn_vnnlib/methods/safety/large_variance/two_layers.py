@@ -130,7 +130,9 @@ def _bounded(
 
 
 def _ranges(chain: DenseChain, point: Tensor, budget: float) -> tuple[Rectangle | None, Tensor]:
-    """Of (m, s) given h at points (Q, n), and the probability that one of them does not hold, (Q,)."""
+    """Ranges of the second layer's (m, s) given h at points (Q, n), if any, and the probability (Q,) that one does not
+    hold.
+    """
     if not at_points.sharpened(chain):
         return None, point.new_zeros(len(point))
     at = at_points.at_points(chain, point, point, budget)

@@ -80,7 +80,7 @@ class _Costs:
     minus: Tensor
 
     def padded(self, count: int) -> _Costs:
-        """With cells of mass 0."""
+        """The same costs in `count` cells, the added ones of mass 0."""
         wide = (0, count - self.mass.shape[2])
         return _Costs(self.slope, *(torch.nn.functional.pad(part, wide) for part in (self.mass, self.plus, self.minus)))
 
@@ -88,7 +88,7 @@ class _Costs:
 def cheapest(
     constant: list[_Costs], weights: Weights, fall: Tensor, rise: Tensor, ranges: Rectangle | None = None
 ) -> _Costs:
-    """Of the candidates the one that costs least on average, neuron by neuron: any is sound."""
+    """The costs of the candidate that costs least on average, neuron by neuron: any is sound."""
     tried = list(constant)
     if ranges is not None:
         low, high, least, most = (side[:, 0] for side in (ranges.low, ranges.high, ranges.least, ranges.most))
@@ -107,7 +107,9 @@ def cheapest(
 
 
 def _random(fall: Tensor, rise: Tensor, high: Tensor, least: Tensor, most: Tensor, slope: float) -> _Costs:
-    """For a = 0 and zeta at most `high` on average; for a = 1 with everything mirrored."""
+    """Costs with a = 0 of neurons whose zeta is at most `high` on average, in cells of zeta; with everything mirrored,
+    those with a = 1.
+    """
     part = torch.linspace(0.0, 1.0, _CELLS + 1, dtype=fall.dtype, device=fall.device)
     zero = torch.zeros_like(fall)[..., None]
     ends = torch.cat([-rise[..., None] * (1 - part[:-1]), zero, fall[..., None] * part[1:]], -1)
