@@ -70,7 +70,9 @@ class Conditional:
         return DrawnNetworks(engine, posterior, self.sampling, self._device, stream)
 
     def proved(self, index: Ints, items: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of draws (K,): lower bounds (K, I) on Y_i and on 1 - Y_i, by some items, and the points (K, N', n)."""
+        """For draws (K,), lower bounds (K, I) on Y_i and on 1 - Y_i, by some items, and the points (K, N', n) that were
+        attacked.
+        """
         part, (weights, known) = self.task.problem.items(items), self.networks.take(index)
         low, high = self._frontier(weights, part.lower, part.upper)
         known = known & (torch.isfinite(low) & torch.isfinite(high)).all(-1).all(-1)
@@ -156,13 +158,14 @@ class Prospect:
     seconds: float
 
     def width(self, draws: float, delta: float) -> float:
-        """Of the interval after so many draws, about (Bernstein): an estimate, on which no bound rests."""
+        """Width of the interval after so many draws, about (Bernstein): an estimate, on which no bound rests."""
         level = math.log(1 / delta)
         return self.open + 2 * math.sqrt(2 * self.variance * level / draws) + 2 * level / (3 * draws)
 
 
 def prospect(source: Conditional, whole: Prospect) -> Prospect:
-    """Of the only instance, by the pilot's draws, given what is known of whole networks.
+    """What is expected of drawing these layers for the only instance: by the pilot's draws, given what is known of
+    whole networks.
 
     Var Z = Var Y + E Y (1 - Y): a few draws say little of a variance that rare ones make, but do not overrate the
     second term by much.

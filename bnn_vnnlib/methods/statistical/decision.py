@@ -259,7 +259,7 @@ class _Run:
         return self._rows(outputs, inputs, lower, upper, np.full(outputs.shape[:2], self._sampling.side))
 
     def _rows(self, outputs: Tensor, inputs: Tensor | None, lower: Tensor, upper: Tensor, delta: Floats) -> _Rows:
-        """With the certain ranges, whatever the random weights."""
+        """The rows over their boxes, with ranges that they have for certain, whatever the random weights are."""
         network = self._bounds.engine.network
         mean = weight_sets.mean_weights(network, lower.device)
         random = weight_sets.random_names(network, self._posterior)

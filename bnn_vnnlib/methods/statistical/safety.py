@@ -254,7 +254,7 @@ class _Run:
             self._wait(2 * waiting.cost, waiting.index, found)
 
     def _wait(self, cost: float, index: Ints, known: Decided) -> None:
-        """Those of the draws (K,) that are still open wait for an attempt."""
+        """Put those of the draws (K,) that are still open among the waiting, for an attempt of `cost` seconds."""
         left = self._undecided(known).any(1)
         if bool(left.any()):
             still = Decided(*(side[left] for side in vars(known).values()))

@@ -22,7 +22,7 @@ _FIRST, _MOST, _GROWTH = 32, 2**10, 4
 """Draws of a batch: at least, at most, and one in so many of those before it: so many are drawn in vain at most."""
 
 _SECONDS = 0.2
-"""That a batch takes under a time limit, about."""
+"""Seconds that a batch of draws takes under a time limit, about."""
 
 
 @dataclass(frozen=True)
