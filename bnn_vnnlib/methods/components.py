@@ -37,12 +37,12 @@ class BoundedComponent:
 
     @property
     def network(self) -> Network:
-        """With the means of the component."""
+        """The network with the means of the component as its weights."""
         return self.bounds.engine.network
 
 
 def components_of(bounds: OutputBounds, posterior: Gaussian | Mixture) -> list[BoundedComponent]:
-    """Those of a mixture that have a probability; a Gaussian is its only component."""
+    """The components of a mixture whose probability is not 0, with their bounds; a Gaussian is its only component."""
     if not isinstance(posterior, Mixture):
         return [BoundedComponent(1.0, bounds, posterior)]
     network, shares = bounds.engine.network, posterior.probabilities / posterior.probabilities.sum()
@@ -116,7 +116,8 @@ def violation_mass(
 def _common_point(
     parts: list[BoundedComponent], problem: Problem, found: list[SafetyBounds], deadline: Deadline
 ) -> tuple[Tensor, Tensor]:
-    """For each instance, of the components' points the one at which the most mass violates, and that mass.
+    """The points (I, n): for each instance that of the components' points at which the most mass violates; and that
+    mass (I,).
 
     It is for the witness; the bounds do not rest on it.
     """

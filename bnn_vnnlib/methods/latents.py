@@ -74,7 +74,7 @@ class LatentBounds:
 
     @staticmethod
     def of(bounds: OutputBounds, posterior: Gaussian, device: torch.device, *, at_points: bool) -> LatentBounds:
-        """Those of a posterior that cells serve.
+        """The bounds over the latent numbers of a posterior that cells serve; ValueError for any other.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class LatentBounds:
         return LinearForm(torch.cat([form.slope[..., :n], form.slope[..., end:]], -1), offset)
 
     def until(self, deadline: Deadline) -> LatentBounds:
-        """The same with another time limit."""
+        """The same bounds with another time limit."""
         return replace(self, bounds=replace(self.bounds, engine=replace(self.bounds.engine, deadline=deadline)))
 
     def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, LinearForm]:
