@@ -317,7 +317,7 @@ class _Store:
         return found if what in families.PLAIN or what == "mean" else found | {f"shape_{what}": list(np.shape(values))}
 
     def probabilities(self, weights: NDArray[Any]) -> dict[str, Any]:
-        """Of samples or components, in float64."""
+        """Store the probabilities of samples or components, in float64; returns their entry of the manifest."""
         values = np.asarray(weights, np.float64)
         return self._put(families.PROBABILITIES, families.PROBABILITIES, "probabilities", values) | {
             "shape": list(values.shape)

@@ -184,7 +184,7 @@ MAX_INLINED_NODES = 1_000_000
 """Functions may call each other: a file of some lines can stand for any number of nodes."""
 
 MAX_CALL_DEPTH = 50
-"""Of calls in calls."""
+"""Depth to which calls of functions may be nested, at most."""
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:

@@ -270,7 +270,7 @@ def _dequantized(graph: Builder, node: NodeProto, quantized: Fixed, others: Othe
 
 
 def _chosen(graph: Builder, node: NodeProto, mask: Fixed, a: Fixed, b: Fixed) -> Fixed:
-    """Where of two float tensors."""
+    """The constant that a Where makes of two float constants by a known mask, each entry with its own slack."""
     for value in (a, b):
         graph.certain(value, "a branch of a Where")
     rad = np.where(mask.values, *(0.0 if value.weight.slack is None else value.weight.slack for value in (a, b)))

@@ -241,7 +241,7 @@ def hard_sigmoid(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def gelu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """With erf, or approximated with tanh."""
+    """Gelu as an activation: the exact one, with erf, or its approximation with tanh."""
     x, name, approximate = variable(graph, node, inputs), label(node), attribute(node, "approximate", "none")
     if approximate == "none":
         return graph.activation(name, x, "gelu", math.sqrt(0.5))

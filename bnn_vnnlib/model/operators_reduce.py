@@ -68,7 +68,7 @@ def _extreme(sign: int) -> Callable[[Builder, NodeProto, Inputs], Value]:
     """Max (sign 1) or Min (-1) of tensors, some of which may be constant."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-        """Of the computed ones at once, then with each constant."""
+        """The largest (or least) of all computed tensors at once, and then of that and each constant."""
         name = label(node)
         computed = [value for value in inputs if isinstance(value, Computed)]
         constants = [value for value in inputs if isinstance(value, Fixed)]

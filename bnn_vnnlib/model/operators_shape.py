@@ -426,7 +426,7 @@ def _nearest(graph: Builder, node: NodeProto, old: int, new: int, scale: float) 
 
 
 def _coordinates(graph: Builder, node: NodeProto, old: int, new: int, scale: float) -> NDArray[np.float64]:
-    """Where each new entry lies among the old ones."""
+    """Coordinates (new,) on the old axis, of `old` entries, at which the entries of the resized axis are read."""
     default = "asymmetric" if graph.opset <= 10 else "half_pixel"
     mode = attribute(node, "coordinate_transformation_mode", default)
     i = np.arange(new, dtype=np.float64)

@@ -25,7 +25,7 @@ from bnn_vnnlib.model.replay import session_of
 from bnn_vnnlib.network.network import Sampler
 
 KEPT = ("correlated", "not gaussian", "other noise")
-"""Of what no Gaussian is recovered from: the kinds that are drawn from as they are."""
+"""Kinds of random weights of which no Gaussian is recovered, and which are drawn as the graph draws them instead."""
 
 MEAN_OF = 256
 """Draws whose mean stands for the weights."""
