@@ -44,7 +44,9 @@ _ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
 """Between the layers; slopes of leaky_relu lie in [0, 1]."""
 
 MAX_LAW_DISTANCE = 1e-10
-"""Of the chains that methods serve which take the stored numbers as exact and pay the distance from every bound."""
+"""Largest `law_distance` of a chain that is served by methods which take the stored numbers as exact and pay the
+distance from every bound.
+"""
 
 VARIANCE = 8
 """Units of relative error that a variance may have; a chain that needs more is none."""
@@ -173,7 +175,7 @@ def _occurs_once(network: Network, posterior: GaussianDiagonal) -> bool:
 
 
 def _power_of_two(factor: Floats) -> NDArray[np.bool_]:
-    """Where a product with the factor is exact but for underflow; 0 included."""
+    """Mask of the factors by which a product is exact but for underflow: powers of two, and 0."""
     return np.isin(np.abs(np.frexp(factor)[0]), (0.0, 0.5))
 
 
@@ -196,17 +198,17 @@ class _Entries:
 
     @property
     def random(self) -> NDArray[np.bool_]:
-        """Where there is variance, be it too small for a float."""
+        """Mask of the numbers that have a variance, be it too small for a float."""
         return (self.variance > 0) | np.isinf(self.loose)
 
     @property
     def possible(self) -> NDArray[np.bool_]:
-        """Where the number may differ from 0."""
+        """Mask of the numbers that may differ from 0."""
         return (self.mean != 0) | (self.slack > 0) | self.random
 
     @property
     def vague(self) -> NDArray[np.bool_]:
-        """Where the square of the mean is not known to 3 %: it may be 0 or not, or has lost digits."""
+        """Mask of the numbers the square of whose mean is not known to 3 %: it may be 0 or not, or has lost digits."""
         return (100 * self.slack > np.abs(self.mean)) | ((self.mean != 0) & (self.mean**2 <= LOST))
 
     def moved(self, move: Callable[[Floats], Floats]) -> _Entries:

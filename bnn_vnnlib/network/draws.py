@@ -279,7 +279,7 @@ class _Law:
 
 
 def _absolute(posterior: Gaussian) -> Gaussian:
-    """With the absolute values of all factors."""
+    """The Gaussian with the absolute values of all its factors; its variances are as they were."""
     match posterior:
         case GaussianDiagonal():
             return posterior

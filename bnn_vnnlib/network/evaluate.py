@@ -74,7 +74,7 @@ FUNCTIONS: dict[Kind, Function] = {
     "sqrt": lambda alpha, z: torch.sqrt(z),
     "tanh": lambda alpha, z: torch.tanh(z),
 }
-"""For alpha see `nodes.Activation`."""
+"""The activation functions by kind, (alpha, z) -> values; what alpha is says `nodes.Activation`."""
 
 
 # 2. Nodes

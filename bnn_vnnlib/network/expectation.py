@@ -41,7 +41,8 @@ _MOST_TERMS = 64
 def _walks(
     network: Network, posterior: Gaussian, position: int, passed: set[int], averaged: set[str]
 ) -> list[tuple[set[str], set[str]]]:
-    """Of every walk from a node on: what it replaces by its mean, and the tensors that it depends on.
+    """Every walk from a node on, as (names of the tensors that it replaces by their mean, names of those it depends
+    on).
 
     passed, averaged : on the way here
     """

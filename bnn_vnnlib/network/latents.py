@@ -47,11 +47,11 @@ MOST = 6
 Mask = NDArray[np.bool_]
 
 Direction = Mapping[str, tuple[Floats, bool]]
-"""Of one latent number: by the names of tensors, what they move by, and whether it is exact."""
+"""How one latent number moves the weights: tensor name -> what it moves the tensor by, and whether that is exact."""
 
 
 def directions(network: Network, posterior: Gaussian) -> list[Direction] | None:
-    """Those that move the network's output; None for more than `MOST`."""
+    """The latent numbers that move the network's output, as directions; None for more than `MOST`."""
     used = _used(network)
     match posterior:
         case GaussianDiagonal(variances=variances):
@@ -269,7 +269,7 @@ def _along(factors: Mapping[str, Floats], used: Mapping[str, Mask]) -> Iterator[
 
 
 def _of_layer(layer: KronLayer, shapes: Mapping[str, tuple[int, ...]], used: Mapping[str, Mask]) -> Iterator[Direction]:
-    """Those of a Kronecker-factored layer: outer products of columns of its factors."""
+    """The latent numbers of a Kronecker-factored layer: outer products of columns of its factors."""
     for a, b in np.argwhere(layer.spectrum > 0):
         parts = layer.split(np.sqrt(layer.spectrum[a, b]) * np.outer(layer.left[:, a], layer.right[:, b]))
         yield from _moving({name: part.reshape(shapes[name]) for name, part in parts.items()}, used, False)

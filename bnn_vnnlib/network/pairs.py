@@ -178,7 +178,7 @@ def _blocks(first: Mapping[str, Floats], second: Mapping[str, Floats]) -> dict[s
 
 
 def renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior | None:
-    """With other names of its tensors."""
+    """The posterior with other names of its tensors: old name -> new name."""
     match posterior:
         case None:
             return None
@@ -299,7 +299,7 @@ def why_not_equal(first: Model, second: Model) -> str | None:
 
 
 def _other_law(first: Model, second: Model) -> str | None:
-    """Where two posteriors differ; None where all random tensors agree in name, shape and law."""
+    """In what two posteriors differ, in words; None where all random tensors agree in name, shape and law."""
     laws = [{} if model.posterior is None else tensors_of(model.posterior) for model in (first, second)]
     for model, law in zip((first, second), laws, strict=True):
         law.update({f"{name} mean": model.network.tensors[name] for name in names_of(model.posterior)})
@@ -509,7 +509,9 @@ def may_change(joined: Model, inputs: Flags) -> Flags:
 
 
 Form = Literal["gaps", "copies", "quotients"]
-"""Of the networks in differences: `gaps` all the way; `copies` only at the ends; `quotients` of the differences."""
+"""How two networks in differences are built: with differences all the way (`gaps`), as copies that are subtracted at
+the ends (`copies`), or as quotients of the differences (`quotients`).
+"""
 
 
 def in_differences(
@@ -737,7 +739,9 @@ class _Differences:
 
 
 def _same(one: Param, other: Param) -> bool:
-    """The same entries of the same tensor with the same factors: one number, even where it is known up to a slack."""
+    """Whether both are the same entries of the same tensor with the same factors: one number, even where it is known up
+    to a slack.
+    """
     alike = one.source == other.source and np.array_equal(one.index, other.index)
     slacks = [np.zeros(()) if param.slack is None else param.slack for param in (one, other)]
     return alike and np.array_equal(one.factor, other.factor) and np.array_equal(slacks[0], slacks[1])
