@@ -111,7 +111,7 @@ def _file(folder: Path, cell: str) -> Path | None:
 
 
 def _inside(folder: Path, cell: str) -> Path:
-    """Where a cell's file goes; its folder is made."""
+    """Path of a cell's file, whose folder is made; InputError where it would leave the benchmark's folder."""
     path = folder / cell
     if not path.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{cell!r} in instances.csv would leave the benchmark's folder; refused")

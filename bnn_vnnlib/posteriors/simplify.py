@@ -196,7 +196,7 @@ def _marks(count: int, element: np.dtype, seed: int, taken: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Where the entries went.
+    """Where a tool moved the entries of a model's tensors.
 
     Attributes
     ----------
@@ -353,7 +353,9 @@ def _outputs(proto: ModelProto) -> list[NDArray]:
 
 
 def _followed(marks: Fingerprints, tool: Tool, fuse: bool) -> tuple[dict[str, Places], ModelProto]:
-    """Where the marks are after the tool has run: tensor -> which mark each of its entries is (-1: none)."""
+    """Run the tool and find the marks in what it made: tensor -> which mark each of its entries is (-1: none); the
+    model.
+    """
     proto = run_tool(tool, marks.marked, fuse)
     arrays = {name: array_of(tensor) for name, tensor in holders(proto).items()}
     located = {name: marks.locate(array) for name, array in arrays.items() if array.dtype.kind == "f"}

@@ -59,7 +59,9 @@ def to_torch(model: Model) -> nn.Module:
     means = model.network.tensors
 
     class FromOnnx(nn.Module):
-        """See `to_torch`; `weights` says which parameters are uncertain."""
+        """The ONNX model as a torch module whose weights can be drawn from its posterior (see `to_torch`); `weights`
+        says which parameters are uncertain.
+        """
 
         def __init__(self) -> None:
             super().__init__()
