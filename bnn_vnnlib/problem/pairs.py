@@ -109,7 +109,9 @@ def _without_idle_cases(inner: Property) -> Property:
 
 
 def _faces(inner: Property, n: int, m: int) -> Property | None:
-    """Step 4; None where a case has no row in differences alone, or a box leaves out d = 0."""
+    """The property over the faces of the boxes of d, for quotients (step 4); None where a case has no row in
+    differences alone, or a box leaves out d = 0.
+    """
     rows, boxes = inner.rows, inner.boxes
     alone = ~rows.outputs[:, : 2 * m].any(axis=1) & ((rows.bound < 0) | ((rows.bound == 0) & rows.strict))
     if rows.inputs is not None:
@@ -145,7 +147,7 @@ def _faces(inner: Property, n: int, m: int) -> Property | None:
 
 
 def _outputs(rows: Floats, m: int) -> Floats:
-    """Step 1, of the outputs (R, 2 m) -> (R, 3 m)."""
+    """Coefficients (R, 3 m) of (f, g, f - g) that say the same as `rows` (R, 2 m) of (f, g) (step 1)."""
     a, b = rows[:, :m], rows[:, m:]
     t = np.where(a * b < 0, np.sign(a) * np.minimum(np.abs(a), np.abs(b)), 0.0)
     t = np.where(_exact(a, -t) & _exact(b, t), t, 0.0)
@@ -153,7 +155,9 @@ def _outputs(rows: Floats, m: int) -> Floats:
 
 
 def _inputs(rows: Floats | None, n: int) -> Floats | str | None:
-    """Step 1, of the inputs (R, 2 n); a word where float64 does not hold the sums."""
+    """Coefficients (R, 2 n) of (x_f, d) that say the same as `rows` (R, 2 n) of (x_f, x_g) (step 1); a word where
+    float64 does not hold the sums.
+    """
     if rows is None or rows.shape[1] == 0:
         return rows
     p, q = rows[:, :n], rows[:, n:]
@@ -163,7 +167,7 @@ def _inputs(rows: Floats | None, n: int) -> Floats | str | None:
 
 
 def _substituted(one: Polynomial, n: int) -> Polynomial:
-    """Step 1, of a constraint with products of (x_f, x_g): x_g = x_f - d, multiplied out."""
+    """A constraint with products of (x_f, x_g) as one of (x_f, d): x_g = x_f - d, multiplied out (step 1)."""
     found: dict[tuple[int, ...], Fraction] = {}
     for a, inputs in one.terms:
         for choice in itertools.product(*([(j, 1)] if j < n else [(j - n, 1), (j, -1)] for j in inputs)):
@@ -181,7 +185,9 @@ def _exact(x: Floats, y: Floats) -> Flags:
 
 
 def _sets(boxes: Boxes, constraints: HalfSpaces, rows: Floats | None, n: int) -> tuple[Boxes, HalfSpaces] | None:
-    """Steps 2 and 3; None where a box has nothing in it."""
+    """The boxes of (x_f, d), and the constraints that these do not say (steps 2 and 3); None where a box has nothing in
+    it.
+    """
     x = [side[:, :n].copy() for side in (boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper)]
     y = [side[:, n:] for side in (boxes.lower, boxes.upper, boxes.inner_lower, boxes.inner_upper)]
     lower, upper = (_rounded(x[i], -y[1 - i], end) for i, end in ((0, -np.inf), (1, np.inf)))
@@ -242,7 +248,7 @@ def _rounded(x: Floats, y: Floats, towards: float) -> Floats:
 
 
 def pairs_near(asked: Differences, points: Floats) -> list[Floats]:
-    """For each point (x_f, d) of (P, 2 n) the pairs (x_f, x_g) nearby that are in T, arrays (2 n,) in order of points.
+    """Pairs (x_f, x_g) in T near each point (x_f, d) of (P, 2 n), arrays (2 n,) in order of points.
 
     Numbers are rounded to the model's float32, or to float64 and, as differences of those are rarely exact, to float32;
     x_g is tried on the side of x_f first, where |d| is no larger than asked, and then on the other. Where the box of

@@ -80,7 +80,7 @@ class Constraints:
     which: Tensor
 
     def items(self, index: Tensor) -> Constraints:
-        """Those of some items."""
+        """The constraints of some items."""
         inputs, bound, inner, strict = (
             part[index] for part in (self.inputs, self.bound, self.inner_bound, self.strict)
         )

@@ -36,7 +36,7 @@ from bnn_vnnlib.arrays import Floats, Ints
 from bnn_vnnlib.question.property import Boxes, HalfSpaces, Polynomial, Property, row_false, span
 
 CELLS, _ALL_CELLS = 16, 2**12
-"""Of one box, and of all boxes together, about."""
+"""Cells of one box, and cells of all boxes together, about."""
 
 _CORNERS = 4
 """Inputs of a constraint whose ends are combined, those that its products have; 2 to this power planes."""
@@ -48,7 +48,7 @@ Cell = tuple[Floats, ...]
 
 
 def in_cells(property: Property) -> tuple[Property, Ints]:
-    """The same property, its boxes with products in cells; and the row of the given one that each of its rows is."""
+    """The same property with its boxes with products in cells; for each of its rows, the row of the given property."""
     boxes, rows, n = property.boxes, property.rows, property.boxes.lower.shape[1]
     if not any(property.polynomials):
         return property, np.arange(len(rows))
@@ -94,7 +94,7 @@ def _constraints(property: Property, cells: Sequence[Cell], box_of: Sequence[int
 
 
 def _cells(whole: Cell, polynomials: Sequence[Polynomial], most: int) -> list[Cell]:
-    """Step 3."""
+    """Cells that cover the points of T in a box, `most` at most (step 3)."""
     if not _possible(whole, polynomials):
         return []
     open_: list[Cell] = [whole]
@@ -160,7 +160,9 @@ def _corners(polynomial: Polynomial, cell: Cell) -> Iterator[dict[int, bool]]:
 def _plane(
     polynomial: Polynomial, at_lower: dict[int, bool], lower: Sequence[Fraction], upper: Sequence[Fraction]
 ) -> tuple[dict[int, float], Fraction]:
-    """Steps 1 and 2: slopes by input and the bound, sum of slope * x <= bound."""
+    """A linear constraint, sum of slope * x <= bound, that a polynomial one implies on a cell: slopes by input, and the
+    bound (steps 1 and 2).
+    """
     corner = {j: lower[j] if low else upper[j] for j, low in at_lower.items()}
     slopes: dict[int, Fraction] = {}
     constant = Fraction(0)
