@@ -38,7 +38,7 @@ TAU = 0.95
 """Both thresholds on P_safe, where none is given."""
 
 CONFIDENCE, DRAWS = 0.999999, 10_000
-"""Of a statistical guarantee: where no other confidence is given; where neither draws nor time are limited."""
+"""Defaults of a statistical guarantee: its confidence; the number of draws where neither draws nor time are limited."""
 
 GAP = 1e-3
 """Between bounds that are close enough, where they are what is wanted."""
@@ -283,7 +283,9 @@ class Options:
 
     @property
     def seeded(self) -> Options:
-        """With a seed that nobody chose, where draws are counted and none is given; floats hold it."""
+        """These options with a seed that nobody chose where draws are counted and none is given; a float64 holds it
+        exactly.
+        """
         if self.seed is not None or self.guarantee == "certain":
             return self
         return replace(self, seed=secrets.randbits(48))
@@ -295,7 +297,7 @@ class Options:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that say something: by name, without what is as by default."""
+        """The options that differ from their defaults: name -> value."""
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
     def without(self, names: Collection[str]) -> Options:

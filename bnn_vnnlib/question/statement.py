@@ -68,7 +68,8 @@ def vacuous(property: Property) -> str | None:
 
 
 def vacuous_row(a: Floats, b: Floats, case: NDArray[np.int64]) -> int | None:
-    """Of N boxes with cases of their own the first whose rows contradict each other in every case, or None.
+    """The first of N boxes, each with its own cases, whose rows contradict each other in every case; None if there is
+    none.
 
     Parameters
     ----------
