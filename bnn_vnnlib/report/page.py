@@ -155,7 +155,7 @@ class Table:
         return {f"{self.name}.csv": self.csv(), f"{self.name}.md": self.markdown(), f"{self.name}.tex": self.latex()}
 
     def csv(self) -> str:
-        """As it is, but for what no program can show."""
+        """The cells as CSV text, unchanged but for characters that no program can show."""
         return table_text([self.head, *self.rows])
 
     def markdown(self) -> str:
@@ -166,7 +166,7 @@ class Table:
         return "\n".join([f"## {markdown(self.title)}", "", *lines]) + "\n"
 
     def latex(self) -> str:
-        """For booktabs, and longtable where it is long; \\input it."""
+        """The table in LaTeX, to be read with \\input: with booktabs, and as a longtable where it is long."""
         columns = "".join("r" if index in self.numbers else "l" for index in range(len(self.head)))
         environment = "longtable" if len(self.rows) > _LONG else "tabular"
         head = _latex_line(self.head)
@@ -274,7 +274,7 @@ def _own_scripts() -> str:
 
 
 def _script(text: str) -> str:
-    """As a browser will read it, which is what its hash is of: lines ended by \\n, no end of its own element."""
+    """The script as a browser reads it, whose hash the page needs: lines ended by \\n, no end of its own element."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 

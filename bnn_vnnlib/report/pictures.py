@@ -42,7 +42,7 @@ class Picture:
     witness: Floats | None
 
     def values(self) -> dict[str, Any]:
-        """For the page: bytes as base64, black and white at the least and largest value of both pictures."""
+        """The pictures for the page: bytes as base64, black and white at the least and largest value of both."""
         both = np.concatenate([part for part in (self.centre, self.witness) if part is not None])
         low, high = float(both.min()), float(both.max())
         scale = (high - low) or 1.0

@@ -143,7 +143,9 @@ def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[s
 
 
 def _write_tables(folder: Path, tables: Sequence[Table]) -> tuple[Path, ...]:
-    """Those that hold something; one of an earlier report that would be empty now is taken away."""
+    """Write the tables that hold something; the file of an earlier report's table that would be empty now is taken
+    away.
+    """
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

@@ -201,7 +201,7 @@ class _Fields:
         return found
 
     def name(self, key: str) -> str:
-        """As the tables of a run write it."""
+        """A name in the record, as the tables of a run write it."""
         return printable(self.needed("run", key), lines=True)
 
     def word(self, kind: type[Word], text: str) -> Word:

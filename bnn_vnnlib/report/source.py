@@ -68,7 +68,7 @@ class ReportedFolder:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Of all runs, in their order."""
+        """The rows of all runs, in the order of the runs."""
         return tuple(row for run in self.runs for row in run.rows)
 
 
@@ -196,7 +196,7 @@ class Conflict:
 
 
 def instance_keys(runs: Sequence[ReportedRun], same: Mapping[tuple[str, Names], Names]) -> list[int]:
-    """For every row of all runs, in their order, a number that rows of the same instance share.
+    """A number for every row of all runs, in their order; rows of the same instance share it.
 
     Rows of one run never share a number: where it has the same names several times, the first belongs to the first of
     another run, and so on. `same` is that of `ReportedFolder`.
