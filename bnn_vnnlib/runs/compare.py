@@ -118,7 +118,7 @@ AGREEMENT = ("same", "contradict", "statistical disagreement", "only the first",
 
 
 def agreement(lines: Sequence[Line], tools: Sequence[str]) -> dict[tuple[str, str], Counter[str]]:
-    """For every two tools how often, among the lines that both were asked, each of AGREEMENT."""
+    """For every two tools, how often each of AGREEMENT occurs among the lines that both were asked."""
     return {pair: Counter(_compare(line, *pair) for line in lines if set(pair) <= set(line.answers))
             for pair in combinations(tools, 2)}  # fmt: skip
 

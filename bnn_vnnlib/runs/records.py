@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def verdict(self) -> Verdict:
-        """As the record has it."""
+        """The verdict that the record states."""
         return Verdict(self.record["verdict"])
 
     @property
@@ -86,7 +86,7 @@ class Records(Folder):
         return advice if set(differing) - set(_LIMITS) else f"{advice}, or --rerun unknown to keep what is decided"
 
     def _shown(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As they are given on the command line."""
+        """The settings as they are given on the command line: option -> value."""
         found = dict(settings)
         memory, queries, arguments = (found.pop(name, None) for name in ("memory", "queries", "arguments"))
         try:
@@ -146,7 +146,7 @@ class Records(Folder):
         return Entry(results, record)
 
     def todo(self, tasks: Iterable[AnyTask]) -> tuple[list[AnyTask], dict[str, int]]:
-        """Those that are to be run, and {why what was finished does not count: how often}.
+        """The tasks that are to be run, and {why what was finished does not count: how often}.
 
         An instance is to be run if it is not finished, if what is there does not count, or if it was finished with a
         verdict that is to be tried again.
@@ -248,7 +248,7 @@ def _weights_of(path: Path, _state: tuple[int, ...]) -> tuple[Path, ...]:
 
 
 def _digest(record: Mapping[str, Any], results: bytes) -> str:
-    """Of a record, but for the digest itself, and its results file."""
+    """SHA-256 of a record, without the digest itself, and of its results file."""
     run = {key: value for key, value in record["run"].items() if key != "digest"}
     text = json.dumps({**record, "run": run}, sort_keys=True)
     return hashlib.sha256(text.encode() + b"\0" + results).hexdigest()

@@ -19,7 +19,7 @@ from bnn_vnnlib.runs.tables import write_tables
 from bnn_vnnlib.runs.task import Outcome, Task, run_task, unanswered
 
 _FORMAT = 2
-"""Of the folder. Before 2, records did not say which options they were made with."""
+"""Version of the folder's format. Before 2, records did not say which options they were made with."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class How:
 
 
 def selected(instances: Sequence[Instance], patterns: Sequence[str]) -> list[Instance]:
-    """Those whose "category/network/property" one of the patterns matches (shell style); all without patterns."""
+    """Instances of which a pattern matches "category/network/property" (shell style); all without patterns."""
     if not patterns:
         return list(instances)
 

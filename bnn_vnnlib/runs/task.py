@@ -72,7 +72,7 @@ class Task:
 
     @property
     def files(self) -> dict[str, Path]:
-        """As the JSON record names them."""
+        """The paths by the roles that the JSON record names: property, model, model 2, .."""
         first, *more = (Path(path) for _, path in self.models)
         return {"property": Path(self.prop), "model": first, **{f"model {i}": path for i, path in enumerate(more, 2)}}
 
@@ -134,7 +134,7 @@ class Outcome:
 
 
 def certificate_path(results: Path) -> Path:
-    """Where the certificate of a results file lies."""
+    """Path of the certificate of a results file: the same name with the ending `.cert`."""
     return results.with_suffix(".cert")
 
 

@@ -152,7 +152,7 @@ class ToolTask:
 
     @property
     def files(self) -> dict[str, Path]:
-        """As the JSON record names them."""
+        """The paths by the roles that the JSON record names: property and model."""
         return {"property": Path(self.prop), "model": Path(self.model)}
 
     @property
