@@ -40,7 +40,7 @@ _ROUNDED_ZERO = 1e-9
 
 
 _DESCENT, _OVERSHOOT = 10, 1.3
-"""Steps towards a violation, and their length as a multiple of the one that reaches it if all is linear."""
+"""Number of steps towards a violation; their length as a multiple of the one that reaches it if all is linear."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,9 @@ class Witnesses:
         self.point[owner] = x[last]
 
     def decided(self, proved: Tensor) -> Decided:
-        """With the pairs (K, N) of which every part is proved to be safe."""
+        """What is decided of the pairs (K, N): safe where `proved` (K, N) and no violation was found, violated, and the
+        points.
+        """
         shape = proved.shape
         violated = self.violated.reshape(shape)
         return Decided(proved & ~violated, violated, self.point.reshape(*shape, -1))

@@ -166,7 +166,9 @@ class Trees:
         return self._halves(parts.pick(~stuck), gain[~stuck])
 
     def _halves(self, parts: Parts, gain: Tensor) -> Parts:
-        """Of a few neurons the one whose worse half has the best bound; closed halves are left out."""
+        """The two halves of each part at one neuron: of a few candidates, that whose worse half has the best bound.
+        Closed halves are left out.
+        """
         if len(parts) == 0:
             return parts
         value, neurons = gain.topk(min(_LOOK_AHEAD, gain.shape[-1]))

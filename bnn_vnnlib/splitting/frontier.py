@@ -388,8 +388,8 @@ class Forest:
         return replace(self.problem.items(boxes.owner), lower=boxes.lower, upper=boxes.upper)
 
     def worst(self, among: Tensor, most: Tensor) -> Tensor:
-        """Of each chosen instance (I,) the leaves that matter most, `most` (I,) of them or fewer: down to a tenth of
-        the largest bound.
+        """Indices of the leaves of each chosen instance (I,) that matter most, `most` (I,) of them or fewer: down to a
+        tenth of the instance's largest bound.
 
         Equal bounds are taken in the order of their making, so that the larger boxes come first.
         """
