@@ -295,7 +295,7 @@ def _shared(how: Options, count: int) -> Options:
 
 
 def uncertain_within(outputs: int, tau: float) -> rules.Cases:
-    """Of each event neither it nor its opposite is above tau: 1 - tau <= Y <= tau; 1 - tau is rounded up."""
+    """Cases where neither an event nor its opposite is above tau: 1 - tau <= Y <= tau; 1 - tau is rounded up."""
     least = float(np.nextafter(1.0 - tau, np.inf))
     if least > tau:
         raise OptionError(f"of an event and its opposite one has at least .5: tau must exceed that, found {tau}")
