@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def scratch_of(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """Path of the file that is written before it takes the place of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}{_SCRATCH}")
 
 

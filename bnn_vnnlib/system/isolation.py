@@ -33,13 +33,15 @@ def _real(path: Path) -> str:
 
 
 def forget_current_folder() -> None:
-    """For the command line, before it imports anything else: `python -m` looks into the current folder first."""
+    """Take the current folder, where `python -m` looks first, out of sys.path: for the command line, before other
+    imports.
+    """
     sys.path[:] = trusted_path()
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """For the time in which `multiprocessing` (or Dask) starts processes.
+    """Context in which `multiprocessing` (or Dask) starts processes.
 
     They look for modules in `trusted_path()`, and have the threads of `with_threads(None)`.
     """
@@ -76,7 +78,7 @@ def usual_threads() -> int:
 
 
 def cores() -> int:
-    """Those that this process may use, where the system tells; else all."""
+    """Number of cores that this process may use, where the system tells; else of all cores."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:

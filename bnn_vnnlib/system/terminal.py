@@ -23,7 +23,7 @@ class Terminal(Console):
         super().__init__(file=file, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does it, and then everything that is not its own made printable."""
+        """The segments as rich renders them, with everything that is not its own made printable."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
