@@ -55,7 +55,7 @@ class _InputSets:
         self._decide_close()
 
     def share(self) -> tuple[Ints, Ints]:
-        """Of the sets that are not empty, the first of each distinct kind; for every set its kind, -1 if empty."""
+        """First set of each distinct kind among those that are not empty; for every set its kind (K,), -1 if empty."""
         further = self._own.where(~self._is_bound[self._own.items]).numbered().tolist()
         sides = np.concatenate((self.lower, self.upper, self.inner_lower, self.inner_upper), axis=1)
         kind = np.full(len(sides), -1)
@@ -175,7 +175,7 @@ class _InputSets:
         self.empty[places[self._hold_nothing(bounds)] // close.shape[1]] = True
 
     def _bounds_at(self, places: Ints, shape: tuple[int, ...]) -> Groups:
-        """For each place (a set and a column) the bounds on that column in that set."""
+        """The bounds on a column in a set, a list for each place (set and column in one number)."""
         n = shape[1]
         _, column, bound = self._entries(self._common)
         order = np.argsort(column, kind="stable")

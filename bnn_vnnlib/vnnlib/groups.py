@@ -112,7 +112,8 @@ def _names(variables: tuple[Variable, ...]) -> str:
 
 
 def first_and_number(keys: Ints) -> tuple[Ints, Ints]:
-    """Where each distinct key stands first, in the order of the keys, and the number of each key among them.
+    """Index of the first occurrence of each distinct key, in the order of the keys; for each key its number among
+    these.
 
     What np.unique gives for return_index and return_inverse; most properties are so small that its overhead counts.
     """
@@ -196,7 +197,7 @@ class Groups:
         return Groups(starts - starts[0], self.items[starts[0] : starts[-1]])
 
     def places(self, which: Ints) -> Groups:
-        """Where in `items` the items of the lists with these numbers stand, a list for each."""
+        """Positions in `items` of the items of the lists with these numbers, a list for each."""
         lengths = self.lengths[which]
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.add.accumulate(lengths, out=starts[1:])
@@ -220,7 +221,7 @@ class Groups:
         return Groups(_counted(keep)[self.starts], self.items[keep])
 
     def count(self, flags: Flags) -> Ints:
-        """For how many items of each list `flags` (of the length of `items`) is true (G,)."""
+        """Numbers (G,) of items of each list for which `flags` (of the length of `items`) is true."""
         ends = _counted(flags)[self.starts]
         return ends[1:] - ends[:-1]
 

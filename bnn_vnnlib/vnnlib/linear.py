@@ -34,7 +34,7 @@ _SPLITTER = 2.0**27 + 1
 
 
 def bracket_literals(texts: Sequence[str]) -> tuple[Floats, Floats]:
-    """For each number the largest float64 <= it and the smallest float64 >= it, arrays (len(texts),).
+    """The largest float64 <= x and the smallest float64 >= x for each number x, arrays (len(texts),).
 
     Method: a number without an exponent, of at most 18 digits from the first that is not 0 and at most 22 decimals, is
     M / T with |M| < 10^18 < 2^63 and T = 10^s exact in float64. Python gives f, the float64 nearest to it, and the
@@ -128,7 +128,7 @@ class _Sum:
 
     @property
     def columns(self) -> set[int]:
-        """Of all variables that occur."""
+        """Columns of all variables that occur."""
         return set(self.coefficients).union(*self.products)
 
     def scaled(self, factor: Fraction) -> _Sum:
