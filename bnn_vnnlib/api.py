@@ -103,7 +103,7 @@ def verify(
 
 
 def _by_file(result: Result, origin: NDArray[np.int64]) -> Result:
-    """With the bounds on rows as the file has them: those of a row in all cells of its box together."""
+    """The result with bounds on the rows that the file has: those of a row in all cells of its box together."""
     found = result.decision
     if found is None or len(origin) == len(set(origin.tolist())):
         return result
@@ -294,7 +294,7 @@ def _solve(setting: Setting, property: Property, restarts: int = _RESTARTS, most
 
 
 def _warnings(setting: Setting) -> tuple[str, ...]:
-    """Of fixed weights that are a mean."""
+    """Warnings about fixed weights that are the mean of samples or of a mixture, which may be a meaningless network."""
     from bnn_vnnlib.network.network import Mixture, WeightSamples
 
     match setting.query, setting.model.posterior:

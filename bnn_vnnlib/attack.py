@@ -30,7 +30,7 @@ _FIRST_STEP, _LAST_STEP = 0.5, 1e-4
 
 
 _CURVED, _POOLED = 6, 8
-"""Steps towards constraints with products; towards all constraints, of points in a pool."""
+"""Number of steps towards constraints with products; of steps of a pool's points towards all constraints."""
 
 
 @dataclass(frozen=True)

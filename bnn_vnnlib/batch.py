@@ -94,7 +94,7 @@ class BatchResult:
         return plot(self, ax)
 
     def _repr_html_(self) -> str:
-        """Of notebooks."""
+        """The result as HTML, for notebooks."""
         from bnn_vnnlib.batch_views import html
 
         return html(self)

@@ -74,7 +74,7 @@ _BUDGET = 1e-3
 """Probability that a tail spends on ranges, as in the first thorough pass of a run."""
 
 _OFFSETS = np.concatenate([-np.exp2(np.arange(12, -9, -1.0)), [0.0], np.exp2(np.arange(-8, 13, 1.0))])
-"""Where the tail of a row is looked at, from its bound on, in units of the mean network's distance to the bound."""
+"""Offsets from a row's bound at which its tail is looked at, in units of the mean network's distance to the bound."""
 
 
 def diagnose(

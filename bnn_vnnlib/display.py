@@ -176,7 +176,7 @@ def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def origin_lines(origin: Origin) -> list[tuple[str, str]]:
-    """Where a file seems to come from and what it carries, as (what, text)."""
+    """Lines (what, text) that say where a file seems to come from and what it carries."""
     lines = [("written by", origin.exporter), ("layers like", origin.library), ("carries", origin.carries)]
     return [(what, text) for what, text in lines if text]
 

@@ -55,7 +55,7 @@ class InputError(BnnVnnlibError, ValueError):
 
     @property
     def node(self) -> str | None:
-        """As a terminal can show it, also where it is only known to whom the error passes."""
+        """Name (and operator) of the node, as a terminal can show it; whoever the error passes may set it, too."""
         return self._node
 
     @node.setter

@@ -38,7 +38,7 @@ from bnn_vnnlib.system.memory import at_once
 from bnn_vnnlib.witness import shown_output, storable
 
 _STEPS, _RESTARTS = 20, 4
-"""Of the attack on each drawn network."""
+"""Steps and restarts of the attack on each drawn network."""
 
 _FEW, _FRESH = 64, 1000
 """Networks that stand for the posterior where a point is looked for; that its figures come from."""

@@ -49,10 +49,10 @@ LEVELS = 2**11
 """B for numbers that are no indicators, at most."""
 
 _PAID = 2.0**-40
-"""For each draw, relative to 1 + |log f|."""
+"""What is paid for rounding at each draw, relative to 1 + |log f|."""
 
 _HALVINGS = 30
-"""Of (0, 1), when a bound is looked for."""
+"""Halvings of the interval (0, 1) in the search for a bound."""
 
 
 def failing(confidence: float, shares: int = 1) -> float:

@@ -86,7 +86,9 @@ class Requirement:
             raise OptionError(f"there are {self.outputs} outputs, 0 to {self.outputs - 1}; found {bad[0]}")
 
     def asked(self, comment: Mapping[str, str]) -> Requirement:
-        """With these settings in place of its own; of another query than the decision, about outputs as they are."""
+        """This requirement, asked with these settings in place of its own; asked with another query than the decision,
+        it is about the outputs as they are.
+        """
         settings = {**self.comment, **comment}
         if "query" not in self.comment or settings["query"] == Query.DECISION:
             return replace(self, comment=settings)

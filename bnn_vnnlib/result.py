@@ -25,7 +25,9 @@ _BELOW = re.compile(r"probability-below:([0-9.eE+-]+)(?::([0-9.eE+-]+))?")
 
 @dataclass(frozen=True)
 class Event:
-    """That an outcome is below a threshold; noise: the deviation of an outcome around its mean, None: the model's."""
+    """The event that an outcome is below a threshold; noise: the deviation of an outcome around its mean, None: the
+    model's.
+    """
 
     threshold: float
     noise: float | None

@@ -94,7 +94,7 @@ class Setting:
     pilot: bool = False
 
     def in_differences(self, asked: Differences, deadline: Deadline | None = None) -> Setting:
-        """The same run for two networks in differences, until its deadline or an earlier one."""
+        """This run for two networks in differences, until its deadline or an earlier one."""
         until = self.deadline if deadline is None else deadline
         engine = replace(self.bounds.engine, network=asked.model.network, deadline=until)
         bounds = replace(self.bounds, engine=engine)
@@ -118,7 +118,7 @@ class Setting:
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Seed of everything random; 0 where none is given."""
         return self.options.seed or 0
 
     @property
@@ -138,7 +138,7 @@ class Setting:
 
     @property
     def undecided(self) -> Verdict:
-        """Of what is neither proved nor refuted."""
+        """The verdict on what is neither proved nor refuted: timeout or unknown."""
         return Verdict.TIMEOUT if self.deadline.passed else Verdict.UNKNOWN
 
     def attack(self, **effort: int) -> Attack:
@@ -193,7 +193,7 @@ class Setting:
         return Answer(problem, found, verdicts, methods.of_safety(self, found))
 
     def _sampled(self, problem: Problem, attack: Attack, sampling: Sampling) -> Answer:
-        """The same by drawn networks."""
+        """The answer to a problem by drawn networks, with a stated confidence."""
         if self.query is Query.DECISION:
             from bnn_vnnlib.methods.statistical.decision import decide
 
@@ -375,7 +375,7 @@ def settle_run(
 
 
 def _averaged(model: Model) -> Model:
-    """With the part of a Gaussian posterior that expected outputs depend on beyond its means."""
+    """The model with that part of its Gaussian posterior on which expected outputs depend beyond the means."""
     from bnn_vnnlib.network.expectation import without_last_layer
     from bnn_vnnlib.network.network import Gaussian
 

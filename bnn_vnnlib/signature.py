@@ -56,7 +56,9 @@ class Signature:
     every_output: tuple[Variable, ...] = ()
 
     def split(self, inputs: int, outputs: int) -> tuple[Signature, Signature]:
-        """That of two networks: without and with the last so many inputs and outputs."""
+        """The signature without its last inputs and outputs, and the signature of these alone: two networks side by
+        side.
+        """
         i, o = len(self.inputs) - inputs, len(self.outputs) - outputs
         return Signature(self.inputs[:i], self.outputs[:o]), Signature(self.inputs[i:], self.outputs[o:])
 
@@ -72,5 +74,5 @@ class Signature:
 
 
 def joined(first: Signature, second: Signature) -> Signature:
-    """That of two networks side by side."""
+    """The signature of two networks side by side: the inputs of both, and the outputs of both."""
     return Signature((*first.inputs, *second.inputs), (*first.outputs, *second.outputs))

@@ -59,7 +59,7 @@ def _in_inputs(property: Property, x: Floats) -> bool:
 
 
 def witness(setting: Setting, property: Property, answer: Answer) -> Witness | None:
-    """Of a `sat` that was found; None where nothing that was found does in onnxruntime what it does here."""
+    """The witness of a `sat`; None where nothing that was found does in onnxruntime what it does here."""
     found = answer.found
     if isinstance(found, SafetyBounds):
         return _probabilistic(setting, property, answer.problem, found)
