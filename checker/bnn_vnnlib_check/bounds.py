@@ -223,7 +223,9 @@ def _slopes(layer: Layer, z: Box) -> Floats:
 
 
 def _slopes_above(c: int, low: Floats, high: Floats) -> Floats:
-    """Where f is convex the chord's, where it is concave that in the middle, else of the tangent through (l, f(l))."""
+    """Slopes of lines above a curve f on [low, high]: the chord's where f is convex, that in the middle where it is
+    concave, else of the tangent through (l, f(l)).
+    """
 
     def steep(z: Floats) -> Floats:
         return (1 - np.tanh(z / c) ** 2) / c**2
@@ -242,7 +244,8 @@ def _slopes_above(c: int, low: Floats, high: Floats) -> Floats:
 
 
 def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> arb:
-    """For sign = 1 an upper bound of max f(z) - slope z over [low, high], for -1 a lower bound of its minimum.
+    """For sign = 1 an upper bound of the maximum of f(z) - slope z over [low, high], for sign = -1 a lower bound of its
+    minimum.
 
     The extremes are at the ends, at the kink, or where f' is the slope.
     """
@@ -354,8 +357,9 @@ class Ranges:
         return wanted - sizes * box[0], added - sizes * box[1]
 
     def signed(self, chain: Chain, signs: Floats, slopes: Floats) -> Ranges | None:
-        """The same ranges in a chain that goes on behind them, with signs of the inputs of Relu and LeakyRelu, 0 where
-        unknown, and slopes of the lines below; all of them in one vector each. None where no x has these signs."""
+        """These ranges in a chain that goes on behind their own, with signs of the inputs of Relu and LeakyRelu, 0
+        where unknown, and slopes of the lines below; all of them in one vector each. None where no x has these signs.
+        """
         found, start = Ranges(chain, self.box), 0
         for k, (layer, z) in enumerate(zip(self.chain.layers, self.z, strict=True)):
             if layer.activation in KINKS:

@@ -32,7 +32,7 @@ _FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
 Tensors = Mapping[str, NDArray[Any]]
 Changes = tuple[dict[str, Floats], dict[str, Floats]]
-"""Of one network: tensors in the place of those of the graph, and variances, by the names of the graph's tensors."""
+"""What one network changes in the graph, by names of the graph's tensors: tensors in their place, and variances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Layer:
 
     @property
     def variances(self) -> list[Floats]:
-        """Of all random numbers, each once; some may be 0."""
+        """The variances of all random numbers, each once; some may be 0."""
         parts = (self.weight_variance, self.bias_variance) if self.shared is None else (self.shared,)
         return [part for part in parts if part is not None]
 
@@ -143,7 +143,9 @@ def _listed(
         return values.astype(np.float64)
 
     def like(name: str, entry: Any, what: str) -> Floats:
-        """Of the shape of the graph's own tensor; of samples each one."""
+        """What an entry of the manifest names, which must have the shape of the graph's own tensor; of samples each
+        one.
+        """
         values, own = tensor(name, entry, what), tensors.get(name)
         if own is None or (values.shape[1:] if what == "samples" else values.shape) != own.shape:
             raise UnreadableError(f"the {what} of {name!r} do not fit the tensor of that name")

@@ -253,7 +253,7 @@ class Proof:
     tick: Tick
 
     def q(self, node: Node, model: Model, query: str, safe: bool) -> arb:
-        """Of the whole proof: for `safe` an upper bound of P_w(violated), else one of P_w(safe).
+        """Upper bound on a probability, from the whole proof: of P_w(violated) for `safe`, else of P_w(safe).
 
         query : "deterministic" asks the mean network, "probabilistic" the posterior
         """
@@ -274,7 +274,7 @@ class Proof:
         return at_most_one(q + sum((ball(model.probabilities[i]) for i in left), ZERO))
 
     def _of(self, node: Node, layers: Layers, safe: bool) -> arb:
-        """Of one network."""
+        """Upper bound on a probability, for one network: of P_w(violated) for `safe`, else of P_w(safe)."""
         if not safe:
             return self._at_point(node, Network(layers))
         return self._box_mass(node, layers) if node.text("rule") == "box_mass/1" else self._items(node, Network(layers))

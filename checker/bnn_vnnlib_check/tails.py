@@ -30,7 +30,7 @@ from bnn_vnnlib_check.errors import RejectedError
 from bnn_vnnlib_check.model import Layer
 
 Claim = tuple[Box, Floats | None]
-"""Of one layer: the range of z, and v or None."""
+"""What is claimed of one layer: the range of z, and v, how far z may vary over the box, or None."""
 
 
 class Gaussian:
@@ -46,7 +46,7 @@ class Gaussian:
 
 
 class Charged:
-    """Step 3: sums over all layers that a walk of so many rows passes, (R, 1) each.
+    """The noise that a walk of so many rows passes (step 3): sums over all its layers, (R, 1) each.
 
     h, within : the ranges of h_k, and rho', a bound of |h_k(x) - h_k(x0)|, or None
     square : L^2; folded, near : sum of rho s, of rho' s; centred : rho' is known of all of them
@@ -129,14 +129,16 @@ class Leaf:
         self._within.append(None if near is None else widths)
 
     def _events(self, k: int, z: Box, claimed: Floats | None) -> arb:
-        """Steps 2 and 4: all events of layer k."""
+        """Upper bound on the probability that an event of layer k fails: its ranges, its variations (steps 2 and 4)."""
         units = np.eye(len(z.lower))
         ends = [arb(v) for v in [*z.lower.tolist(), *(-z.upper).tolist()]]
         total = sum(self._failing(k, np.concatenate([units, -units]), ends, None), ZERO)
         return total if claimed is None else total + self._varying(k, z, claimed)
 
     def _varying(self, k: int, z: Box, claimed: Floats) -> arb:
-        """Step 4: |z_i(x) - z_i(x0)| <= sum_j (|W_ij| + |noise_ij|) rho'_j."""
+        """Upper bound on the probability that the variation claimed of layer k fails (step 4): |z_i(x) - z_i(x0)| <=
+        sum_j (|W_ij| + |noise_ij|) rho'_j.
+        """
         near = self._within[k]
         if near is None:
             raise RejectedError(f"layer {k} claims a variation, and a layer in front of it does not")
@@ -153,7 +155,9 @@ class Leaf:
         return total
 
     def _failing(self, k: int, rows: Floats, thresholds: list[arb], inputs: arb_mat | None) -> list[arb]:
-        """Step 3, bounds 1 and 2, of rows over z_k on the events in front of it; by walks to the input and to h_k."""
+        """Upper bounds, one a row over z_k, of P(row(x) <= threshold for some x) on the events in front of it (step 3,
+        bounds 1 and 2); by walks to the input and to h_k.
+        """
         found = [arb(1)] * len(rows)
         for bound in (self._ranges.walk, self._ranges.folded)[: 1 + min(k, 1)]:
             noise = Charged(self._gaussian, self._ranges.h, self._within, len(rows))
