@@ -101,6 +101,9 @@ def places(
 
 
 def _place(array: str, shape: Shape, tensor: str, target: Shape, transposed: bool | None) -> _Place:
+    """Which tensor an array of samples belongs to, and the order of its axes there; PosteriorError where they do not
+    fit.
+    """
     lengths = [tuple(length for length in sizes if length != 1) for sizes in (shape, target)]
     if len(lengths[0]) < 2 and lengths[0] == lengths[1]:  # a vector, however many axes of length 1 it has
         return _Place(tensor, target, ())

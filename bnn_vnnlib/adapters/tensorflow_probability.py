@@ -154,7 +154,7 @@ def _relu(layer: Any, graph: _Graph) -> None:
 
 
 def _nothing(layer: Any, graph: _Graph) -> None:
-    """Layers that do nothing at inference."""
+    """Converter of layers that do nothing at inference: adds no node."""
 
 
 def _refuse_repeated(layer: Any, layers: list[Any]) -> None:

@@ -230,6 +230,7 @@ def _at(layer: nn.Module, path: str) -> Tensor | None:
 
 
 def _refuse_frozen(name: str, layer: nn.Module, layout: Layout) -> None:
+    """Refuse a layer that does not draw its weights, or draws them from another law than Normal."""
     state = getattr(layer, layout.frozen, None) if layout.frozen else None
     if state is not None and state is not False:
         raise PosteriorError(
