@@ -67,13 +67,13 @@ class Kink:
     """
 
     def range(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact for Relu."""
+        """Bounds of f over [lower, upper]; exact for Relu."""
         if alpha == 0:
             return lower.clamp(min=0), upper.clamp(min=0)
         return torch.where(lower < 0, down(alpha * lower), lower), torch.where(upper < 0, up(alpha * upper), upper)
 
     def slopes(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact: alpha, 1, or between the two where the sign is open."""
+        """Exact bounds on the slope of f: alpha, 1, or between the two where the sign is open."""
         left, right = lower.new_tensor(alpha), lower.new_ones(())
         at = torch.where(lower >= 0, right, left), torch.where(upper <= 0, left, right)
         return torch.minimum(*at), torch.maximum(*at)
@@ -122,7 +122,7 @@ class Sigmoidal:
         )
 
     def slopes(self, alpha: float, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """f' falls from 0 to both sides."""
+        """Bounds on f' over [lower, upper], which falls from 0 to both sides."""
         nearest, farthest = torch.maximum(lower, -upper).clamp(min=0), torch.maximum(lower.abs(), upper.abs())
         return (self.derivative(farthest) - _SLOPE).clamp(min=0), self.derivative(nearest) + _SLOPE
 

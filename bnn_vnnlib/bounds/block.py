@@ -84,7 +84,7 @@ class Place:
 
     @cached_property
     def inside(self) -> bool:
-        """No window leaves the node."""
+        """Whether no window leaves the node."""
         sizes = self.start.new_tensor(self.shape)
         return bool(((self.start >= 0) & (self.start + self.start.new_tensor(self.window) <= sizes)).all())
 
@@ -169,11 +169,11 @@ class Block:
         return self.whole.reshape(*self.values.shape[:3], -1)
 
     def holding(self, values: Tensor) -> Block:
-        """Other values at the same place."""
+        """A block with other values at the same place."""
         return replace(self, values=values)
 
     def abs(self) -> Block:
-        """Absolute values."""
+        """The block of the absolute values."""
         return self.holding(self.values.abs())
 
     def see(self, z: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def _everything(place: Place) -> Place:
 
 
 MOST = 0.5
-"""Windows with a larger share of a node become whole rows."""
+"""Largest share of a node that windows may have; beyond, they become whole rows."""
 
 
 def settled(values: Tensor, place: Place) -> Block:
@@ -387,7 +387,7 @@ def transposed(a: Block, perm: Sequence[int]) -> Block:
 
 
 def parted(a: Block, axis: int, shapes: Sequence[tuple[int, ...]]) -> list[Block]:
-    """To each branch of a concatenation, of these shapes, its part."""
+    """The parts of rows over a concatenation that go to its branches, which have these shapes."""
     place, sizes = a.place, [shape[axis] for shape in shapes]
     if place is None:
         return [Block(part) for part in a.values.split(sizes, axis + 3)]

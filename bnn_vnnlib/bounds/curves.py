@@ -60,7 +60,7 @@ class Lines:
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order in which they are declared."""
+        """Slope and intercept of the lower line, then of the upper one."""
         return self.lower_slope, self.lower_intercept, self.upper_slope, self.upper_intercept
 
     @cached_property
@@ -391,7 +391,7 @@ class _Power(Curve):
     """z^n: monotone for odd n; for even n least at 0 and largest at an end."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """From the ends and 0."""
+        """Bounds of z^n over [lower, upper], from the ends and 0."""
         n = int(alpha)
         at = torch.stack([lower, upper]) ** n
         low, high = at.amin(0), at.amax(0)
@@ -425,7 +425,7 @@ class _Wave(Curve):
     """An interval of a whole period, or far from 0, gets the range [-1, 1] and level lines."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Over the pieces."""
+        """Bounds of f over [lower, upper], from its pieces; [-1, 1] far out."""
         near, low, high = _near(lower, upper)
         least, greatest = super().range(alpha, low, high)
         known = lower <= upper
@@ -435,13 +435,13 @@ class _Wave(Curve):
         )
 
     def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Over the pieces."""
+        """Bounds on f' over [lower, upper], from the pieces; the steepest slopes far out."""
         near, low, high = _near(lower, upper)
         least, most = super().slopes(alpha, low, high)
         return torch.where(near, least, -self.steepest), torch.where(near, most, self.steepest)
 
     def lines(self, alpha: Any, lower: Tensor, upper: Tensor, choice: Tensor | None = None) -> Lines:
-        """Over the pieces."""
+        """Lines below and above f over [lower, upper], from the pieces; constants -1 and 1 far out."""
         near, low, high = _near(lower, upper)
         lines = super().lines(alpha, low, high, choice)
         level, known = torch.zeros_like(lower), lower <= upper
@@ -462,11 +462,11 @@ class Sign:
     """-1, 0 or 1. Across 0 a line through (0, -1) is below as long as it is at most -1 before and 1 at u."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Monotone and exact."""
+        """Bounds of the sign over [lower, upper]: monotone and exact."""
         return _sign(lower), _sign(upper)
 
     def slopes(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """0 where the sign is fixed, else anything from 0 on."""
+        """Bounds on the slopes of the sign: 0 where it is fixed, else anything from 0 on."""
         fixed = _sign(lower) == _sign(upper)
         return torch.zeros_like(lower), torch.where(fixed, 0.0, torch.inf)
 
@@ -512,7 +512,7 @@ def _away_from_zero(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _curved(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], **errors: float) -> tuple[Piece, ...]:
-    """Convex below 0, concave above."""
+    """The pieces of a function that is convex below 0 and concave above."""
     return Piece(value, slope, 1, -_INF, 0.0, **errors), Piece(value, slope, -1, 0.0, _INF, **errors)
 
 
@@ -588,4 +588,4 @@ CURVES: dict[str, Curve | Sign] = {
     "cos": _wave(torch.cos, lambda z: -torch.sin(z), 0.5),
     "sign": Sign(),
 }  # fmt: skip
-"""What alpha is for each of them: see `nodes.Activation`."""
+"""The curved activations by kind; what alpha is for each of them says `nodes.Activation`."""

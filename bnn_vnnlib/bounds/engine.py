@@ -206,6 +206,7 @@ class Engine:
     def _rows(
         self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None, forms: bool
     ) -> RowBounds:
+        """Bounds of rows over boxes by the engine's method, with their linear forms if asked for."""
         ranges = self.ranges(weights, box)
         k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
         outputs = outputs if outputs.dim() == 4 else outputs[None]
@@ -242,12 +243,12 @@ class Engine:
 
     @property
     def _sizes(self) -> list[int]:
-        """Elements of each node."""
+        """Number of elements of each node."""
         return [math.prod(node.shape) for node in self.network.nodes]
 
     @property
     def _widest(self) -> int:
-        """Elements of the largest node."""
+        """Number of elements of the largest node."""
         return max(self._sizes)
 
 

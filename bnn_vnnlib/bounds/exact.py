@@ -112,6 +112,7 @@ def add_down(x: Tensor, y: Tensor) -> Tensor:
 def _range(
     node: Node, weights: WeightBoxes, box: Interval, sources: list[Interval], random: Collection[str]
 ) -> Interval:
+    """Range of a node whatever the random weights are, rounded only where its sums are not exact."""
     match node:
         case Input():
             return interval.inputs(node, box)
@@ -165,11 +166,13 @@ def _activated(node: Activation, z: Interval) -> Interval:
 
 
 def _mapped(node: Linear | Conv | Scale, weights: WeightBoxes, z: Interval) -> Interval:
+    """Range of a linear map of z, rounded only where the sums are not exact."""
     box = weights.param(node.weight)
     grain = box.finest[:, None] + torch.minimum(finest(z.lower, 2), finest(z.upper, 2))
     grain = grain.reshape(*grain.shape, *(1,) * len(node.shape))
 
     def below(z: Interval) -> Tensor:
+        """Lower bounds of the map's values for inputs in z."""
         low = _least(lambda weight, x: maps.apply(node, weight, x), box.center, z, grain, maps.fan(node))
         if box.slack is None:
             return low

@@ -132,14 +132,14 @@ def shift(node: Shift, weights: WeightBoxes, x: Interval) -> Result:
 
 
 def constant(node: Constant, weights: WeightBoxes) -> Result:
-    """A tensor of the file."""
+    """Range of a tensor of the file, whose values may have been rounded."""
     b = weights.addend(node.value, len(node.shape))
     result = Interval(b.lower, b.upper)
     return result, result.magnitude
 
 
 def activation(node: Activation, _: WeightBoxes, x: Interval) -> Result:
-    """Elementwise nonlinearities."""
+    """Range of an elementwise nonlinearity."""
     lower, upper = ACTIVATIONS[node.kind].range(node.alpha, x.lower, x.upper)
     result = Interval(lower, upper)
     return result, result.magnitude
@@ -177,19 +177,19 @@ def _outward(z: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def known(node: Known, _: WeightBoxes, x: Interval) -> Result:
-    """Met with what the question says; the ends are exact."""
+    """Range of a node, met with what the question says of it; the ends are exact."""
     result = x.meet(Interval(*(torch.as_tensor(end).to(x.lower)[None, None] for end in (node.lower, node.upper))))
     return result, x.magnitude
 
 
 def product(node: Product, _: WeightBoxes, x: Interval, y: Interval) -> Result:
-    """x y is bilinear: its extremes over a box are at the corners."""
+    """Range of x y, which is bilinear: its extremes over a box are at the corners."""
     corners = torch.stack([a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)])
     return (result := Interval(down(corners.amin(0)), up(corners.amax(0)))), result.magnitude
 
 
 def maximum(node: Max, _: WeightBoxes, x: Interval) -> Result:
-    """Nondecreasing in every entry, and exact."""
+    """Range of a maximum: nondecreasing in every entry, and exact."""
     result = Interval(x.lower.amax(-1), x.upper.amax(-1))
     return result, result.magnitude
 
@@ -213,7 +213,7 @@ def _exactly(move: Callable[..., Tensor]) -> Callable[..., Result]:
 
 
 def reshape(node: Reshape, x: Tensor) -> Tensor:
-    """(K, M, *old) -> (K, M, *new)."""
+    """Elements (K, M, *old) in the node's new shape, (K, M, *new)."""
     return x.reshape(*x.shape[:2], *node.shape)
 
 

@@ -267,31 +267,31 @@ def _activation(walk: Walk, node: Activation, position: int, a: Block) -> None:
 
 
 def _add(walk: Walk, node: Sum, position: int, a: Block) -> None:
-    """Every branch gets the coefficients of the sum, with its sign."""
+    """Rows over each branch of a sum: the coefficients of the sum, with the branch's sign."""
     for source, sign in zip(node.inputs, node.signs, strict=True):
         walk.give(source, a if sign > 0 else a.holding(-a.values))
 
 
 def _reshape(walk: Walk, node: Reshape, position: int, a: Block) -> None:
-    """Back to the old shape."""
+    """Rows over the node's input: the same numbers in the old shape."""
     (source,) = node.inputs
     walk.give(source, reshaped(a, walk.network.nodes[source].shape))
 
 
 def _transpose(walk: Walk, node: Transpose, position: int, a: Block) -> None:
-    """The inverse permutation."""
+    """Rows over the node's input, by the inverse permutation."""
     walk.give(node.inputs[0], transposed(a, node.perm))
 
 
 def _broadcast(walk: Walk, node: Broadcast, position: int, a: Block) -> None:
-    """Sum over the copies."""
+    """Rows over the node's input: sums over the copies."""
     (source,) = node.inputs
     walk.gain(-walk.rate(math.prod(node.shape)) * a.abs().dot(walk.ranges.values[position].magnitude))
     walk.give(source, broadcast_back(a, walk.network.nodes[source].shape))
 
 
 def _concat(walk: Walk, node: Concat, position: int, a: Block) -> None:
-    """To each branch its part."""
+    """Rows over each branch of a concatenation: its part."""
     shapes = [walk.network.nodes[source].shape for source in node.inputs]
     for source, part in zip(node.inputs, parted(a, node.axis, shapes), strict=True):
         walk.give(source, part)

@@ -134,7 +134,7 @@ class SplitEngine:
         raise ValueError("the number of steps must not be negative")
 
     def _restore(self, alpha: Tensor, beta: Tensor, mixture: Tensor) -> None:
-        """Back into the valid choices."""
+        """Clamp the parameters back into the valid choices, in place."""
         alpha.clamp_(0, 1)
         beta.clamp_(min=0)
         mixture.clamp_(min=0)
@@ -249,7 +249,7 @@ class _Split:
 
 
 def _better(best: SplitBounds, found: SplitBounds) -> SplitBounds:
-    """Part by part the one with the larger margin."""
+    """The bounds with the larger margin, part by part."""
     ahead = found.margin > best.margin
 
     def pick(theirs: Tensor, ours: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Ranges:
 
     @classmethod
     def of(cls, tensors: Mapping[RangeKey, Tensor]) -> Ranges:
-        """The inverse of `tensors`."""
+        """The ranges from their tensors: the inverse of `tensors`."""
         groups: dict[str, dict[int, list[Tensor]]] = {"value": {}, "magnitude": {}, "line": {}}
         for (kind, position, _), tensor in tensors.items():
             groups[kind].setdefault(position, []).append(tensor)
@@ -120,7 +120,7 @@ class Walk:
     deadline: Deadline = Deadline()
 
     def copy(self) -> Walk:
-        """To go on in another way from here."""
+        """A copy, to go on in another way from here."""
         return replace(self, pending=dict(self.pending), owed=dict(self.owed))
 
     def give(self, position: int, a: Block) -> None:

@@ -138,6 +138,7 @@ class WeightBoxes:
         return total * (1 + 4 * UNIT) + TINY
 
     def _gather(self, param: Param) -> ParamBox:
+        """A parameter as its node sees it: entries, factors and slack of its source."""
         device, kind = self.scale.device, self.scale.dtype
         index = torch.as_tensor(param.index, device=device).reshape(-1)
         factor = torch.as_tensor(param.factor, dtype=kind, device=device)

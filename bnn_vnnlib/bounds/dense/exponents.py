@@ -125,7 +125,7 @@ class Exponents:
 
     @property
     def sides(self) -> int:
-        """Events at one x."""
+        """Number of events at one x that G consists of."""
         return 4 * sum(layer.outputs for layer in self.chain.layers[1:-1])
 
     @property

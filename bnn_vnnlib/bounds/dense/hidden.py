@@ -39,7 +39,7 @@ class Lines:
         return moved * (1 + gamma(2 * radius.shape[-1])) + TINY
 
     def minimum(self, radius: Tensor) -> Tensor:
-        """(.., R), rounded down."""
+        """Minima (.., R) of the lines over boxes of this radius, rounded down."""
         reach = self.reach(radius)
         return (self.value - reach - 2 * UNIT * (self.value.abs() + reach)).nan_to_num(-torch.inf, torch.inf)
 
@@ -106,7 +106,7 @@ class Hidden:
 
     @cached_property
     def _above(self) -> tuple[Tensor, Tensor, Tensor]:
-        """beta, gamma / sigma, and the value at the centre."""
+        """The plane above G on (m, s): beta, gamma / sigma, and the value at the centre."""
         least, most = self.least.clamp(min=LEAST), self.most.clamp(min=LEAST)
         beta, gain, kappa = mean_plane(self.low, self.high, least, most)
         kappa, sigma = kappa + 4 * ROUND * self._size + LEAST, (least + most) / 2

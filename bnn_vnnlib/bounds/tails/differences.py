@@ -111,10 +111,10 @@ def _same(walk: Walk, node: Shift, position: int, a: Block) -> None:
 
 
 def _nothing(walk: Walk, node: Constant, position: int, a: Block) -> None:
-    """A constant does not vary."""
+    """Take rows over a constant off: it does not vary."""
 
 
 def _stop(walk: Walk, node: Node, position: int, a: Block) -> None:
-    """What is not linear varies by its rho' at most."""
+    """End rows over a node that is not linear: it varies by its rho' at most."""
     near = walk.ranges.values[position].upper
     walk.gain(-(1 + walk.rate(math.prod(node.shape))) * a.abs().dot(near))

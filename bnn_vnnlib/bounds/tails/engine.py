@@ -124,7 +124,7 @@ def tuned(
 
 
 def _items(mask: Tensor, parameter: Tensor) -> Tensor:
-    """Align (M,) with a parameter."""
+    """A mask of items (M,) in a shape that broadcasts with a parameter's."""
     if parameter.dim() <= 2:
         return mask.reshape(-1, *(1,) * (parameter.dim() - 1))
     return mask.reshape(1, 1, -1, *(1,) * (parameter.dim() - 3))
@@ -241,7 +241,7 @@ class TailEngine:
         return Rows(self.network, means, deviations, box, outputs, inputs, budgets, part, groups, self.deadline)
 
     def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
-        """Equal shares of the budgets (K, M or 1) for all events."""
+        """The plan that gives all events equal shares of the budgets (K, M or 1)."""
         share = budgets / max(self.events, 1) * (1 - 1e-12)
         levels = {k: quantile(share / k)[:, :, None] for k in powers(self.network)}
         return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
@@ -284,7 +284,7 @@ class TailEngine:
                 )
 
     def chunk(self, budgets: int, rows: int) -> int:
-        """Items at a time."""
+        """Number of items that are bounded at a time, by what memory allows."""
         sizes = [math.prod(node.shape) for node in self.network.nodes]
         later = [p for p in claimed(self.network) if any(isinstance(n, Activation) for n in self.network.nodes[:p])]
         need = max([rows * max(sizes), *(2 * sizes[p] * max(sizes[: max(1, p - 1)]) for p in later)])
@@ -309,7 +309,7 @@ class Rows:
     deadline: Deadline = Deadline()
 
     def to(self, dtype: torch.dtype) -> Rows:
-        """Rounded to another floating type: for searches only."""
+        """These rows, rounded to another floating type: for searches only."""
         box, inputs = (self.box[0].to(dtype), self.box[1].to(dtype)), self.inputs
         return replace(
             self, means=self.means.to(dtype), deviations=self.deviations.to(dtype), box=box,

@@ -45,7 +45,7 @@ from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 Weighted = Linear | Conv | Scale
 
 Range = tuple[Tensor, Tensor]
-"""Center and radius."""
+"""Range of a node, as its center and its radius."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Uses:
         return math.prod(self.shape) + math.prod(self.node.shape) + maps.fan(self.node)
 
     def most(self, ranges: Sequence[Range]) -> Sequence[Tensor]:
-        """From above, for each range of h."""
+        """Upper bounds on the sums (K, M, R), for each range of h."""
         if self.once:
             return self.variance.dots([squared(center.abs() + radius) for center, radius in ranges])
         return [self._most(center, radius) for center, radius in ranges]
@@ -110,7 +110,8 @@ class Uses:
         return (squared(total + rest) * squared(self._flat)).sum(-1)
 
     def least(self, center: Tensor, radius: Tensor) -> Tensor:
-        """From below, for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative roundings.
+        """Lower bounds on the sums for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative
+        roundings.
 
         For a weight that is used once, `plain` is s_j^2 apart from relative roundings and an `excess`.
         """
@@ -123,7 +124,7 @@ class Uses:
 
     @property
     def once(self) -> bool:
-        """Every weight is used once."""
+        """Whether every weight is used once."""
         node = self.node
         if isinstance(node, Linear):
             return math.prod(node.shape) == node.shape[node.axis]
@@ -274,7 +275,7 @@ class Noise:
         return Tail((self._martingale(level, self.below),))
 
     def _with(self, squares: _Squares, what: str) -> _Squares:
-        """The parts of the groups, too."""
+        """The squares by source, with the parts `what` of the groups of shared noise."""
         parts: list[Tensor] = [] if self.shared is None else getattr(self.shared, what)
         return {**squares, **{f"\0{i}": part for i, part in enumerate(parts)}}
 
@@ -283,7 +284,7 @@ class Noise:
         return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
     def weighted(self, walk: Walk, node: Weighted, position: int, a: Block) -> None:
-        """The mean goes on; all noise times h is charged."""
+        """Go on with the mean of a weighted node, and charge its noise times h."""
         box, amplitude = self.deviations.param(node.weight), self.amplitude.pop(position, None)
         (source,) = node.inputs
         shape = walk.network.nodes[source].shape
@@ -370,7 +371,7 @@ class Noise:
         linear.shift(walk, node, position, a)
 
     def activation(self, walk: Walk, node: Activation, position: int, a: Block) -> None:
-        """The lines, and how far the gradient may be from them."""
+        """Go on along an activation's lines, and note how far the gradient may be from them."""
         if self.smooth is not None and position in self.smooth:
             (source,) = node.inputs
             below, above = (a.see(side) for side in self.smooth[position])
@@ -466,7 +467,7 @@ class Noise:
             self.folded = self._fold(self.folded, _rows(root, near), terms)
 
     def _swing(self, param: Param, variance: Tensor, moments: Moments, terms: int, repeat: int = 1) -> None:
-        """From the s_j^2 of each row (K or 1, M or 1, R, *shape)."""
+        """Note a source's swing, from the s_j^2 of each row (K or 1, M or 1, R, *shape)."""
         up = (1 + gamma(4 * terms + 16)) * param.copies
         deviations, variance = moments.deviation.flatten(2), variance.flatten(3)
         if moments.independent:

@@ -162,7 +162,7 @@ def powers(network: Network) -> list[int]:
 
 
 def _sources_enter_once(network: Network, deviations: WeightBoxes) -> bool:
-    """No random source is read by two nodes."""
+    """Whether no random source is read by two nodes."""
     params = [getattr(node, name) for node in network.nodes for name in ("weight", "bias") if hasattr(node, name)]
     names = [param.source for param in params if param.source in deviations.spreads]
     return len(set(names)) == len(names)
@@ -255,6 +255,9 @@ class Run:
         return walk, Noise(self.deviations, self.variation, zero, detailed, own, far, self.correlation)
 
     def _finish(self, walk: Walk, noise: Noise, last: int, inputs: Tensor | None = None) -> tuple[Tail, Tail]:
+        """Two tails of each row: over the box and, where known, that of its mean given the earlier stages, at the
+        centre.
+        """
         found = backward.descend(walk, last, noise.rules())
         self._largest = max(walk.largest, noise.largest)
         if inputs is None and not noise.own:
@@ -552,7 +555,7 @@ def _merged(pairs: list[tuple[Tail, Tail]]) -> tuple[Tail, Tail]:
 
 
 def _interval(sides: Tensor, shape: tuple[int, ...]) -> Interval:
-    """From lower bounds of z and of -z (K, M, 2, elements)."""
+    """An interval from lower bounds of z and of -z (K, M, 2, elements)."""
     lower, negated = sides.unbind(2)
     return Interval(lower.reshape(*lower.shape[:2], *shape), -negated.reshape(*negated.shape[:2], *shape))
 

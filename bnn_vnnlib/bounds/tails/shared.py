@@ -113,7 +113,7 @@ class Dense:
         return len(next(iter(self.roots.values())))
 
     def to(self, dtype: torch.dtype) -> Dense:
-        """Rounded to another floating type: for searches only."""
+        """The group, rounded to another floating type: for searches only."""
         return Dense({name: root.to(dtype) for name, root in self.roots.items()})
 
     def deviations(self, param: Param) -> Tensor:
@@ -193,7 +193,7 @@ class Kron:
         return self.spectrum.numel()
 
     def to(self, dtype: torch.dtype) -> Kron:
-        """Rounded to another floating type: for searches only."""
+        """The group, rounded to another floating type: for searches only."""
         tensors: dict[str, Any] = {name: v.to(dtype) for name, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **tensors)
 
@@ -296,7 +296,7 @@ class Correlation:
         )
 
     def to(self, dtype: torch.dtype) -> Correlation:
-        """Rounded to another floating type: for searches only."""
+        """All groups, rounded to another floating type: for searches only."""
         return Correlation(self.network, tuple(group.to(dtype) for group in self.groups))
 
     def deviations(self, param: Param) -> list[Tensor]:
@@ -433,22 +433,22 @@ class Shared:
 
     @property
     def squares(self) -> list[Tensor]:
-        """Parts of L^2."""
+        """The parts of L^2 that the groups add, one for each."""
         return [(_length(part.center) + part.reach) ** 2 * _UP + TINY for part in self.parts.values()]
 
     @property
     def near_squares(self) -> list[Tensor]:
-        """Parts of L'^2."""
+        """The parts of L'^2 that the groups add, one for each."""
         return [_tensor(part.near, self.zero) ** 2 * _UP + TINY for part in self.parts.values()]
 
     @property
     def most(self) -> list[Tensor]:
-        """Parts of b."""
+        """The parts that the groups add to b, the upper bound on the variance of S in bound 3."""
         return [(_length(part.split) + part.split_reach) ** 2 * _UP + TINY for part in self.parts.values()]
 
     @property
     def least(self) -> Tensor:
-        """Part of a."""
+        """What the groups together add to a, the lower bound on the variance of S in bound 3."""
         total = self.zero
         for part in self.parts.values():
             short = _length(part.split) * (1 - 2.0**-30) - part.split_reach

@@ -96,7 +96,7 @@ class Normal:
     spread: Tensor
 
     def failure(self, threshold: Tensor) -> Tensor:
-        """Upper bound on the probability."""
+        """Upper bound on the probability that the row's lower bound is at or below the threshold."""
         return _normal(_below(self.mean, threshold), self.spread)
 
     def quantile(self, levels: Levels) -> Tensor:
@@ -140,7 +140,7 @@ class Martingale:
         return torch.sqrt(total * (1 + 2 * len(parts) * UNIT)) * (1 + 4 * UNIT)
 
     def failure(self, threshold: Tensor) -> Tensor:
-        """Upper bound on the probability."""
+        """Upper bound on the probability that the row's lower bound is at or below the threshold."""
         gap = _below(self.mean, threshold)
         found = 2 * _normal(gap, self.spread())
         if self.events:

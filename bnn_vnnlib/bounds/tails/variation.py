@@ -144,6 +144,7 @@ class Variation:
         return near * (1 + 4 * UNIT) + TINY
 
     def _mapped(self, position: int, node: Linear | Conv | Scale, value: Interval) -> _Open:
+        """What is known of the variation behind a map with random weights."""
         (source,) = node.inputs
         box, near, g = self.means.param(node.weight), self.known[source], gamma(4 * maps.fan(node) + 16)
         mean = maps.apply(node, box.size, near)
