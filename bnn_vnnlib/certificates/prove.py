@@ -76,7 +76,7 @@ class Certified:
 
     @property
     def claim(self) -> str:
-        """In words."""
+        """What is certified, in words."""
         sign = "<=" if self.verdict == "sat" else ">="
         said = "" if self.bound is None else f"P_safe {sign} {self.bound:.9g}"
         return {"bound": f"{said}, too little for a verdict"}.get(self.verdict, f"{self.verdict} {said}".strip())
@@ -317,6 +317,9 @@ def _all_proved(problem: Problem) -> Any:
 def _by_tails(
     setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
+    """The proof of a lower bound on P_safe by tails, as an object of the manifest, and the failure probability it
+    leaves.
+    """
     leaves, goal = Tails(bounds, posterior, setting.device), 1 - setting.question.tau_safe
 
     def enough(failures: Tensor) -> Tensor:
@@ -353,7 +356,7 @@ def _tails(claims: Claims, arrays: Arrays) -> dict[str, Any]:
 
 
 def _items(forest: Forest, problem: Problem, arrays: Arrays, leaf: Any) -> dict[str, Any]:
-    """Rule `items/1`."""
+    """The manifest's object for rule `items/1`: every item with its box, its tree and its leaves."""
     items, roots = [], torch.stack([problem.lower, problem.upper], 1).cpu().numpy()
     for box, tree in zip(roots, preorder(forest), strict=True):
         node = {

@@ -80,7 +80,7 @@ class Fixed:
     weights: WeightBoxes
 
     def failures(self, problem: Problem) -> Tensor:
-        """0 where every case has a row that is false everywhere."""
+        """Whether items (N,) stay open: 0 where every case has a row that is false everywhere, else 1."""
         return self._open(problem, self._lower(problem)[0]).any(-1).to(problem.lower.dtype)
 
     def steepness(self, problem: Problem) -> Tensor:
@@ -140,7 +140,7 @@ class Tails:
         self._events = _EVENTS * max(1, sizes)
 
     def failures(self, problem: Problem) -> Tensor:
-        """Under the best budget of each item."""
+        """Failure probabilities (N,) of the items, under the best budget of each."""
         return self.best(problem, self.of_cases)[0]
 
     def of_cases(self, problem: Problem, rows: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class Tails:
 
 
 def _usual(plan: Plan) -> Plan:
-    """The plan without what has no rule."""
+    """The plan without those parts for which the checker has no rule."""
     return replace(plan, moves={}, thorough=False)
 
 
