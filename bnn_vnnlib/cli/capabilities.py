@@ -50,7 +50,7 @@ _LAST_MINOR = 20
 
 
 def _opset_versions() -> list[str]:
-    """Oldest and newest."""
+    """The oldest and the newest operator set."""
     from onnx.defs import onnx_opset_version
 
     from bnn_vnnlib.model.importer import OLDEST_OPSET
@@ -64,7 +64,7 @@ def _element_types() -> list[str]:
 
 
 def operators() -> list[str]:
-    """One a line; without types, which means all element types."""
+    """The supported operators, one a line; without types, which means all element types."""
     from bnn_vnnlib.model import supported_operators
 
     return supported_operators()

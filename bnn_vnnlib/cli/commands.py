@@ -213,7 +213,7 @@ _PLAIN: tuple[Callable[..., None], ...] = (
     supports,
 )
 COMMANDS = tuple(map(presented, _PLAIN))
-"""In the order in which the help lists them."""
+"""The commands, in the order in which the help lists them."""
 
 for command in COMMANDS:
     app.command()(command)

@@ -115,7 +115,7 @@ def _known(option: str, given: Sequence[str], known: Sequence[str]) -> tuple[str
 
 
 def _show(console: Console, lines: Sequence[Line]) -> None:
-    """Contradictions first."""
+    """Print the comparison, contradictions first."""
     from rich.table import Table
 
     from bnn_vnnlib.result import Verdict

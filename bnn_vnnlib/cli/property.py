@@ -209,7 +209,7 @@ def _write_relation(
     console: Any, kind: str, out: Path | None, network: Path | None, lower: str | None, upper: str | None,
     given: dict[str, Any], comment: dict[str, str],
 ) -> None:  # fmt: skip
-    """A property of two inputs or two networks."""
+    """Write a property of two inputs or two networks."""
     from bnn_vnnlib import relations
     from bnn_vnnlib.files.examples import read_vector
     from bnn_vnnlib.files.vnncomp import write_text
@@ -263,6 +263,7 @@ class _Inputs:
         cls, center: Path | None, row: int | None, lower: str | None, upper: str | None, radius: str | None,
         clip: tuple[float, float] | None, mean: str | None, std: str | None, model: Model | None,
     ) -> _Inputs:  # fmt: skip
+        """The inputs that the options name: a box, or rows of a file with a radius; OptionError for contradictions."""
         from bnn_vnnlib.files.examples import read_examples, read_vector
 
         def vector(name: str, text: str | None) -> Any:
@@ -390,7 +391,7 @@ def _requirement(
 def _interval(
     given: dict[str, Any], inputs: _Inputs, index: int, size: int, predicted: NDArray | None
 ) -> tuple[list[Any], list[Any]]:
-    """The ends of `within`."""
+    """Lower and upper ends of `within` for the outputs."""
     from bnn_vnnlib.files.examples import read_vector
     from bnn_vnnlib.requirements import numbers
 
