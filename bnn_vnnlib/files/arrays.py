@@ -130,7 +130,7 @@ def write_columns(path: Path, columns: Mapping[str, NDArray]) -> None:
 
 
 def _arrow(pa: Any, values: NDArray) -> Any:
-    """(N,) as numbers or text, (N, k) as lists of k numbers."""
+    """The values as an Arrow array: (N,) as numbers or text, (N, k) as lists of k numbers."""
     if values.ndim == 1:
         return pa.array(values.tolist(), pa.string()) if values.dtype.kind in "OU" else pa.array(values)
     return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])

@@ -248,6 +248,7 @@ def named(text: str) -> tuple[str | None, Path]:
 
 
 def _in_order(first: Path, second: Path) -> tuple[Path, Path]:
+    """The two files as (property, model), by what they hold; OptionError where that does not tell."""
     from bnn_vnnlib.vnnlib import looks_like_vnnlib
 
     first, second = located(first), located(second)

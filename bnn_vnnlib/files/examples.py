@@ -111,6 +111,7 @@ def _picture(path: Path) -> NDArray[np.float64]:
 
 
 def _csv(path: Path) -> Arrays:
+    """The columns of a table of numbers, with or without a line of names."""
     rows = [(line, [cell.strip() for cell in cells]) for line, cells in read_rows(path, skip_blanks=True)]
     rows = [(line, cells) for line, cells in rows if any(cells)]
     if not rows:

@@ -90,6 +90,7 @@ class Outlet:
         return [] if self.finished else self._leave(Verdict.ERROR, reason)
 
     def _leave(self, verdict: Verdict, reason: str) -> list[InputError]:
+        """Write what can be said of a run that did not finish; returns the errors of writing."""
         now = time.monotonic()
         solving = now if self.solving is None else self.solving
         values = unfinished(

@@ -207,6 +207,7 @@ def sha256(path: Path) -> str | None:
 def _frame(
     verdict: Verdict, query: Query | None, files: Mapping[str, Path], seed: int, timeout: float | None
 ) -> dict[str, Any]:
+    """The entries that every record has, whatever came of the run."""
     return {
         "format": RECORD_FORMAT,
         "verdict": verdict.value,

@@ -224,6 +224,7 @@ def _read_pairs(text: str, path: Path) -> dict[str, Floats]:
 
 
 def _read_tensors(text: str, path: Path) -> dict[str, Floats]:
+    """Name -> values (in their declared shape) of the tensors that a results file lists."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found: dict[str, Floats] = {}
     place = 0
