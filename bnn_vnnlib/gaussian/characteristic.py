@@ -41,19 +41,19 @@ from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.memory import at_once
 
 _BLOCK = 16
-"""Terms of the series at once."""
+"""Number of terms of the series that are computed at once."""
 
 _TERMS = 4001
-"""Largest n."""
+"""Largest n of the series."""
 
 _ENOUGH = 1e-6
 """Error of the tail and of the truncation, in standard deviations of zeta, that asks for no more."""
 
 REACHES = (4.0, 6.0, 8.0, 10.0, 13.0, 17.0, 25.0, 40.0, 60.0, 100.0)
-"""P beyond |E zeta|, in standard deviations."""
+"""Values of P beyond |E zeta| that are tried, in standard deviations."""
 
 _CHERNOFF_RATES = (0.3, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-"""lam times the standard deviation."""
+"""Rates lam of Chernoff's bound that are tried, times the standard deviation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class Sums:
         return each.prod(-1) * (1 + 1e-9) + TERM
 
     def parts(self) -> list[Sums]:
-        """All of them, as many at once as memory allows."""
+        """The sums in parts, each of as many as memory allows at once."""
         count = at_once(32 * _BLOCK * max(1, self.m.shape[1]))
         return [self.of(index) for index in torch.arange(len(self.b), device=self.b.device).split(count)]
 
@@ -201,7 +201,7 @@ _ASIDE = 2.0
 """Quantiles are looked for within this many standard deviations of the mean."""
 
 _STEPS = 24
-"""Bisections."""
+"""Number of bisections in the search for a quantile."""
 
 
 def quantiles(sums: Sums, shares: Tensor) -> Tensor:
@@ -210,12 +210,15 @@ def quantiles(sums: Sums, shares: Tensor) -> Tensor:
 
 
 def spread(sums: Sums) -> Tensor:
-    """(A,): upper bounds on the standard deviation."""
+    """Upper bounds (A,) on the standard deviations of the sums."""
     _, deviation, size = moments(sums)
     return (deviation + 4 * sums.blur + 1e-7 * size) * (1 + 1e-9)
 
 
 def _quantiles(sums: Sums, shares: Tensor) -> Tensor:
+    """Numbers (A, L) below which the sums lie with a probability under 1/2 - share, as large as bisection finds; -inf:
+    none is known.
+    """
     mean, deviation, _ = moments(sums)
     reach, tail = _reach(sums, mean, deviation)
     aside, plain = _ASIDE * deviation, mean.new_zeros(len(mean), 1)

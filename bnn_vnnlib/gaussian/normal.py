@@ -58,7 +58,7 @@ def cdf_above(x: Tensor) -> Tensor:
 
 
 def cdf_below(x: Tensor) -> Tensor:
-    """Phi(x), rounded down alike."""
+    """Phi(x), rounded down."""
     return (cdf(x) * (1 - SPECIAL * (1 + x.clamp(-40.0, 0.0) ** 2)) - TINY).clamp(min=0.0)
 
 

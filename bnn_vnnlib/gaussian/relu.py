@@ -114,7 +114,7 @@ def exponential_excess(a: Tensor, square: Tensor, m: Tensor, s: Tensor) -> Tenso
 
 
 SAFE = 2.0**-10
-"""c must exceed this."""
+"""What c must exceed for the closed form of the third case."""
 
 _DEEP = -25.0
 """The third case is not tried where log E exp f is below: too many digits would be lost, and are paid for."""
@@ -132,7 +132,7 @@ class Rectangle:
     s: Tensor
 
     def expand(self, shape: torch.Size) -> Rectangle:
-        """All of that shape."""
+        """The rectangle with all its sides in that shape."""
         return Rectangle(*(side.expand(shape) for side in vars(self).values()))
 
     def pick(self, where: Tensor) -> Rectangle:
@@ -141,7 +141,7 @@ class Rectangle:
 
     @property
     def size(self) -> Tensor:
-        """At least |m| + s."""
+        """Upper bound on |m| + s over the rectangle."""
         return torch.maximum(self.low.abs(), self.high.abs()) + self.most
 
 
@@ -154,7 +154,7 @@ class _Plane:
     square: Tensor
 
     def at(self, m: Tensor, s: Tensor) -> Tensor:
-        """Its value, not rounded."""
+        """Value of the plane at (m, s), not rounded."""
         return self.constant + self.mean * m + self.square * s * s
 
 
@@ -179,7 +179,7 @@ def _rising(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
 
 
 def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
-    """The better one of two at the typical point."""
+    """The better one of two planes above log E exp f for alpha < 0, at the typical point."""
     active = _above_convex(lambda m, s: log_moment_active(alpha, beta, m, s), rectangle)
     level = log_moment(alpha, beta, rectangle.m, rectangle.s)
     small = _by_tangents(alpha, beta, rectangle, level)
@@ -190,6 +190,7 @@ def _falling(alpha: Tensor, beta: Tensor, rectangle: Rectangle) -> _Plane:
 
 
 def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tensor) -> _Plane:
+    """A plane above log E exp f for alpha < 0, by the split of E exp f into a convex part and tangents."""
     share = alpha.abs() * torch.exp(-level)
 
     def convex(m: Tensor, s: Tensor) -> Tensor:

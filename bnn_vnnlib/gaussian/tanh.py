@@ -28,7 +28,7 @@ from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST
 from bnn_vnnlib.rounding import gamma
 
 _REACH = 8.75
-"""2 Phi(-8.75) < 3e-18."""
+"""Largest |i h| among the nodes: 2 Phi(-8.75) < 3e-18 is left out."""
 
 _STEPS = (0.625, 0.5, 0.375, *(0.25 / 2**k for k in range(6)))
 """Step sizes h of the trapezoidal rule; the largest that is exact enough is taken."""
@@ -40,7 +40,7 @@ _SMALL = 0.03
 """Up to this s the series is taken: its error is below 1e-9."""
 
 LARGEST = (53.0, 273.0, 1224.0)
-"""More than the largest |tanh^(k)|, k = 6, 7, 8."""
+"""Upper bounds on |tanh^(k)|, k = 6, 7, 8."""
 
 _WIDEST = 26.0
 """Largest half width of the strip: the rule's error is below 1e-100 there."""
@@ -76,7 +76,7 @@ class Series:
     size: int = 8
 
     def values(self, m: Tensor, s: Tensor) -> Three:
-        """Three terms each."""
+        """T_0, T_1, T_2 at (m, s), three terms of the series each."""
         t, q = torch.tanh(m), s * s
         u = 1 - t * t
         double, half, eighth = -2 * t * u, q / 2, q * q / 8
@@ -88,7 +88,7 @@ class Series:
         )
 
     def mean(self, m: Tensor, s: Tensor) -> Tensor:
-        """Two terms and a bit: what is attained may be a little off."""
+        """T_0 at (m, s) from two terms of the series and a bit: what is attained may be a little off."""
         t = torch.tanh(m)
         return t - s * s * t * (1 - t * t)
 
@@ -109,17 +109,17 @@ class Rule:
 
     @property
     def size(self) -> int:
-        """t and u."""
+        """Numbers that one pair (m, s) takes: t and u at each node."""
         return 2 * len(self.nodes)
 
     def values(self, m: Tensor, s: Tensor) -> Three:
-        """Sums over the nodes."""
+        """T_0, T_1, T_2 at (m, s): sums over the nodes."""
         t = torch.tanh(m[..., None] + s[..., None] * self.nodes)
         u = 1 - t * t
         return t @ self.weights, u @ self.weights, -2 * ((t * u) @ self.weights)
 
     def mean(self, m: Tensor, s: Tensor) -> Tensor:
-        """Sum over the nodes."""
+        """T_0 at (m, s): a sum over the nodes."""
         return torch.tanh(m[..., None] + s[..., None] * self.nodes) @ self.weights
 
     def missed(self, s: Tensor) -> Tensor:
