@@ -79,6 +79,7 @@ def carry_out(
 
 
 def _carried_out(job: _Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
+    """Work on all chunks that are left, keep what is finished, and return the parts of all chunks."""
     todo = [chunk for chunk in range(len(job)) if kept is None or chunk not in kept.parts]
     begun = {} if kept is None else {chunk: kept.step(chunk) for chunk in todo if chunk in kept.steps}
     rows, left = (sum(job.size(chunk) for chunk in chunks) for chunks in (range(len(job)), todo))

@@ -138,7 +138,7 @@ class Kept:
                     self.rejected.append(path)
 
     def remove_rejected(self) -> None:
-        """They are done again."""
+        """Remove the files that were rejected; their chunks are done again."""
         for path in self.rejected:
             path.unlink(missing_ok=True)
 

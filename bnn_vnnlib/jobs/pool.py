@@ -124,6 +124,7 @@ class Places:
 
 @contextmanager
 def _client(scheduler: str, workers: int) -> Iterator[Any]:
+    """A client of a Dask scheduler, or of a cluster of `workers` processes on this machine."""
     try:
         dask = import_module("distributed")
     except ImportError:

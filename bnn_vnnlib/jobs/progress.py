@@ -96,14 +96,14 @@ class _Lines:
                 self._tell(progress)
 
     def end(self) -> None:
-        """Nothing more is said."""
+        """Say nothing more from now on."""
         self._over.set()
 
     def _due(self) -> bool:
         return time.monotonic() - self._said >= EVERY
 
     def _remind(self) -> None:
-        """A chunk may take long: it is still going on."""
+        """Say from time to time that a chunk that takes long is still going on."""
         while not self._over.wait(1.0):
             with self._lock:
                 if self._latest is not None and self._due():
