@@ -114,7 +114,7 @@ class CellTrees:
         return leaves
 
     def _worst(self, leaves: _Leaves, items: int, most: int) -> Tensor:
-        """The leaves to cut, by their places."""
+        """Indices of the leaves to cut next."""
         owner = leaves.owner
         left = leaves.open.new_zeros(items).index_add(0, owner, leaves.open)
         count = torch.bincount(owner, minlength=items)
@@ -287,7 +287,7 @@ class CellMedians:
         return good
 
     def _proved(self, leaves: _Leaves, value: Tensor) -> Tensor:
-        """(P, 2 m): step 4."""
+        """Whether `value` is proved below all quantiles, for items and rows (P, 2 m) (step 4)."""
         threshold = value[leaves.owner]
         index = torch.nonzero((threshold >= leaves.flat) & torch.isfinite(threshold))
         place, row = index.unbind(-1)

@@ -87,6 +87,7 @@ def _norms(
     network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, orders: list[int], alone: set[str],
     ranges: list[interval.Interval] | None,
 ) -> Tensor:  # fmt: skip
+    """Upper bounds (N, m) on the norms of the outputs over boxes (N, n), computed node by node."""
     values: list[Tensor] = []
     largest = torch.maximum(lower.abs(), upper.abs())[None]
     for position, node in enumerate(network.nodes):
@@ -160,7 +161,7 @@ def _shift(node: nodes.Shift, norm: _Norm, z: Tensor) -> Tensor:
 
 
 def _activation(node: nodes.Activation, norm: _Norm, z: Tensor) -> Tensor:
-    """From |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
+    """Norms behind an activation, from |f(z)| <= c |z| + d; infinity where no such bound is at hand."""
     match node.kind:
         case "abs" | "silu" | "gelu" | "gelu_tanh" | "hard_swish":
             return z
@@ -259,7 +260,7 @@ class ByWeights:
 
     @property
     def name(self) -> str:
-        """What the weights are."""
+        """Name of the method by what the weights are, for people and the record."""
         return weights_name(self.mass)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -273,6 +274,7 @@ class ByWeights:
         return torch.cat([part(start) for start in range(0, len(lower), step)])
 
     def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
+        """Lower bounds (N, R) on the rows, from bounds on each box of weights."""
         value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, outputs, inputs).lower)
         if isinstance(self.mass, Tensor):
             return _weighted_sum(self.mass, value)

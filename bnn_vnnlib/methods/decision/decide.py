@@ -220,7 +220,7 @@ class _Run:
         self._refute(index)
 
     def _compare(self, criterion: MeanNetwork) -> None:
-        """What costs no more than a bound."""
+        """Refute open items by what the criterion says at no more cost than a bound."""
         index = self._open
         if len(index):
             false = criterion.false_rows(self._problem.items(index))
@@ -229,7 +229,7 @@ class _Run:
             self._refute(index)
 
     def _criterion(self, criterion: MeanNetwork) -> None:
-        """Whatever it takes."""
+        """Refute open items by the criterion, whatever time that takes."""
         index = self._open
         if len(index):
             proved = criterion.refuted(self._problem.items(index))
@@ -242,7 +242,7 @@ class _Run:
         self._compared.append((criterion.name, items))
 
     def _refute(self, index: Tensor) -> None:
-        """By the bounds and by the rows that are known to be false."""
+        """Refute the items `index` by their bounds and by the rows that are known to be false."""
         part = self._problem.items(index)
         row, _, low, high = (side[index] for side in self.sides)
         magnitude = torch.maximum(low.abs(), high.abs()).nan_to_num(torch.inf, torch.inf)

@@ -43,7 +43,7 @@ _DOUBLINGS, _HALVINGS = 10, 9
 
 
 class MedianSource(Protocol):
-    """What bounds quantiles."""
+    """A source of bounds on the quantiles of outputs."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class MedianSource(Protocol):
 
 
 def above(level: float) -> float:
-    """1 - alpha, rounded up."""
+    """1 - alpha for a level alpha, rounded up."""
     return float(np.nextafter(1.0 - level, 1.0))
 
 
@@ -86,7 +86,7 @@ class WeightMedians:
 
     @property
     def name(self) -> str:
-        """What the weights are."""
+        """Name of the source by what the weights are, for people and the record."""
         return weights_name(self.mass)
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class TailMedians:
         return good.index_put((row, column), low)
 
     def _proved(self, lower: Tensor, upper: Tensor, side: Tensor, value: Tensor, outputs: int) -> Tensor:
-        """(M,): P(some x has +-f_j(x) <= value) < alpha, or 1 - alpha."""
+        """Whether P(some x of the box has +-f_j(x) <= value) is proved below alpha, or below 1 - alpha, (M,)."""
         count, device = len(lower), lower.device
         rows = (
             torch.nn.functional.one_hot(side % outputs, outputs).to(lower)

@@ -64,7 +64,7 @@ class Sampled:
         return Sampled(network, params, torch.full((_SAMPLED,), 1 / _SAMPLED, dtype=torch.float64, device=device))
 
     def quantile(self, x: Tensor, level: float) -> Tensor:
-        """(P, m) at points (P, n)."""
+        """Quantiles (P, m) of the outputs over the drawn networks, at points (P, n)."""
         return torch.cat([self._quantile(part, level) for part in x.split(_POINTS_AT_ONCE)])
 
     def spread(self, x: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class _Components:
 
     @property
     def name(self) -> str:
-        """What the components are bounded by."""
+        """Name of the method by what the components are bounded with, for people and the record."""
         return BY_COMPONENTS if isinstance(self.task.posterior, Mixture) else "tails"
 
     @cached_property
@@ -221,7 +221,7 @@ def _softmax_of_samples_serve(task: DecisionTask) -> str | None:
 
 
 def _softmax_of_samples(task: DecisionTask) -> Steps:
-    """Their lines are added up before x is minimised over."""
+    """Softmax or sigmoid of weight samples, whose lines are added up before x is minimised over."""
     weights = cast(SampledWeights, task.weights[0])
     samples = Samples(task.bounds.engine, weights, task.bounds.transform == "sigmoid")
     quick, aimed = (SoftmaxRows(samples, task.deadline, effort) for effort in (None, SPLIT))
@@ -416,7 +416,7 @@ def _medians_by_weights_serve(task: DecisionTask) -> str | None:
 
 
 def _medians_by_weights(task: DecisionTask) -> Steps:
-    """One look at each item; samples are split, too."""
+    """Quantiles by boxes of weights or by samples: one look at each item; for samples items are split, too."""
     source = replace(WeightMedians(task.bounds, *task.weights), level=_level(task))
     split = (_median_rows(task, source, _MAX_PARTS["samples"]),) if isinstance(task.posterior, WeightSamples) else ()
     return Steps(any_graph=(_median_rows(task, source),), thorough=split)

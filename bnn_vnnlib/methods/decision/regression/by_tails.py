@@ -80,7 +80,7 @@ class ExpectationByTails:
         return value + moved - 2 * UNIT * (value.abs() + moved.abs())
 
     def _thresholds(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
-        """(N, R, T), in ascending order."""
+        """Thresholds (N, R, T) at which the rows' tails are bounded, in ascending order."""
         center, network = lower + (upper - lower) / 2, self.engine.network
         drawn = sample(network, self.posterior, _DRAWN, torch.Generator().manual_seed(0))
         params = {name: values.to(center) for name, values in drawn.items()}

@@ -32,10 +32,10 @@ from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
 SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
-"""The p that are tried; 0 serves points."""
+"""Values of p that are tried; 0 serves points."""
 
 _UP = 1 + 1e-9
-"""Covers sums of nonnegative products."""
+"""Factor that covers the roundings of sums of nonnegative products."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class OneLayerMedians:
 
     @staticmethod
     def serves(chain: DenseChain) -> bool:
-        """One hidden layer of relu."""
+        """Whether the chain has one hidden layer, of relu."""
         return len(chain.activations) == 1 and chain.kinds == {"relu"}
 
     def sides(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -61,6 +61,7 @@ class OneLayerMedians:
         return completed(found, (len(lower), 2 * top.outputs), -torch.inf, lower)
 
     def _chunk(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Bounds of `sides` for some boxes, by the law at the centre and how far f moves from there."""
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 4 * UNIT)
         sums = self._sums(center)

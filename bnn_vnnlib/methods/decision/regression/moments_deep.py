@@ -67,7 +67,7 @@ class MomentsDeep:
 
     @staticmethod
     def serves(chain: DenseChain) -> bool:
-        """Two or more layers of relu."""
+        """Whether the chain has two or more hidden layers, all of relu."""
         return len(chain.activations) >= 2 and chain.kinds == {"relu"}
 
     @staticmethod
@@ -172,6 +172,7 @@ def _spread(steep: tuple[Tensor, ...], found: list[_Moments], variance: Tensor) 
 
 
 def _next(layer: DenseLayer, below: _Moments, spread: Tensor, fluctuation: tuple[Tensor, Tensor] | None) -> _Moments:
+    """Moments of the layer behind `below`; `fluctuation`: bounds behind Var q, where they are known."""
     m_low, m_high = _widened(layer, below.low, below.high)
     noise = _root(layer, below.square, 1) ** 2 * (1 + 4 * UNIT) + TINY
     s = _root(layer, below.low**2, -1)

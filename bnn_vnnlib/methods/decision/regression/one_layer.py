@@ -98,7 +98,9 @@ def by_coordinates(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
 
 
 def convexified(slope: Tensor, curve: Tensor, free: Tensor) -> Tensor:
-    """The second way on |e_j| <= 1; coordinates that are not free have no slope and no curvature."""
+    """Lower bounds (B,) of g.e + e'He / 2 on |e_j| <= 1 by making H convex; coordinates that are not free have no slope
+    and no curvature.
+    """
     finite = torch.isfinite(curve).all(-1).all(-1)
     curve = torch.where(finite[:, None, None], curve, torch.zeros_like(curve))
     eigenvalues = torch.linalg.eigvalsh(curve)
@@ -363,6 +365,7 @@ class ReluRows:
         lower: Tensor,
         upper: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Range of the row's slopes over each box, (B, n) each."""
         low, high = means[0] - rows.room, means[1] + rows.room
         least, most = (deviations[0] - rows.room).clamp(min=LEAST), (deviations[1] + rows.room).clamp(min=LEAST)
         t_low, t_high = torch.minimum(low / least, low / most), torch.maximum(high / least, high / most)
@@ -467,6 +470,7 @@ class TanhRows:
         return _Bounded(torch.maximum(value, trivial) - rows.payment, slope - bend, slope + bend)
 
     def _fit(self, rows: _NeuronRows, center: Tensor, r: Tensor, lower: Tensor, upper: Tensor) -> _Fit:
+        """The parabola fitted to T_0 on each box, and its errors."""
         hidden, room = self.hidden, rows.room
         m, reach = center @ hidden.mean.mT + hidden.bias, r @ hidden.mean.abs().mT + room
         s = hidden.deviation(center**2)
@@ -540,7 +544,7 @@ class OneLayer:
 
     @staticmethod
     def serves(chain: DenseChain) -> bool:
-        """One activation of a known kind."""
+        """Whether the chain has one hidden layer, of an activation that is served with so many inputs."""
         if len(chain.activations) != 1:
             return False
         return chain.kinds <= {"relu", "leaky_relu"} or chain.layers[0].inputs <= _CURVED_INPUTS
@@ -570,7 +574,7 @@ def _relaxation(kind: str, hidden: DenseLayer, size: Tensor) -> _Relaxation:
 
 
 def _halved(layer: DenseLayer) -> DenseLayer:
-    """The pre-activations over 2, exactly."""
+    """The layer with its pre-activations halved, exactly."""
     return DenseLayer(
         layer.mean / 2, layer.bias / 2, layer.variance / 4, layer.bias_variance / 4,
         layer.slack / 2, layer.bias_slack / 2,

@@ -268,7 +268,7 @@ class TwoLayers:
 
     @staticmethod
     def serves(chain: DenseChain) -> bool:
-        """Two layers of relu."""
+        """Whether the chain has two hidden layers, both of relu."""
         return len(chain.activations) == 2 and chain.kinds == {"relu"}
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
@@ -302,7 +302,7 @@ class TwoLayers:
         )  # fmt: skip
 
     def points(self, x: Tensor) -> _Points:
-        """Everything at points (P, n)."""
+        """What is known at points (P, n): E relu and m, s of the second layer, with errors."""
         first, second, _ = self.chain.layers
         sums = sums_at(first, second, x)
         m, s = (part[:: second.outputs] for part in (sums.m, sums.s))

@@ -30,14 +30,14 @@ from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 
 _BUDGETS = (1e-2, 1e-4, 1e-7)
-"""Probabilities delta."""
+"""Probabilities delta that the ranges may fail with; the best one counts."""
 
 _THRESHOLDS = (
     -6.0, -4.5, -3.5, -3.0, -2.5, -2.0, -1.75, -1.5, -1.25, -1.0, -0.85, -0.7, -0.6, -0.5, -0.4, -0.32, -0.26, -0.2,
     -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.26, 0.32, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.5, 1.75, 2.0,
     2.5, 3.0, 3.5, 4.5, 6.0, 7.5, 9.0, 11.0, 14.0,
 )  # fmt: skip
-"""Values of t that are tried."""
+"""Thresholds t of the margins at which the tails are bounded."""
 
 _LEVELS = (1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.06, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Levels of p_j: at each of them and for each class j, t_j is the largest threshold whose p_j is within the level."""

@@ -41,7 +41,7 @@ BELOW = (1.0, 0.75, 0.5, 0.375)
 """lam of the lower bounds, besides 1 - softmax_i those of the upper bounds."""
 
 _ABOVE = (1.0, 0.5)
-"""lam of the upper bounds, besides 1 - softmax_i(E f)."""
+"""Values of lam for the upper bounds, besides 1 - softmax_i(E f)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class _Questions:
 
     @property
     def rows(self) -> Tensor:
-        """(P, R, m): all of them."""
+        """All rows (P, R, m), those from below first."""
         return torch.cat([self.below.flatten(1, 3), self.above.flatten(1, 2)], 1)
 
     def classes(self, found: Lines, radius: Tensor, delta: float) -> Classes:
@@ -175,7 +175,7 @@ def _above(lines: Lines, radius: Tensor, delta: float) -> tuple[Lines, Tensor]:
 
 
 def _gathered(slope: Tensor, best: Tensor) -> Tensor:
-    """(.., L, n) by the index (.., 1)."""
+    """The vector (.., n) among L (.., L, n) that the index (.., 1) chooses."""
     index = best[..., None].expand(*best.shape, slope.shape[-1])
     return slope.gather(-2, index)[..., 0, :]
 

@@ -21,7 +21,7 @@ from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
 SPLIT = Effort(tolerance=1e-3, most=400)
-"""How far inputs are split."""
+"""How far the inputs of an item are split."""
 
 _TOGETHER = 3
 """Boxes that all rows of an item share are this many times as many as those of a single row."""
@@ -160,6 +160,7 @@ class SoftmaxRows:
     def _chunk(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None, context: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Bounds and slopes of rows over some boxes, the distance of the law included."""
         missing = self.source.count - outputs.shape[-1]  # a logit that is always 0
         outputs = torch.nn.functional.pad(outputs, (0, missing))
         lines, numbers = self.source.rows(lower, upper, outputs, context)

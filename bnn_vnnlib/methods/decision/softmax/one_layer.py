@@ -58,7 +58,7 @@ _NEGLIGIBLE_EXCESS = 1e-4
 """Log excesses below are not computed again for parts of a box: they cost D less than a quarter of this."""
 
 _UP = 1 + 2.0**-40
-"""Covers a few roundings."""
+"""Factor that covers a few roundings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class _Comparison:
 
     @property
     def spare(self) -> Tensor:
-        """(P, R): proved where positive."""
+        """What the comparisons (P, R) have to spare: proved where positive."""
         least = self.margin.minimum(self.neurons.radius)
         return least - self.needed - 2 * UNIT * (least.abs() + self.needed)
 
@@ -201,7 +201,7 @@ GRAIN = 2.0**20
 
 @dataclass(frozen=True, eq=False)
 class Tilted(SoftmaxSource):
-    """By tilted expectations, at points and over small boxes."""
+    """Bounds on the expected softmax by tilted expectations, at points and over small boxes."""
 
     layers: DenseChain
 
@@ -279,6 +279,7 @@ class _Moments:
         return self._sum(rows, -1.0)
 
     def _sum(self, rows: Tensor, sign: float) -> Tensor:
+        """Logarithms (P, R) of exponential moments of rows, above for sign 1 and below for -1."""
         last = self.layers.last
         relative = gamma(4 * rows.shape[-1] + 16)
         alpha, size = rows @ last.mean, rows.abs() @ last.mean.abs()
@@ -307,6 +308,7 @@ class _Moments:
         return value + sign * (8 * UNIT * ((alpha * end).abs() + beta * square * square) + LEAST)
 
     def _noisy(self, alpha: Tensor, beta: Tensor, sign: float) -> Tensor:
+        """What each neuron with noise adds to the logarithms, above for sign 1 and below for -1."""
         n = self.neurons
         m, s = ((a + b)[:, None] / 2 for a, b in ((n.low, n.high), (n.least, n.most)))
         apart = torch.maximum(n.high[:, None] - m, m - n.low[:, None]) * (1 + 4 * UNIT) + TINY
@@ -350,7 +352,7 @@ class MeanNetwork:
         return out
 
     def _by_inputs(self, problem: Problem) -> Tensor:
-        """Every row for itself."""
+        """Whether the items (N,) are refuted, their rows each for itself, by splitting the inputs."""
         spare, _ = self._needed(problem)
         suits = self._suits(problem)
         first, second = _classes(problem)

@@ -202,7 +202,7 @@ _CLOSE = 0.4
 """s^2 times what E sigmoid(X) differs from Phi(m / s) by, at most (step 4)."""
 
 _POINTS = 4e-15
-"""Times 1 + |m|: what the roundings of m + s N cost, as in `regression.one_layer`."""
+"""What the roundings of m + s N cost, relative to 1 + |m|, as in `regression.one_layer`."""
 
 
 def expected_sigmoid(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

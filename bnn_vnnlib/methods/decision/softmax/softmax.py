@@ -32,7 +32,7 @@ from bnn_vnnlib.gaussian.relu import exponential_excess
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 
 HUGE = 600.0
-"""Exponents beyond make a bound useless."""
+"""Largest exponent that is computed; beyond, a bound is useless."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,7 @@ class Classes:
         return Lines(at, chosen), numbers
 
     def _row(self, outputs: Tensor, kappa: Tensor) -> tuple[Lines, Tensor]:
+        """Lines and numbers below rows, by kappa times sum_i D_i = 1 and the classes' bounds."""
         share = outputs - kappa
         moved = UNIT * share.abs().amax(-1)  # c - kappa was rounded, and the D_i add up to 1
         weights = torch.cat([share.clamp(min=0.0), -share.clamp(max=0.0)], -1)
@@ -108,6 +109,7 @@ def classes(pairs: ClassPairs, log_excess_above: Tensor | None) -> Classes:
 
 
 def _below(pairs: ClassPairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
+    """Lines below the D_i, and numbers below them, from margins and log excesses of pairs."""
     middle = pairs.excess - pairs.margin.value
     slack = 4 * UNIT * (middle.abs() + reach)
     start, end = middle - reach + slack, middle + reach + slack  # the chord of exp(. + slack)
