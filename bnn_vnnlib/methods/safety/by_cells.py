@@ -34,7 +34,7 @@ from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.memory import at_once
 
 CELLS = "cells of weights"
-"""The method's name."""
+"""Name of the method, for people and the record."""
 
 _LEAVES, _MOST_LEAVES = 2**11, 2**17
 """Parts of an instance, at most: without a time limit, and with one."""
@@ -68,7 +68,7 @@ class CellSplitting:
             self._sides.append(_Side(problem, _at(task, fixed), "fails"))
 
     def due(self, turn: int) -> bool:
-        """In every turn."""
+        """Whether it is the stage's turn: always."""
         return True
 
     def step(self, low: Tensor, high: Tensor) -> SafetyBounds | None:
@@ -79,7 +79,7 @@ class CellSplitting:
 
     @property
     def bounds(self) -> SafetyBounds:
-        """What the forests say."""
+        """The bounds that the forests prove so far."""
         problem, (at, *over) = self._task.problem, self._sides
         lower = torch.zeros_like(at.total)
         for side in over:
@@ -190,7 +190,7 @@ class _Side:
         return mass.masked_fill(never, 0.0), Cells.of(problem.lower[:, n:], problem.upper[:, n:]).most
 
     def _failures(self, problem: Problem) -> Tensor:
-        """(N,) step 2."""
+        """Upper bounds (N,) on P(z in the item's cell, some case is satisfied in its box) (step 2)."""
         each, most = self._half_spaces(problem, 1.0)
         cases = by_case(problem, torch.minimum(each, most[:, None]), most, "amin")
         total = torch.where(problem.exists, cases, 0.0).sum(-1) * UP
@@ -198,7 +198,7 @@ class _Side:
         return torch.where(none, 0.0, torch.minimum(total, most))
 
     def _successes(self, problem: Problem) -> Tensor:
-        """(N,) step 3."""
+        """Upper bounds (N,) on P(z in the item's cell, the network is safe at its point) (step 3)."""
         each, most = self._half_spaces(problem, -1.0)
         cases = by_case(problem, each, torch.zeros_like(most), "sum")
         least = torch.where(problem.exists, cases, torch.inf).amin(-1) * UP
@@ -240,7 +240,7 @@ def _serves(task: SafetyTask) -> str | None:
 
 
 def _one_pass(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
-    """Some pieces: the method by itself."""
+    """Bounds of the method by itself: its pieces until the goal or the deadline is reached."""
     stage, found = CellSplitting(task), known or task.nothing
     while bool((open_ := task.goal.open(found)).any()) and not task.deadline.passed:
         news = stage.step(open_, open_)

@@ -187,12 +187,12 @@ class CentredBoxes:
 
     @cached_property
     def count(self) -> int:
-        """Random weights."""
+        """Number of random weights."""
         return weight_sets.random_count(self.bounds.engine.network, self.posterior)
 
     @cached_property
     def weights(self) -> WeightBoxes:
-        """The box, to be scaled by a margin."""
+        """The box at the posterior mean whose sides are standard deviations, to be scaled by a margin."""
         return weight_sets.marginal(self.bounds.engine.network, self.posterior, self.problem.lower.device)
 
     @property

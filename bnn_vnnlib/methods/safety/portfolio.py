@@ -47,7 +47,7 @@ def _mixture_serves(task: SafetyTask) -> str | None:
 
 
 def _mixture(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
-    """Each component by all methods that serve it."""
+    """Bounds for a mixture: each component by all methods that serve it."""
 
     def solve(part: BoundedComponent, until: Deadline, refined: bool) -> SafetyBounds:
         own = replace(part.bounds, engine=replace(part.bounds.engine, deadline=until))

@@ -142,7 +142,7 @@ def _owned(chosen: Tensor, instance: Tensor) -> Tensor:
 # 2. More points
 
 _POINT_PIECES = 3
-"""Pieces where no time limit is given."""
+"""Number of pieces of work on more points where no time limit is given."""
 
 _NETWORKS, _FEWEST_NETWORKS, _WEIGHTS = 64, 8, 2**20
 """Networks that are sampled to choose points by: the most, the least, and how many weights they have in all."""
@@ -333,7 +333,7 @@ class BoxSplitting:
             self._margin = float(margin_of(wanted, boxes.count)) if wanted < 1 else float("inf")
 
     def due(self, turn: int) -> bool:
-        """Less and less often, since the pieces grow."""
+        """Whether it is the stage's turn: less and less often, since the pieces grow."""
         return rarely(turn)
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
@@ -432,7 +432,7 @@ class InputSplitting:
         self._queue: list[Tensor] = []
 
     def due(self, turn: int) -> bool:
-        """In every turn."""
+        """Whether it is the stage's turn: always."""
         return True
 
     def step(self, below: Tensor, above: Tensor) -> SafetyBounds | None:
@@ -452,7 +452,7 @@ class InputSplitting:
         return replace(self._nothing, lower=lower).named(TAILS.name)
 
     def _due(self, forest: Forest, below: Tensor) -> Tensor:
-        """Leaves to split next."""
+        """Indices of the leaves to split next."""
         return forest.worst(below & (self._spent < self._limit), (self._spent // 8).clamp(min=SPLIT_ROUND))
 
     def _advance(self, below: Tensor) -> bool:
@@ -531,7 +531,7 @@ class Tuning:
         self._left = list(_TUNING_STEPS)
 
     def due(self, turn: int) -> bool:
-        """Rarely: each piece takes longer than all before."""
+        """Whether it is the stage's turn: rarely, since each piece takes longer than all before."""
         first = LATER if self._problem.lower.shape[1] <= FEW_INPUTS else 0
         return turn >= first and rarely(turn - first)
 

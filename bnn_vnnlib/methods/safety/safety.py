@@ -54,7 +54,7 @@ class DrawCounts:
 
     @property
     def open(self) -> Tensor:
-        """(I,): neither."""
+        """Numbers (I,) of counted draws that are proved neither safe nor violating."""
         return self.counted - self.safe - self.violating
 
 
@@ -81,7 +81,7 @@ class SafetyBounds:
     draws: DrawCounts | None = None
 
     def named(self, method: str) -> SafetyBounds:
-        """By that method, on each side that says anything."""
+        """These bounds as found by that method, on each side that says anything."""
         told = torch.stack([self.lower > 0, self.upper < 1])
         return replace(self, by=told.to(torch.int8) * NAMES.index(method))
 

@@ -138,6 +138,7 @@ class TailBounds:
         return _up(question.total(question.problem, rows[0], budgets), question).clamp(max=1.0)
 
     def _tuned(self, question: _Question, failures: Tensor, steps: int, goal: float) -> Tensor:
+        """Failures of the items, after tuning for those that exceed the goal."""
         index = torch.nonzero(failures > goal)[:, 0]
         if len(index) == 0 or not self._engine.events:
             return failures
@@ -197,7 +198,7 @@ def _all_rows(problem: Problem, lower: Tensor, upper: Tensor) -> _Question:
 
 
 def _up(total: Tensor, question: _Question) -> Tensor:
-    """The terms of the sum were added with roundings."""
+    """A sum of probabilities, moved up by what adding its terms may have lost; 1 where it is undefined."""
     terms = question.problem.cases + question.outputs.shape[1]
     return (total * (1 + 4 * (terms + 8) * UNIT)).nan_to_num(1.0, 1.0, 1.0)
 

@@ -63,7 +63,7 @@ class Law:
     blur: Tensor
 
     def pick(self, some: Tensor) -> Law:
-        """At some points."""
+        """The law at some of the points."""
         return Law(self.m[some], self.s[some], self.blur[some])
 
     def above(self, alpha: Tensor, beta: Tensor) -> Tensor:
@@ -143,13 +143,13 @@ _STEEPEST = 25.0
 """Largest rate, over one by the largest kink: beyond, cells of hardly any probability count too much."""
 
 _CELLS = 6
-"""Cells on either side."""
+"""Number of cells on either side."""
 
 _LEAST_C = 0.05
-"""c, at least."""
+"""Least c that is used."""
 
 _MAX_VARIANCE = 1e100
-"""Variances are below."""
+"""What all variances are below."""
 
 _MAX_EXPONENT = 300.0
 """Exponents above are taken as infinite."""

@@ -78,7 +78,7 @@ _RULES = {
 
 
 def _nodes(layer: Neurons) -> tuple[int, int]:
-    """How many on a half line, on a short piece."""
+    """Numbers of nodes for these neurons: on a half line, and on a short piece."""
     times = next((times for few, times in FINER if layer.m.shape[1] <= few), 1)
     return times * OUTER, times * INNER
 
@@ -159,7 +159,7 @@ def _ends(layer: Neurons, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outer(layer: Neurons, start: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-    """p and weights on zeta > start."""
+    """p and the weights at the nodes on zeta > start."""
     z, weight = _rule(*_ends(layer, start), _nodes(layer)[0], layer.m, layer.s)
     return (1 + sign * layer.rho)[..., None] * z, weight
 
@@ -235,7 +235,7 @@ class Spread:
 
     @property
     def noise(self) -> Tensor:
-        """(A,): none is left out of the envelope."""
+        """Zeros (A,): no noise is left out of the envelope."""
         return torch.zeros_like(self.step)
 
     @property
@@ -275,7 +275,7 @@ class Spread:
 
 
 def spread(terms: Terms) -> Spread:
-    """The laws, for rows one at a time."""
+    """The laws of Y on a lattice, which are made for one row at a time."""
     values, weights = zip(*(_points(terms, row) for row in range(len(terms.k))), strict=True)
     start = torch.stack([value.amin(1) for value in values])
     width = torch.stack([(value.amax(1) - value.amin(1)).amax() for value in values])
@@ -361,6 +361,7 @@ def _in_weights(terms: Terms, side: _Side, wave: Tensor) -> Tensor:
 
 
 def _rules(terms: Terms, side: _Side) -> list[tuple[float, Tensor, Tensor]]:
+    """The rules in zeta on one side: how often each occurs, its error by ellipse, what a wave of 1 adds to it."""
     layer, (outer, inner) = terms.layer, _nodes(terms.layer)
     size, rho, s = side.nodes.abs(), layer.rho[..., None], layer.s[..., None]
     low, high = _ends(layer, layer.ramp if side is terms.sides[1] else 0 * layer.ramp)
@@ -449,7 +450,7 @@ BLOCK = 8
 """Terms of the series at once."""
 
 BLOCKS = 24
-"""At most."""
+"""Number of blocks of terms, at most."""
 
 _ENOUGH = 1e-5
 """Rest of the series that asks for no more terms."""

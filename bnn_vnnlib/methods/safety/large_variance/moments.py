@@ -83,10 +83,10 @@ from bnn_vnnlib.system.memory import at_once
 # Two hidden layers
 
 _NODES, _LEVELS = 17, 7
-"""Over a range of m, of s."""
+"""Numbers of nodes over a range of m, and over one of s."""
 
 BENDS = (0.0, 0.4, 1.0)
-"""bend over what makes the parabola touch at the centre."""
+"""Bends that are tried, relative to the one that makes the parabola touch at the centre."""
 
 _PAID = 1e-11
 """Relative error allowed to sums of products here, 40 times what a thousand terms need."""
@@ -287,17 +287,17 @@ def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
 
 
 _WIDEST = 256
-"""Neurons of the first layer, at most."""
+"""Largest number of neurons of the first layer that is served."""
 
 _TIMES = (0.6, 0.8, 1.0, 1.25)
-"""Rates over the best one for a Gaussian law, for ranges."""
+"""Rates that are tried for ranges, relative to the best one for a Gaussian law."""
 
 _LARGEST_BETA = 0.4
 """beta s^2 of the rows that bound variances, at most."""
 
 
 def sharpened(chain: DenseChain) -> bool:
-    """Two hidden layers, not too wide for a matrix a row."""
+    """Whether the chain has two hidden layers, not too wide for a matrix a row."""
     return len(chain.layers) == 3 and chain.layers[0].outputs <= _WIDEST
 
 
@@ -380,6 +380,7 @@ def at_points(chain: DenseChain, lower: Tensor, upper: Tensor, budget: float) ->
 
 
 def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Rectangle:
+    """Ranges of the (m, s) of the second layer that fail with probability `budget` at most, by Chernoff's bound."""
     level = math.log(4 * dense.outputs / budget) * (1 + 1e-12)
     reach = math.sqrt(2 * level)
     mean, square, _ = law.plain()
@@ -567,5 +568,5 @@ def log_kappa(eta: Tensor) -> Tensor:
 
 
 def _slope(u: Tensor, eta: Tensor) -> Tensor:
-    """eta - phi(u) / Phi(-u)."""
+    """Slope of log Phi(-u) + eta u in u: eta - phi(u) / Phi(-u)."""
     return eta - torch.exp(-(u**2) / 2 - torch.special.log_ndtr(-u)) / math.sqrt(2 * math.pi)

@@ -24,7 +24,7 @@ _QUICK = (3.5,)
 """The only z that is tried while theta is chosen, of those like `chaos._REACHES`."""
 
 _TARGETS = 48
-"""l that are tried."""
+"""Number of values of l that are tried."""
 
 _DEEPEST, _DEPTHS = 8.0, 128
 """Standard deviations of Y below its mean, and numbers among which one is chosen, see `lowest`."""
@@ -33,7 +33,7 @@ _PARTS = (0.25, 0.5, 0.75)
 """Shares of the level that are tried for what the lines lose."""
 
 _SIZES = (*(k / 10 for k in range(81)), *(8.5 * (200 / 8.5) ** (k / 19) for k in range(20)))
-"""l over `Lines.scale`, among which the largest one is chosen."""
+"""Values of l over `Lines.scale`, among which the largest one to try is chosen."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,7 +98,7 @@ def both(layers: DenseChain, question: PairsAtBoxes, deadline: Deadline) -> Tens
 
 
 def _bounded(layers: DenseChain, question: PairsAtBoxes) -> Tensor:
-    """What overflows ends as 0."""
+    """Bounds for the pairs of the question; what overflows ends as 0."""
     pair = _pair(layers, question)
     period = pair.center.abs() + BEYOND * pair.spread
     waves = inversion.pairs(math.pi / period, WAVES)
@@ -114,6 +114,7 @@ def _bounded(layers: DenseChain, question: PairsAtBoxes) -> Tensor:
 
 
 def _pair(layers: DenseChain, question: PairsAtBoxes) -> _Pair:
+    """The pairs of rows in terms of the first layer at a corner of their box, with their moments."""
     last, a = layers.last, question.outputs
     d, size = a @ last.mean, a.abs() @ last.mean.abs()
     scaled, shaken = a[..., None] * torch.sqrt(last.variance), a * torch.sqrt(last.bias_variance)  # squares underflow
@@ -201,7 +202,7 @@ _WORTH = 3e-3
 """What the sum over rows exceeds its largest term by, at least: it cannot exceed the union by more."""
 
 _SELDOM = 1e-4
-"""Failure of a row, at least, that is looked at."""
+"""Least failure probability of a row that is looked at."""
 
 
 def shared(

@@ -35,7 +35,7 @@ _NARROW = 3.0
 """Inputs that move a row by more than that many of its standard deviations: a narrow posterior."""
 
 LARGE_VARIANCE = "large variance"
-"""The method's name."""
+"""Name of the method, for people and the record."""
 
 SPARE = 1e-6
 """Left of the mass at a point, which is bounded once more for its item alone before a `sat`: other items shift it."""
@@ -166,7 +166,7 @@ def _asked(
 
 
 def _added(total: Tensor, problem: Problem, less: Tensor | float = 0.0) -> Tensor:
-    """The terms of the sum were added with roundings."""
+    """A sum of probabilities, moved up by what adding its terms may have lost, less `less`; at most 1."""
     terms = problem.cases + problem.rows.outputs.shape[1]
     return (total * (1 + 4 * (terms + 8) * UNIT) - less).nan_to_num(1.0, 1.0, 1.0).clamp(max=1.0)
 

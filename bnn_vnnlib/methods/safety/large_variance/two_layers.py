@@ -72,7 +72,7 @@ _LARGEST = 2**22
 
 
 def serves(chain: DenseChain) -> bool:
-    """Two hidden layers, and not too many inputs and neurons."""
+    """Whether the chain has two hidden layers, and not too many inputs and neurons."""
     return len(chain.layers) == 3 and _size(chain) <= _LARGEST
 
 
@@ -111,6 +111,7 @@ def failures(chain: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> Te
 def _bounded(
     chain: DenseChain, question: RowsAtBoxes, weights: Weights, some: Tensor, deadline: Deadline, budget: _Budget
 ) -> Tensor:
+    """Upper bounds on the failure probabilities of the rows `some`, by one budget."""
     lower, upper = question.lower[question.box[some]], question.upper[question.box[some]]
     point, guess = _worst(chain, lower, upper, weights)
     layer = first_layer(chain.layers[0], point, lower, upper)
