@@ -120,7 +120,7 @@ class _Evidence:
         return torch.isfinite(found).any(-1).all(-1)
 
     def lower(self) -> Tensor:
-        """(N, S) lower bounds."""
+        """Lower bounds (N, S) that the draws so far show."""
         rows, shape = self._rows, self._rows.low.shape
         if self._rule.level is None:
             share = torch.as_tensor(lower_bounds(self._counts, rows.delta.ravel())).to(rows.low).reshape(shape)
@@ -197,7 +197,7 @@ class _Run:
                 self._narrow = bool((-low[:, self._outputs :] - low[:, : self._outputs] <= self._gap).all())
 
     def outcome(self) -> DecisionOutcome:
-        """What is shown."""
+        """The outcome that the draws so far show."""
         low, rows = self._over_evidence.lower(), self._problem.rows
         height = self._height
         passed = torch.where(self._false & self._real, rows.bound, -torch.inf)
@@ -234,7 +234,7 @@ class _Run:
         self._violated = met & chosen & self._usable & ~self._refuted
 
     def _over(self) -> _Rows:
-        """Over all of each item."""
+        """The rows, the negated rows, the outputs and the negated outputs, over all of each item."""
         problem, rows = self._problem, self._problem.rows
         count = len(problem)
         unit = torch.eye(self._outputs, dtype=torch.float64, device=problem.lower.device).expand(count, -1, -1)
@@ -269,6 +269,7 @@ class _Run:
         return _Rows(outputs, inputs, lower, upper, low, -high, delta)
 
     def _refuse(self, over: _Rows) -> None:
+        """Refuse a question that draws alone cannot answer, by name."""
         if self._rule.level is None:
             bounded = torch.isfinite(over.low) & torch.isfinite(over.high)
             asked = bounded[:, : self._height][self._real] if bool(self._real.any()) else bounded[:, -self._outputs :]

@@ -46,7 +46,7 @@ class Sampling:
 
     @property
     def side(self) -> float:
-        """delta of one side."""
+        """delta that one side of an interval may fail with."""
         return failing(self.confidence, 2)
 
 
