@@ -24,7 +24,7 @@ from bnn_vnnlib.rounding import UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 BY_COMPONENTS = "components of a mixture"
-"""The method's name."""
+"""Name of the method, for people and the record."""
 
 
 @dataclass(frozen=True, eq=False)

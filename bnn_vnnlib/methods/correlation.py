@@ -110,6 +110,7 @@ def _layer(layer: KronLayer, network: Network, uses: Uses, device: Device) -> tu
 
 
 def _structured(layer: KronLayer, network: Network, uses: Uses, device: Device) -> Kron | None:
+    """The group of a Kronecker-factored layer that is used as one dense layer; None where it is used otherwise."""
     if len(uses[layer.weight]) > 1 or network.tensors[layer.weight].ndim < 2:
         return None
     _, node, param = uses[layer.weight][0]

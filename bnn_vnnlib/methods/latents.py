@@ -138,7 +138,7 @@ class LatentBounds:
         return slope.amax(0) - slope.amin(0) + _FLAT * slope.abs().amax(0)
 
     def values(self, v: Tensor) -> Tensor:
-        """(S, P, m) at points (S, P, n + k), not rounded."""
+        """Outputs (S, P, m) of the network at points (S, P, n + k), not rounded."""
         flat, n = v.flatten(0, 1), self.inputs
         if self.units is not None:
             weight, bias = (torch.as_tensor(part, device=v.device) for part in (self.units.weight, self.units.bias))

@@ -56,7 +56,7 @@ def reasons(methods: tuple[Method[_Task, _Bounds], ...], task: _Task) -> dict[st
 # 2. Names
 
 BRANCHING = "branch and bound"
-"""What decides about fixed weights."""
+"""Name of the method that decides about fixed weights."""
 
 
 def of_safety(setting: Setting, found: SafetyBounds) -> str:
@@ -98,6 +98,6 @@ def _of_weights(name: str, engine: str) -> str:
 
 
 def _sides(lower: Iterable[str], upper: Iterable[str]) -> str:
-    """Both sides, once where they agree."""
+    """The methods behind both sides, in words; named once where they agree."""
     below, above = ", ".join(dict.fromkeys(lower)), ", ".join(dict.fromkeys(upper))
     return below if below == above else f"lower bound: {below}; upper bound: {above}"
