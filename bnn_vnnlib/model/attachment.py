@@ -78,6 +78,7 @@ def _single(arrays: Arrays, probabilities: Floats | None, shapes: families.Shape
 
 
 def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: families.Shapes) -> Mixture:
+    """The mixture from arrays named after component, tensor and kind."""
     parts: dict[int, dict[str, NDArray[Any]]] = {}
     for key, array in arrays.items():
         match = _COMPONENT.fullmatch(key)
@@ -101,6 +102,7 @@ def _mixture(arrays: Arrays, probabilities: Floats | None, shapes: families.Shap
 
 
 def _gaussian(found: dict[str, dict[str, Any]], shapes: families.Shapes) -> Gaussian:
+    """The Gaussian from arrays by kind and tensor; its family follows from the kinds that are there."""
     biases = found.pop(_BIAS, {})
     variances = {**found.pop("variance", {}), **found.pop(_DEVIATION, {})}
     if variances or not found:

@@ -42,12 +42,12 @@ def label(node: NodeProto) -> str:
 
 
 def unsupported(node: NodeProto, message: str) -> UnsupportedError:
-    """Valid ONNX that this version does not handle."""
+    """An error about valid ONNX that this version does not handle."""
     return UnsupportedError(message, node=label(node))
 
 
 def inconsistent(node: NodeProto, message: str) -> ModelError:
-    """Not valid ONNX."""
+    """An error about what is not valid ONNX."""
     return ModelError(message, node=label(node))
 
 

@@ -148,7 +148,7 @@ class Builder:
         self._computed = 0
 
     def constant(self, name: str, array: NDArray[Any]) -> Fixed:
-        """A tensor of the file."""
+        """A tensor of the file as a constant of the graph."""
         if array.dtype.name not in _FLOATS:
             return self._discrete(name, array)
         with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
@@ -294,14 +294,14 @@ class Builder:
         return self.append(nodes.Reshape(name, (x.position,), shape), x.element)
 
     def joined(self, name: str, branches: Sequence[Computed], axis: int) -> Computed:
-        """numpy.concatenate."""
+        """The branches joined along an axis, as by numpy.concatenate."""
         size = sum(branch.shape[axis] for branch in branches)
         shape = (*branches[0].shape[:axis], size, *branches[0].shape[axis + 1 :])
         positions = tuple(branch.position for branch in branches)
         return self.append(nodes.Concat(name, positions, shape, axis), branches[0].element)
 
     def transpose(self, name: str, x: Computed, perm: tuple[int, ...]) -> Computed:
-        """numpy.transpose."""
+        """x with permuted axes, as by numpy.transpose."""
         if sorted(perm) != list(range(len(x.shape))):
             raise ModelError(f"perm {perm} does not permute the axes of {x.shape}", node=name)
         shape = tuple(x.shape[axis] for axis in perm)

@@ -108,6 +108,7 @@ def serialised(proto: ModelProto) -> bytes:
 
 
 def _parse(path: Path) -> ModelProto:
+    """The ONNX model in a file, of bounded size and with valid texts."""
     data = read_bytes(path, _MAX_BYTES, ModelError)
     kinds.refuse_other(data[: kinds.START_BYTES], kinds.MODEL, path, ModelError)
     try:

@@ -26,7 +26,7 @@ from bnn_vnnlib.model.builder import Builder, Fixed, Value
 from bnn_vnnlib.network import nodes as network_nodes
 
 Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
-"""Row of the operator table."""
+"""Row of the operator table: what a node with these operands computes."""
 
 # operators that move, repeat or drop entries of their first operand
 MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile")
@@ -59,7 +59,7 @@ FOLDABLE = frozenset((*MOVES, *_DISCRETE, *_ARITHMETIC, "ConstantOfShape", "Dequ
 
 
 Others = Sequence[Fixed | None]
-"""Operands behind the first."""
+"""Operands of a node behind the first."""
 
 
 def fold(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: Converter | None = None) -> Fixed:
@@ -90,7 +90,7 @@ def fold(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], conver
 
 
 def _filled(graph: Builder, node: NodeProto, sizes: Fixed, _: Others) -> Fixed:
-    """ConstantOfShape."""
+    """The constant that ConstantOfShape makes."""
     _refuse_large(node, math.prod(int(size) for size in sizes.values.reshape(-1)), [sizes])
     return graph.constant(node.output[0], evaluate_node(node, graph.opset, [sizes.values]))
 
@@ -116,7 +116,7 @@ def _discrete(node: NodeProto, opset: int, arrays: list[NDArray[Any]]) -> NDArra
 
 
 def _move(graph: Builder, node: NodeProto, data: Fixed, others: Others) -> Fixed:
-    """The operators of MOVES."""
+    """The constant that an operator of MOVES makes: the same entries at other places."""
     arrays = [None if other is None else other.values for other in others]
     match node.op_type:  # the evaluator reads these otherwise than ONNX
         case "Flatten":
@@ -149,6 +149,7 @@ def _cast(graph: Builder, node: NodeProto, value: Fixed, _: Others) -> Fixed:
 def _float(
     graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], given: Sequence[Fixed], converter: Converter | None
 ) -> Fixed:
+    """The constant that an operator makes of float constants, with its rounding error; refuses uncertain ones."""
     uncertain = [value for value in given if value.uncertain]
     floats = all(value.param is not None for value in given)
     if uncertain and node.op_type == "Mul" and len(given) == 2 and floats:

@@ -23,7 +23,7 @@ from bnn_vnnlib.signature import Signature, Variable
 
 OLDEST_OPSET = 7
 _WHATEVER = (shapes.shape_of, shapes.split)
-"""Converters that serve constants, too."""
+"""Converters that serve constants as well as computed values."""
 
 
 def build_network(proto: ModelProto, uncertain: Collection[str] = ()) -> Network:
@@ -326,7 +326,9 @@ def _finish(
     inputs: list[Variable],
     notes: list[str],
 ) -> Network:
-    """Outputs, signature and the tensors that are used."""
+    """The network of a graph whose nodes were all read, with its outputs, its signature and the tensors that are
+    used.
+    """
     if not all(info.name for info in chosen):
         raise ModelError("an output of the graph has no name")
     ends = [values[info.name] for info in chosen]

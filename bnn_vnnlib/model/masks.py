@@ -74,7 +74,7 @@ def _shape(flow: Flow, node: NodeProto, kinds: dict[str, onnx.TypeProto.Tensor])
 
 
 def _ratio(flow: Flow, node: NodeProto) -> float:
-    """The second operand, 0.5 where it is left out."""
+    """Ratio of a Dropout in training mode: its second operand, 0.5 where it is left out."""
     if len(node.input) < 2 or not node.input[1]:
         return 0.5
     value = flow.plain(node.input[1])

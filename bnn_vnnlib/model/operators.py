@@ -78,7 +78,7 @@ def missing_operator(graph: Builder, node: NodeProto, proto: ModelProto, what: s
 
 
 def _domain(node: NodeProto) -> str:
-    """The default domain has two names."""
+    """Domain of a node; "" for the default domain, which has two names."""
     return "" if node.domain == "ai.onnx" else node.domain
 
 

@@ -276,7 +276,7 @@ def comparison(swapped: bool) -> Callable[[Builder, NodeProto, Inputs], Value]:
     """Greater and GreaterOrEqual; Less and LessOrEqual, `swapped`."""
 
     def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-        """Kept for the Where that takes it."""
+        """A comparison of two values, which is kept for the Where that takes it."""
         if len(inputs) != 2 or any(value is None for value in inputs):
             raise inconsistent(node, "needs two operands")
         a, b = (x if isinstance(x, Fixed) else variable(graph, node, inputs, i) for i, x in enumerate(inputs))
@@ -375,7 +375,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def _slope(graph: Builder, branch: Value, x: Computed) -> Fixed | None:
-    """s, if the branch is s x."""
+    """The constant s, if the branch is s x; else None."""
     if not isinstance(branch, Computed):
         return None
     match graph.nodes[branch.position]:
@@ -396,7 +396,7 @@ def _leaky(graph: Builder, node: NodeProto, x: Computed, slope: Fixed) -> Comput
 
 
 def _limits(graph: Builder, branch: Value, x: Computed) -> Limits | None:
-    """(l, h), if the branch is clip(x, l, h)."""
+    """The limits (l, h), if the branch is clip(x, l, h); else None."""
     if not isinstance(branch, Computed):
         return None
     match graph.nodes[branch.position]:

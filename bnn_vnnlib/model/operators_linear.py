@@ -139,6 +139,7 @@ def _matrix_weight(node: NodeProto, weight: Fixed) -> Fixed:
 
 
 def _plus_c(graph: Builder, node: NodeProto, y: Computed, c: Value | None) -> Value:
+    """y + beta C of a Gemm; y itself without C."""
     name = label(node)
     if c is None:
         return y
@@ -253,7 +254,7 @@ _TERM = r"([A-Za-z]*(?:\.\.\.)?[A-Za-z]*)"
 _EQUATION = re.compile(rf"{_TERM},{_TERM}(?:->{_TERM})?")
 
 Axes = tuple[str, ...]
-"""One name for each axis."""
+"""Names of a tensor's axes, one for each."""
 
 
 def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:

@@ -121,7 +121,7 @@ def mean(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Opset 13 and later: over one axis."""
+    """Softmax of opset 13 and later: over one axis."""
     x = variable(graph, node, inputs)
     return _softmax(graph, node, x, normal_axis(node, attribute(node, "axis", -1), len(x.shape)))
 
@@ -148,13 +148,13 @@ def _softmax(graph: Builder, node: NodeProto, x: Computed, axis: int) -> Value:
 
 
 def log_softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Opset 13 and later: over one axis."""
+    """LogSoftmax of opset 13 and later: over one axis."""
     x = variable(graph, node, inputs)
     axis = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
     return composed_softmax(graph, label(node), x, axis, logarithm=True)
 
 
 def log_softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Before opset 13."""
+    """LogSoftmax before opset 13: over all axes from `axis` on; supported where that is one axis."""
     x = variable(graph, node, inputs)
     return composed_softmax(graph, label(node), x, _flattened_axis(node, x), logarithm=True)

@@ -58,7 +58,7 @@ def normal_axis(node: NodeProto, axis: int, rank: int) -> int:
 
 
 def flatten(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Two dimensions: before and from `axis`."""
+    """Flatten: two dimensions, the axes before `axis` and those from it on."""
     x = variable(graph, node, inputs)
     return graph.reshape(label(node), x, flattened(graph, node, x.shape))
 
@@ -95,7 +95,7 @@ def transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _axes(node: NodeProto, inputs: Inputs) -> tuple[int, ...] | None:
-    """Attribute before opset 13, input since; None if absent."""
+    """The axes of a node: an attribute before opset 13, an input since; None if absent."""
     if len(inputs) > 1 and inputs[1] is not None:
         axes = integers(node, inputs[1], "the axes")
     elif raw_attribute(node, "axes") is not None:
@@ -161,14 +161,14 @@ def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def identity(_graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """The value itself."""
+    """Identity: the value itself."""
     if not inputs or inputs[0] is None:
         raise inconsistent(node, "operand 0 is missing")
     return inputs[0]
 
 
 def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """The value itself, at inference."""
+    """Dropout: the value itself, at inference."""
     training = inputs[2] if len(inputs) > 2 else None
     if training is not None and not (isinstance(training, Fixed) and not training.values.any()):
         message = (
@@ -244,7 +244,7 @@ def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def _refuse_large(node: NodeProto, x: Computed, others: list[NDArray[Any] | None]) -> None:
-    """A small file may ask for a large result only by gathering."""
+    """Refuse a Gather whose result is too large: only by gathering may a small file ask for that."""
     index = others[0] if others else None
     if index is None or not node.op_type.startswith("Gather"):
         return
@@ -311,7 +311,7 @@ def _part(array: NDArray[Any], cuts: list[int], axis: int, i: int) -> NDArray[An
 
 
 def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Constant, edge, reflect and wrap; negative pads cut off."""
+    """Pad in the modes constant, edge, reflect and wrap; negative pads cut off."""
     x, name = variable(graph, node, inputs), label(node)
     amounts, fill, axes = _pads(node, inputs, len(x.shape))
     mode = attribute(node, "mode", "constant")
@@ -382,7 +382,7 @@ def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Nearest neighbour, with the coordinates of ONNX."""
+    """Resize to the nearest neighbour, with the coordinates of ONNX."""
     x, rank = variable(graph, node, inputs), len(variable(graph, node, inputs).shape)
     if attribute(node, "mode", "nearest") != "nearest":
         raise unsupported(node, "only the mode nearest is supported")
@@ -445,6 +445,7 @@ def _coordinates(graph: Builder, node: NodeProto, old: int, new: int, scale: flo
 
 
 def _rounding(graph: Builder, node: NodeProto, scale: float) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """How Resize rounds a coordinate to an entry, by nearest_mode and opset."""
     # opsets up to 10 leave it open; onnxruntime takes the entry below when it enlarges, above when it shrinks
     default = ("floor" if scale >= 1 else "ceil") if graph.opset <= 10 else "round_prefer_floor"
     mode = attribute(node, "nearest_mode", default)

@@ -129,6 +129,7 @@ def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Computed) -> Com
 
 
 def _convolved(graph: Builder, node: NodeProto, x: Computed, weight: Fixed, window: _Window, groups: int) -> Computed:
+    """A convolution over one, two or three axes, in terms of the network's own."""
     name, rank = label(node), len(window.kernel)
     if rank == 1:
         flat = graph.reshape(name, x, (*x.shape[:2], 1, x.shape[2]))

@@ -237,6 +237,7 @@ def _companions(suffix: str, tensors: dict[str, TensorProto], unused: set[str]) 
 
 
 def _by_name(tensors: dict[str, TensorProto], unused: set[str]) -> tuple[Posterior | None, tuple[str, ...]]:
+    """The posterior that tensors carry by their names alone, with a note; None if there is none."""
     _refuse_correlated(tensors, unused)
     variances = _companions(_VARIANCE, tensors, unused)
     samples = _companions(_SAMPLES, tensors, unused)
@@ -281,6 +282,7 @@ def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> Non
 
 
 def _by_manifest(manifest: _Manifest, tensors: dict[str, TensorProto]) -> Posterior:
+    """The posterior that the manifest describes."""
     means = {weight: _mean(weight, entry, tensors) for weight, entry in manifest.params.items()}
     if manifest.probabilities is None:
         return _gaussian(manifest, means, tensors)

@@ -135,7 +135,7 @@ def _replace(field: Any, kept: Iterable[Any]) -> None:
 
 
 def alone(node: NodeProto) -> bool:
-    """Nothing inside it: no subgraph in an attribute."""
+    """Whether nothing is inside the node: no subgraph in an attribute."""
     return not any(subgraphs(node))
 
 

@@ -29,7 +29,7 @@ _SEED, _TRIALS = 0x5EED, 4
 # 1. Is every weight a Gaussian of its own?
 
 _EXACT = 1e-10
-"""Relative to |mean| + sd: what counts as rounding of float64; a thousandth of the float32 in which files are kept."""
+"""What counts as rounding of float64, relative to |mean| + sd; a thousandth of the float32 in which files are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def _check(draws: Draws, found: _Marginals) -> None:
 
 
 def _explained(draws: Draws, found: _Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
-    """Affine in several variables, or not affine at all."""
+    """Why no Gaussian is recovered: weights affine in several variables, or not affine at all."""
     a, b = (generator.standard_normal(draws.size) for _ in range(2))
     w_a, w_b, both = (flat(draws(z)) for z in (a, b, a + b))
     bend = both - w_a - w_b + found.mean
@@ -176,6 +176,7 @@ def local_noises(flow: Flow) -> Iterator[LocalNoise]:
 
 
 def _matched(flow: Flow, random: NodeProto) -> LocalNoise | None:
+    """The layer with local reparametrisation that a random node belongs to; None if it is no such layer."""
     noise = random.output[0]
     product = _reader(flow, noise, "Mul")
     total = product and _reader(flow, product.output[0], "Add")
@@ -225,7 +226,7 @@ def _reader(flow: Flow, name: str, operator: str) -> NodeProto | None:
 
 
 def _standard(random: NodeProto) -> bool:
-    """Mean 0, deviation 1."""
+    """Whether a random node draws numbers of mean 0 and deviation 1."""
     return not raw_attribute(random, "mean") and raw_attribute(random, "scale") in (None, 1, 1.0)
 
 
@@ -299,7 +300,7 @@ def _own_bias(flow: Flow, node: NodeProto) -> list[Floats]:
 
 
 def _squares(flow: Flow, square: str, x: str) -> bool:
-    """The one value is the elementwise square of the other."""
+    """Whether `square` is the elementwise square of `x`."""
     node = flow.producer.get(square)
     if node is None:
         return False
