@@ -41,7 +41,7 @@ from bnn_vnnlib.rounding import LOST, TINY, UNIT, gamma
 Integers = NDArray[np.int64]
 
 _ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
-"""Between the layers; slopes of leaky_relu lie in [0, 1]."""
+"""Activations that may stand between the layers; slopes of leaky_relu lie in [0, 1]."""
 
 MAX_LAW_DISTANCE = 1e-10
 """Largest `law_distance` of a chain that is served by methods which take the stored numbers as exact and pay the
@@ -193,7 +193,7 @@ class _Entries:
 
     @staticmethod
     def zeros(shape: tuple[int, ...]) -> _Entries:
-        """Numbers that are 0."""
+        """Numbers of this shape that are all 0."""
         return _Entries(*(np.zeros(shape) for _ in range(4)))
 
     @property

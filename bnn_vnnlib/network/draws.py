@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 Words = NDArray[np.uint64]
 
 GENERATOR = "Philox4x64-10"
-"""What the bits come from."""
+"""Name of the generator that the bits come from."""
 
 LARGEST = 9.25
-"""|z| of a draw that is known, at most."""
+"""Largest |z| of a draw that is known."""
 
 _RADIUS = 2.0**-39
 """r, of the check; what is claimed is larger by the rounding of z' + r and z' - r, and of a factor of z that a network

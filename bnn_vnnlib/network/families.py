@@ -114,7 +114,7 @@ def entries_of(posterior: Gaussian | WeightSamples) -> dict[str, WeightTensors]:
 
 
 def gaussian_of(family: str, entries: Mapping[str, WeightTensors]) -> Gaussian:
-    """The opposite of `entries_of`, for a Gaussian family."""
+    """The Gaussian of a family from its tensors by weight: the opposite of `entries_of`."""
     kind, fields = _FIELDS[family]
     if kind is WeightSamples:
         raise PosteriorError(f"posterior family {family!r} is no Gaussian")
@@ -294,7 +294,7 @@ def _normal(count: int, generator: torch.Generator | None) -> Normal:
 
 
 def _mixed(components: tuple[Component, ...], rows: torch.Tensor, generator: torch.Generator | None) -> Drawn:
-    """Row after row from the components that `rows` (count,) names."""
+    """Drawn weights, row after row from the components that `rows` (count,) names."""
     drawn = {name: _tensor(mean).expand(len(rows), *mean.shape).clone() for name, mean in components[0].means.items()}
     for index, component in enumerate(components):
         (places,) = (rows == index).nonzero(as_tuple=True)

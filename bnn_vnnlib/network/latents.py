@@ -80,7 +80,7 @@ def unfolded(network: Network, found: list[Direction]) -> Network:
         return len(made) - 1
 
     def along(param: Param, k: int) -> Param | None:
-        """The parameter's direction."""
+        """What latent number k moves a parameter by, as a parameter; None if it does not move it."""
         if param.source not in found[k]:
             return None
         direction, exact = found[k][param.source]

@@ -22,7 +22,7 @@ from bnn_vnnlib.signature import Signature, Variable
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """f(x) = rest(first(x))."""
+    """A network cut in two: f(x) = rest(first(x))."""
 
     first: Network
     rest: Network

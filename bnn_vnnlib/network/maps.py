@@ -130,6 +130,7 @@ def _convolve(node: Conv, weight: Tensor, z: Tensor) -> Tensor:
 
 
 def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+    """The transposed convolution of a, in the input's shape."""
     top, left, bottom, right = node.pads
     height, width = input_shape[2:]
     # rows and columns of the padded input behind the last window were never read: their gradient is 0

@@ -303,7 +303,7 @@ class Sampler:
         kept = tuple(name for name in self.names if name in names)
 
         def draw(count: int, rng: np.random.Generator) -> Mapping[str, Any]:
-            """What is drawn, without the others."""
+            """Draw all tensors, and keep those that are wanted."""
             found = self.draw(count, rng)
             return {name: found[name] for name in kept}
 

@@ -183,7 +183,7 @@ class Sum(Node):
 
 @dataclass(frozen=True, eq=False)
 class Reshape(Node):
-    """Same elements, row-major, new shape."""
+    """The same elements, row-major, in a new shape."""
 
 
 @dataclass(frozen=True, eq=False)

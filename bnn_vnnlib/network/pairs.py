@@ -270,6 +270,7 @@ def _weights(first: Model, second: Model, coupling: str, *, apart: bool) -> _Wei
 def _common_noise(
     first: Model, second: Model, tensors: dict[str, Floats], names: tuple[dict[str, str], dict[str, str]]
 ) -> _Weights:
+    """The weights of two networks as means plus common standard normal noise, of which each has its own factor."""
     laws = tuple(cast("GaussianDiagonal", model.posterior).variances if model.posterior else {} for model in
                  (first, second))  # fmt: skip
     noises: tuple[dict[str, tuple[str, Floats]], dict[str, tuple[str, Floats]]] = ({}, {})
@@ -548,7 +549,7 @@ def in_differences(
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """Without nodes that no output needs."""
+    """The nodes without those that no output needs, and the outputs among these."""
     used, stack = set[int](), list(outputs)
     while stack:
         place = stack.pop()
@@ -620,11 +621,12 @@ class _Differences:
         return x, below, d
 
     def _apart(self, node: Node, x: int, y: int) -> tuple[int, int, int]:
-        """The difference as the difference of both."""
+        """Positions of both copies and of their difference, which is made by subtracting them."""
         self.linear = False
         return x, y, self.graph.summed(node, [x, y], [1, -1])
 
     def _node(self, ours: Node, theirs: Node, sources: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+        """Positions of a node in both copies and of their difference."""
         if isinstance(ours, Input):
             return self._input(ours)
         named = replace(theirs, name=f"{self.label}: {theirs.name}")
@@ -675,6 +677,7 @@ class _Differences:
         return self.graph.mapped(ours, terms)
 
     def _shifted(self, ours: Shift, theirs: Node, d: int) -> int:
+        """Position of the difference of two biases added to a difference at position d."""
         mine, other = self._terms(ours, theirs)
         if self._equal(ours, theirs):
             return d
