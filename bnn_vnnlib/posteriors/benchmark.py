@@ -90,6 +90,7 @@ _Usable = tuple[Instance, Path, Path]
 
 
 def _usable(instances: list[Instance], source: Path, table: Path, skip_missing: bool) -> list[_Usable]:
+    """The instances whose files are there; InputError for others, unless they are to be skipped."""
     found = []
     for instance in instances:
         if len(instance.models) > 1:

@@ -44,7 +44,7 @@ class _Affine:
 
     @property
     def samples(self) -> int:
-        """1 if all samples agree."""
+        """Number of samples, 1 if all of them agree."""
         return max(len(self.weight), len(self.bias))
 
 
@@ -393,6 +393,7 @@ def _asked_about(parts: Parts) -> ModelProto:
 
 
 def _samples(parts: Parts, draws: int | None, seed: int) -> tuple[WeightSamples, tuple[str, ...]]:
+    """The samples that are merged: those of the posterior, or drawn ones with a remark."""
     posterior: Posterior | None = parts.posterior
     if posterior is None:
         raise PosteriorError("the model carries no posterior, so there is nothing to merge", path=parts.model.path)

@@ -69,6 +69,7 @@ def run_tool(tool: Tool, proto: ModelProto, fuse: bool) -> ModelProto:
 
 
 def _onnxruntime(proto: ModelProto, fuse: bool) -> ModelProto:
+    """The model as onnxruntime optimises it, without rewrites that compute with weights unless `fuse`."""
     import tempfile
 
     import onnx
@@ -260,6 +261,7 @@ def moved_posterior(posterior: Posterior, moves: Moves) -> Posterior:
 
 
 def _gaussian(posterior: Gaussian, moves: Moves) -> Gaussian:
+    """The Gaussian whose entries follow the moves; Kronecker factors only where nothing moved."""
     match posterior:
         case GaussianDiagonal(variances=variances):
             return GaussianDiagonal(moves.tensors(variances))
@@ -311,6 +313,7 @@ def simplified(source: RawParts, tool: Tool = "onnxruntime") -> tuple[ModelProto
 
 
 def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> ModelProto:
+    """The simplified model with its posterior attached to the tensors that it has now."""
     tensors = names_of(posterior)
     marks = Fingerprints(source.plain, tensors)
     found, proto = _followed(marks, tool, fuse)
@@ -373,7 +376,7 @@ def _followed(marks: Fingerprints, tool: Tool, fuse: bool) -> tuple[dict[str, Pl
 
 
 def _put(proto: ModelProto, name: str, places: Places, means: NDArray) -> None:
-    """The posterior means in place of the marks."""
+    """Put the posterior means in the place of the marks."""
     holder = holders(proto)[name]
     array = array_of(holder).copy()
     array[places >= 0] = means[places[places >= 0]]

@@ -73,7 +73,7 @@ def to_torch(model: Model) -> nn.Module:
             return self.graph(*x)
 
         def reset(self) -> nn.Module:
-            """The means."""
+            """Set the weights to the posterior means; returns the module."""
             return self._put({name: means[name] for name in names})
 
         def sample(self, seed: int | None = None) -> nn.Module:
@@ -144,7 +144,7 @@ class CrossCheck:
 
     @property
     def agrees(self) -> bool:
-        """Up to what rounding in single precision explains."""
+        """Whether both agree up to what rounding in single precision explains."""
         return self.difference <= 1e-4 * max(1.0, self.scale)
 
 
