@@ -100,7 +100,7 @@ class OutputBounds:
     def over_ranges(
         self, y: Interval, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None
     ) -> Tensor:
-        """`closed`, of known ranges."""
+        """Lower bounds (K, N, R) on rows, as `closed` gives them, from known ranges of the outputs."""
         lower, upper = (side if side.dim() == 3 else side[None] for side in (lower, upper))
         height, wide = outputs.shape[1], outputs.shape[-1] if inputs is None else outputs.shape[-1] + inputs.shape[-1]
         step = at_once(16 * max(len(y.lower), len(lower)) * height * wide)

@@ -87,7 +87,7 @@ class Constraints:
         return Constraints(inputs, bound, inner, strict, self.polynomials, self.which[index])
 
     def excluded(self, lower: Tensor) -> Tensor:
-        """(.., N, Q): see `Rows.excluded`."""
+        """Constraints (.., N, Q) that cannot hold, as their left sides are at least `lower`."""
         return row_false(lower, self.bound, self.strict)
 
     def impossible(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -280,6 +280,7 @@ def _slots(owner: NDArray, owners: int) -> tuple[NDArray, int]:
 
 
 def _constraints(property: Property, used: NDArray, device: torch.device | str) -> Constraints | None:
+    """The constraints on the inputs of the used boxes as padded tensors; None if there are none."""
     extra = property.constraints
     keep = np.flatnonzero(np.isin(extra.owner, used))
     of_box = [property.polynomials[box] if property.polynomials else () for box in used.tolist()]

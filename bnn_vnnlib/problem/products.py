@@ -44,7 +44,7 @@ _CORNERS = 4
 _BITS = 24
 
 Cell = tuple[Floats, ...]
-"""lower, upper, inner_lower, inner_upper (n,)."""
+"""A cell of inputs: lower, upper, inner_lower, inner_upper (n,)."""
 
 
 def in_cells(property: Property) -> tuple[Property, Ints]:

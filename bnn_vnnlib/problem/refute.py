@@ -179,7 +179,7 @@ def _with_constraints(problem: Problem, item: Tensor, pad: int, system: _System)
 
 
 def _masked(slope: Tensor, bound: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of other cases become 0 <= 1."""
+    """The rows in the mask; all others become 0 <= 1."""
     return torch.where(mask[..., None], slope, 0.0), torch.where(mask, bound, 1.0)
 
 

@@ -72,7 +72,7 @@ class CentredUnion:
         return torch.where(member, self.lower, 0.0).amax(-1)
 
     def union_upper(self, member: Tensor) -> Tensor:
-        """Upper bound on the same."""
+        """Upper bound on the mass of the union of nested boxes: member (.., K) -> (..)."""
         return torch.where(member, self.upper, 0.0).amax(-1)
 
 
@@ -100,7 +100,7 @@ class ScatteredUnion:
         return torch.maximum(largest, (chosen * self.single_lower).sum(-1) - overlaps * (1 + SPECIAL) - SPECIAL)
 
     def union_upper(self, member: Tensor) -> Tensor:
-        """Upper bound: exact, or S1."""
+        """Upper bound on the mass of the union: member (.., K) -> (..); exact, or the sum of the masses."""
         if self.table_upper is not None:
             return self.table_upper[_mask(member)]
         return torch.where(member, self.single_upper, 0.0).sum(-1).mul(1 + SPECIAL).clamp(max=1.0)
