@@ -561,5 +561,5 @@ def is_correlated(posterior: Posterior) -> bool:
 
 
 def _is_sampled(posterior: Posterior | None) -> bool:
-    """Made of weight samples."""
+    """Whether a posterior is made of weight samples."""
     return type(posterior).__name__ == "WeightSamples"

@@ -112,7 +112,7 @@ class Polynomial:
         return sum((span(c, inputs, lower, upper)[1] for c, inputs in self.terms), Fraction(0))
 
     def holds(self, lower: Sequence[Fraction], upper: Sequence[Fraction], tolerance: float = 0.0) -> bool:
-        """Proved for all inputs between."""
+        """Whether the constraint is proved for all inputs between these ends."""
         return bool(row_true(self.most(lower, upper), self.bound + Fraction(tolerance), self.strict))
 
 

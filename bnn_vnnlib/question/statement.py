@@ -294,6 +294,8 @@ def what_unsat_means(query: Query, question: Question, has_posterior: bool, prob
 
 
 def _named(property: Property, variables: tuple[Variable, ...]) -> Callable[[int], str]:
+    """The name of a variable's element by its flat index over all variables."""
+
     def name(index: int) -> str:
         """The variable and the place in it of a flat index over all of them."""
         for variable in variables:
