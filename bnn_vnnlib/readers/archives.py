@@ -106,6 +106,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of an archive, read piece by piece, of the size that its header announces."""
     try:
         with archive.open(entry) as stream:
             dtype, shape, columns_first, left = _header(stream, entry.file_size)

@@ -124,6 +124,7 @@ def _zipped(start: bytes) -> _Kind:
 
 
 def _text(start: bytes) -> _Kind | None:
+    """The kind of a text by its first bytes; None if it is no text."""
     text = start.removeprefix(b"\xef\xbb\xbf")
     try:
         text.decode()

@@ -209,7 +209,7 @@ _DEEP = f"nested too deep, more than {_DEEPEST} levels"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Readers differ on which of two values counts."""
+    """An object of JSON; ValueError for a key that is there twice, as readers differ on which value counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
