@@ -170,7 +170,7 @@ def _certificate(row: Row) -> str:
 
 
 def _statistical(row: Row, how: str) -> Guarantee:
-    """Not one of these words is among those of certain bounds."""
+    """The guarantee behind a statistical answer, none of whose words is among those of certain bounds."""
     over = f"With confidence {row.confidence!r} over the drawn networks, not with certainty: "
     left = (
         "The confidence is that of the procedure: of many such runs, at most so small a share is wrong, whatever the "
@@ -219,6 +219,7 @@ def _undecided(row: Row, how: str) -> Guarantee:
 
 
 def _probabilistic(row: Row, how: str) -> Guarantee:
+    """The guarantee behind a verdict on P_safe."""
     if row.verdict is Verdict.UNSAT:
         return Guarantee(
             f"Proved: P_safe >= {_threshold(row.tau_safe)}. A network drawn from the posterior violates the property "
@@ -255,6 +256,7 @@ def _decision(row: Row, how: str) -> Guarantee:
 
 
 def _deterministic(row: Row, how: str) -> Guarantee:
+    """The guarantee behind a verdict on one network."""
     if _plain(row):
         subject, left = "the network", "Inputs outside of T were not examined." if row.verdict is Verdict.UNSAT else ""
     else:
@@ -279,5 +281,5 @@ def _of_tool(row: Row) -> Guarantee:
 
 
 def _threshold(value: float | None) -> str:
-    """All digits: a threshold is quoted, never rounded."""
+    """A threshold in all its digits: it is quoted, never rounded."""
     return "its threshold, which is not recorded" if value is None else repr(value)

@@ -98,6 +98,7 @@ def _vectors(row: Row) -> list[list[Any]] | None:
 
 
 def _more(row: Row) -> dict[str, Any]:
+    """What a row shows when it is opened."""
     more: dict[str, Any] = {}
     if row.x is not None and len(row.x) <= _MOST_INPUTS:
         more["x"] = as_json(row.x)

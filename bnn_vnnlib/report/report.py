@@ -125,7 +125,7 @@ def _check_common(sources: Sequence[ReportedFolder], keys: Sequence[int]) -> Non
 
 
 def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[str, Any]:
-    """What does not depend on single instances."""
+    """The part of the report's data that does not depend on single instances."""
     by_name = {table.name: table for table in tables}
     return {
         "title": " against ".join(source.folder.resolve().name for source in sources),

@@ -108,7 +108,7 @@ class Row:
 
     @property
     def guarantee(self) -> str:
-        """certain or statistical."""
+        """The kind of guarantee: "certain" or "statistical"."""
         return "certain" if self.confidence is None else "statistical"
 
     @property
@@ -234,7 +234,7 @@ class _Fields:
         return tuple(self._number(value, keys) for value in found)
 
     def _number(self, value: Any, keys: tuple[str, ...]) -> float:
-        """The record's "Infinity" is a number again."""
+        """The number behind a value of the record, which has "Infinity" for an infinite one."""
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
