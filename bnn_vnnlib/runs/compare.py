@@ -124,6 +124,7 @@ def agreement(lines: Sequence[Line], tools: Sequence[str]) -> dict[tuple[str, st
 
 
 def _compare(line: Line, first: str, second: str) -> str:
+    """The word of AGREEMENT for the answers of two tools to one line."""
     one, other = line.answers[first].verdict, line.answers[second].verdict
     match one in _DECIDED, other in _DECIDED:
         case True, True if one is other:
@@ -426,7 +427,7 @@ def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
 
 
 def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
-    """The files of TABLES."""
+    """Write the files of TABLES into the folder."""
     tools = list(dict.fromkeys(tool for line in lines for tool in line.answers))
     names = ("category", "network", "property", "kind", "variant")
     parts = ("result", "time", "checked", "certificate")

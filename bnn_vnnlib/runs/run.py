@@ -60,10 +60,11 @@ class How:
         }
 
     def tasks(self, instances: Sequence[Instance], threads: int | None) -> list[Task]:
-        """One for each instance and query."""
+        """The tasks, one for each query and instance."""
         return [self._task(instance, query, threads) for query in self.queries for instance in instances]
 
     def _task(self, instance: Instance, query: str | None, threads: int | None) -> Task:
+        """The task of one instance and query."""
         several = len(self.queries) > 1
         return Task(
             category=f"{instance.category}:{query or 'own'}" if several else instance.category,
@@ -128,7 +129,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """Before any work, in lines of the tables."""
+        """Where the run stands before any work, in lines of the tables."""
         open_ = {self.records.place(task) for task in self.todo}
         kept = sum(self.records.place(task) not in open_ for task in self.tasks)
         return Progress(kept, kept + len(self.todo), kept, redone=self.redone)

@@ -195,6 +195,7 @@ def decide(arguments: list[str], log: str) -> int:
 
 
 def _decided(task: Task, attempt: _Attempt) -> Outcome:
+    """The outcome of an instance that a worker decides, within its limits of time and memory."""
     worker, attempt.prepare_time = own_worker(Kind(task.threads, task.memory, MODULES))
     attempt.begun = time.monotonic()
     limit = None if task.timeout is None else task.timeout + GRACE

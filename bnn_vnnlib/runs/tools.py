@@ -157,7 +157,7 @@ class ToolTask:
 
     @property
     def query(self) -> Query:
-        """Tools know no posterior."""
+        """The query, always `deterministic`: tools know no posterior."""
         return Query.DETERMINISTIC
 
     @property
