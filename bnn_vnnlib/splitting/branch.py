@@ -55,7 +55,7 @@ class Decided:
     point: Tensor
 
     def met(self, other: Decided) -> Decided:
-        """All that both know."""
+        """What either of both knows."""
         point = torch.where(other.violated[..., None], other.point, self.point)
         return Decided(self.safe | other.safe, self.violated | other.violated, point)
 
@@ -233,7 +233,7 @@ def grids(setting: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _gridded(rows: Tensor, index: Tensor) -> Tensor:
-    """(1, R, ..) as it is, (P, R, ..) -> (K', M', R, ..)."""
+    """Rows in a grid of pairs: (1, R, ..) as it is, (P, R, ..) -> (K', M', R, ..)."""
     return rows if len(rows) == 1 else rows[index]
 
 
@@ -274,7 +274,7 @@ class Branching:
         self._witnesses = Witnesses(problem.lower.repeat(len(open_), 1))
 
     def run(self) -> Decided:
-        """Until all is decided, or time is up."""
+        """Halve boxes until all is decided or time is up; returns what is decided."""
         self._frontier.run(self._step, _BATCH)
         proved = (~self._frontier.open).reshape(self._open.shape) & self._open
         return self._witnesses.decided(proved)

@@ -60,7 +60,7 @@ class Items:
         return type(self)(*(part[index] for part in vars(self).values()))
 
     def join(self, *others: Self) -> Self:
-        """These, then the others."""
+        """These items, and then the others."""
         fields = zip(*(vars(items).values() for items in (self, *others)), strict=True)
         return type(self)(*(torch.cat(parts) for parts in fields))
 
@@ -128,7 +128,7 @@ class Frontier(Generic[_T]):
         self._settled |= owners
 
     def taken(self) -> _T:
-        """All that waits, which then waits no more."""
+        """Take out all that waits, and return it."""
         taken, self._waiting = self._waiting, self._waiting.pick(slice(0, 0))
         return taken
 
@@ -164,7 +164,7 @@ class Frontier(Generic[_T]):
         return parts
 
     def _drop(self) -> None:
-        """What belongs to owners that are settled or given up."""
+        """Take out what waits of owners that are settled or given up."""
         if self._most is not None:
             self._given_up |= self._spent + self._count(self._waiting) > self._most
         gone = (self._settled | self._given_up)[self._waiting.owner]
@@ -173,7 +173,7 @@ class Frontier(Generic[_T]):
             self._waiting = self._waiting.pick(~gone)
 
     def _count(self, items: Items) -> Tensor:
-        """(N,)."""
+        """Number (N,) of the items that each owner has."""
         return torch.bincount(items.owner, minlength=len(self._spent))
 
 
