@@ -56,7 +56,7 @@ _YES, _NO, _OPEN = "yes", "no", "unknown"
 
 
 def yes_or_no(yes: Flags, no: Flags) -> NDArray[np.str_]:
-    """Proved, refuted, or neither."""
+    """The word for each row: proved, refuted, or neither."""
     return np.where(yes, _YES, np.where(no, _NO, _OPEN))
 
 
@@ -127,7 +127,7 @@ class RadiusReading:
 
 
 def readings(columns: Arrays) -> tuple[RadiusReading, ...]:
-    """One line a radius."""
+    """The readings of a table, one for each radius."""
     return tuple(
         _reading(float(radius), {name: values[columns["radius"] == radius] for name, values in columns.items()})
         for radius in np.unique(columns["radius"])
@@ -135,6 +135,8 @@ def readings(columns: Arrays) -> tuple[RadiusReading, ...]:
 
 
 def _reading(radius: float, some: Arrays) -> RadiusReading:
+    """The reading of one radius from its rows."""
+
     def share(name: str, word: str | int) -> float:
         return float((some[name] == word).mean()) if name in some else float("nan")
 
@@ -342,11 +344,11 @@ class UncertaintyJob:
         return len(self._cuts)
 
     def size(self, chunk: int) -> int:
-        """Its balls."""
+        """Number of balls in a chunk."""
         return len(self._cuts[chunk]) * len(self.radii)
 
     def task(self, chunk: int) -> UncertaintyTask:
-        """Its work."""
+        """The work of a chunk."""
         rows = self._cuts[chunk]
         some = self.target.rows(rows)
         balls = self.inputs.balls.rows(rows)

@@ -89,7 +89,7 @@ def write_certificates(rows: Sequence[Chosen], options: Options, folder: Path) -
 
 
 def _exact(values: NDArray[np.float64]) -> NDArray[np.object_]:
-    """Exactly these floats."""
+    """The floats as decimals, exactly."""
     return np.array([Decimal(float(v)) for v in values], object)
 
 

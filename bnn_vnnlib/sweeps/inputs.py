@@ -58,7 +58,7 @@ class Balls:
         return len(self.x)
 
     def rows(self, index: NDArray[np.int64] | slice) -> Balls:
-        """Some balls."""
+        """The balls around some of the inputs."""
         return Balls(self.x[index], self.scale, self.low, self.high)
 
     def boxes(self, index: NDArray[np.int64], radius: Floats) -> tuple[Floats, Floats]:
@@ -122,12 +122,12 @@ class Target:
     delta: Floats | None = None
 
     def rows(self, index: NDArray[np.int64]) -> Target:
-        """Some inputs."""
+        """The targets of some of the inputs."""
         labels = None if self.labels is None else self.labels[index]
         return Target(labels, None if self.center is None else self.center[index], self.delta)
 
     def asked(self, model: Model, x: Floats) -> Asked:
-        """The violation around each input."""
+        """What counts as a violation around each input: another label, or an output that is farther than delta away."""
         if self.delta is None:
             return Asked(labels=mean_output(model, x).argmax(-1) if self.labels is None else self.labels)
         center = mean_output(model, x) if self.center is None else self.center

@@ -81,7 +81,7 @@ class Asked:
         return self.labels is None and self.lower is None and self.a is None
 
     def rows(self, index: NDArray[np.int64] | slice) -> Asked:
-        """Some rows."""
+        """What is asked of some of the rows."""
         picked = {
             name: None if values is None else values[index] for name, values in vars(self).items() if name != "case"
         }

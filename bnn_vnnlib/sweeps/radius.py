@@ -44,7 +44,7 @@ Probe = Callable[[Index, Floats], tuple[NDArray[np.bool_], Floats]]
 _STATE = ("robust", "failed", "broken", "spared")
 
 NOTHING = -1.0
-"""Stands for a radius that is below all."""
+"""Radius that stands for one below all others: nothing is proved."""
 
 FINEST = 2.0**-40
 """Tolerances below this share of the largest radius would ask for radii that floats do not tell apart."""
@@ -118,7 +118,7 @@ class Bisection:
 
     @classmethod
     def resumed(cls, radii: Radii, state: Mapping[str, Floats], rounds: int) -> Bisection:
-        """A search that goes on."""
+        """The search that goes on from a stored state after so many rounds."""
         search = cls(len(state[_STATE[0]]), radii)
         for name in _STATE:
             setattr(search, name, np.array(state[name]))
@@ -164,7 +164,7 @@ _MAX_CHUNK = 256
 """Inputs whose radii are looked for together, at most, where their number is not given."""
 
 _THRESHOLD = 0.7
-"""On P_safe, where none is given."""
+"""Threshold on P_safe, where none is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +225,7 @@ class RadiusTask:
         return Step(search.state, search.rounds, int((~still).sum())) if still.any() else self._columns(search, asked)
 
     def _columns(self, search: Bisection, asked: Asked) -> Arrays:
+        """The columns of the table, from what the search knows."""
         some, none = search.robust != NOTHING, np.isinf(search.broken)
         ceiling = np.minimum(search.failed, search.broken)
         floor = np.maximum(search.spared, search.robust).clip(min=0.0)
@@ -285,11 +286,11 @@ class RadiusJob:
         return np.arange(chunk * self.chunk, min((chunk + 1) * self.chunk, len(self.inputs)))
 
     def size(self, chunk: int) -> int:
-        """Its inputs."""
+        """Number of inputs in a chunk."""
         return len(self._rows(chunk))
 
     def task(self, chunk: int) -> RadiusTask:
-        """Its work."""
+        """The work of a chunk."""
         rows = self._rows(chunk)
         balls, target = self.inputs.balls.rows(rows), self.target.rows(rows)
         return RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)

@@ -63,14 +63,14 @@ def summarise(columns: Arrays, tau_safe: float, tau_unsafe: float) -> Summary:
 
 
 def _levels(names: NDArray) -> Iterator[tuple[str, slice]]:
-    """Every name if there are several, then all of them."""
+    """Names and rows of the levels of a summary: each name if there are several, and then all of them."""
     if len(names) > 1:
         yield from ((str(name), slice(i, i + 1)) for i, name in enumerate(names))
     yield _ALL, slice(None)
 
 
 def _states(columns: Arrays, tau_safe: float, tau_unsafe: float) -> dict[str, NDArray]:
-    """What is added up, by row."""
+    """The columns that a summary adds up, by row."""
     count = len(columns["row"])
     skipped = columns["label"] == -1 if "label" in columns else np.zeros(count, bool)
     safe = unsafe = between = np.zeros(count, bool)

@@ -177,11 +177,11 @@ class SweepJob:
         return len(self._chunks)
 
     def size(self, chunk: int) -> int:
-        """Its rows."""
+        """Number of rows in a chunk."""
         return len(self._chunks[chunk].rows)
 
     def task(self, chunk: int) -> BoxesTask:
-        """Its work."""
+        """The work of a chunk."""
         block = self._chunks[chunk]
         table, rows = self._pairs[block.pair].table, block.rows
         names: Arrays = {"table": np.full(len(rows), block.pair)} if len(self._pairs) > 1 else {}

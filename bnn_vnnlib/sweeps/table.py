@@ -91,6 +91,7 @@ def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) 
 
 
 def _asked(arrays: Arrays, path: Path | None, length: int) -> Asked:
+    """What the arrays of a table ask of the outputs; InputError where they say it twice, or not in full."""
     ways = [way for way in (("label",), ("output_lower", "output_upper"), ("a", "b")) if set(way) & set(arrays)]
     if len(ways) > 1:
         raise InputError(f"{ways[0][0]!r} and {ways[1][0]!r} both say what is asked; give one of them", path=path)
