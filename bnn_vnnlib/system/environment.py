@@ -72,6 +72,7 @@ def _refuse(threads: str, remedy: str) -> NoReturn:
 
 
 def _check_own_thread() -> None:
+    """Refuse to compute on a thread whose arithmetic is not that of IEEE, rounding to nearest."""
     left, right, product = _PRODUCTS
     with np.errstate(all="ignore"):
         exact = (left * right).view(np.int64) == product.view(np.int64)
