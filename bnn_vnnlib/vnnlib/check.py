@@ -212,6 +212,7 @@ _SYMBOL = re.compile(r"([XY])_(0|[1-9][0-9]{0,8})")
 
 
 def _check_symbols(query: SyntaxTree, source: SourceText) -> Scope:
+    """The scope of a 1.0 file; PropertyError where a constant is no X_i or Y_i, or one is missing."""
     indices: dict[str, dict[int, int]] = {"X": {}, "Y": {}}
     for symbol in query.symbols:
         match = _SYMBOL.fullmatch(symbol.name)
@@ -250,9 +251,12 @@ def _check_contiguous(letter: str, what: str, places: dict[int, int], source: So
 
 @dataclass(frozen=True, eq=False)
 class _Tensors(Scope):
+    """The scope of a 2.x file, whose variables are elements of declared tensors."""
+
     tensors: dict[str, tuple[DeclaredTensor, int]] = field(default_factory=dict)  # with the column of the first element
 
     def _resolve(self, atom: str, at: int) -> int:
+        """Column of an element of a tensor; PropertyError where no such element is declared."""
         name, _, rest = atom.partition("[")
         if name not in self.tensors:
             declared = ", ".join(self.tensors)
@@ -286,6 +290,7 @@ class _Tensors(Scope):
 
 
 def _check_networks(query: SyntaxTree, source: SourceText) -> Scope:
+    """The scope of a 2.x file, from the tensors of its networks."""
     _check_relations(query.networks, source)
     names = {network.name for network in query.networks}
     tensors: dict[str, tuple[DeclaredTensor, int]] = {}
@@ -379,6 +384,7 @@ def _spelled(tensors: dict[str, tuple[DeclaredTensor, int]]) -> dict[str, int]:
 
 
 def _check_tensor(tensor: DeclaredTensor, source: SourceText) -> Variable:
+    """The variable that a declared tensor stands for; refuses shapes and types that are not supported."""
     if tensor.initialized:
         message = f"{tensor.name}: inputs with an initial value (initialized) are not supported"
         raise source.error(UnsupportedError, message, tensor.at)

@@ -103,7 +103,7 @@ class _Expansion:
         return Groups.chain([self.conjunction(self.members(a, b), run.at) for a, b in pairs])
 
     def conjunction(self, parts: Iterable[Groups], at: int | None = None) -> Groups:
-        """Every choice of one alternative per part."""
+        """The alternatives of an `and`: every choice of one alternative per part."""
         single: list[Ints] = [np.zeros(0, np.int64)]
         choices: list[Groups] = []
         for part in parts:

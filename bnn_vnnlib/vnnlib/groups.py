@@ -63,6 +63,7 @@ def compare_signatures(
 
 
 def _match_flat(what: str, declared: Variable, models: tuple[Variable, ...], path: str | Path | None) -> None:
+    """Check that the one variable of a 1.0 file fits the one of the model, in type and size."""
     if len(models) != 1:
         message = (
             f"a VNN-LIB 1.0 property needs a model with one {what}, this one has {len(models)} ({_names(models)}); "
@@ -153,13 +154,13 @@ class Groups:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> Groups:
-        """From lists."""
+        """Groups with the items of these lists."""
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         return cls.of_lengths(lengths, np.array([item for one in lists for item in one], np.int64))
 
     @classmethod
     def one(cls, items: Ints) -> Groups:
-        """A single list."""
+        """Groups of a single list."""
         return cls(np.array([0, len(items)]), items)
 
     @classmethod
@@ -183,7 +184,7 @@ class Groups:
 
     @property
     def lengths(self) -> Ints:
-        """(G,)"""
+        """Lengths (G,) of the lists."""
         return self.starts[1:] - self.starts[:-1]
 
     @property
@@ -192,7 +193,7 @@ class Groups:
         return np.arange(len(self)).repeat(self.lengths)
 
     def part(self, start: int, stop: int) -> Groups:
-        """The lists start, ..., stop - 1."""
+        """Those of the lists that have the numbers start, ..., stop - 1."""
         starts = self.starts[start : stop + 1]
         return Groups(starts - starts[0], self.items[starts[0] : starts[-1]])
 
@@ -209,7 +210,7 @@ class Groups:
         return Groups(places.starts, self.items[places.items])
 
     def copies(self, count: int) -> Groups:
-        """All lists, `count` times."""
+        """Groups in which all lists occur `count` times, one copy of them after the other."""
         if count == 1:
             return self
         lengths, items = np.empty((count, len(self)), np.int64), np.empty((count, len(self.items)), np.int64)

@@ -138,11 +138,11 @@ class _Sum:
         return _Sum({j: factor * a for j, a in self.coefficients.items()}, factor * self.constant, products)
 
     def terms(self) -> dict[tuple[int, ...], Fraction]:
-        """All of it by columns, the constant without any."""
+        """All coefficients by the columns of their variables; the constant has no columns."""
         return {(): self.constant, **{(j,): a for j, a in self.coefficients.items()}, **self.products}
 
     def times(self, other: _Sum) -> _Sum:
-        """The product, multiplied out."""
+        """The product of two sums, multiplied out."""
         found: dict[tuple[int, ...], Fraction] = {}
         for (ours, a), (theirs, b) in every(self.terms().items(), other.terms().items()):
             columns = tuple(sorted((*ours, *theirs)))
@@ -218,7 +218,7 @@ class Comparisons:
         return ((),) if truth else ()
 
     def _constraint(self, linear: _Sum, strict: bool, at: int) -> Constraint:
-        """linear <= 0 (or < 0)."""
+        """The constraint linear <= 0 (or < 0)."""
         if any(linear.products.values()):
             return self._polynomial(linear, strict, at)
         coefficients = {j: a for j, a in linear.coefficients.items() if a}
@@ -230,7 +230,7 @@ class Comparisons:
         return self._row(coefficients, bound, strict, at)
 
     def _polynomial(self, left: _Sum, strict: bool, at: int) -> Constraint:
-        """left <= 0 (or < 0), of inputs alone."""
+        """The constraint left <= 0 (or < 0), with products of inputs alone."""
         terms = tuple((a, columns) for columns, a in left.terms().items() if a and columns)
         outputs = sorted({j for _, columns in terms for j in columns if j >= self._num_inputs})
         if outputs:
@@ -280,6 +280,7 @@ class Comparisons:
         return total.scaled(_MINUS_ONE) if only_negates else total
 
     def _sum(self, terms: list[str | Apply] | tuple[str | Apply, ...], at: int, depth: int, negate_rest: bool) -> _Sum:
+        """The sum of terms; all but the first are negated for a difference."""
         coefficients: dict[int, Fraction] = {}
         constant = _ZERO
         products: dict[tuple[int, ...], Fraction] = {}
@@ -305,6 +306,7 @@ class Comparisons:
         return _Sum({self._scope.column(variable, term.at): self._literal(number, term.at)}, _ZERO)
 
     def _product(self, term: Apply, depth: int) -> _Sum:
+        """The product of a term's operands, multiplied out."""
         total = _Sum({}, _ONE)
         for operand in term.operands:
             factor = self._term(operand, term.at, depth + 1)

@@ -211,6 +211,7 @@ def _quoted(word: str) -> str:
 
 
 def _hint(word: str, terminals: set[str], major: int) -> str | None:
+    """What a reader probably did wrong before this word, in words; None where nothing is known."""
     hint = (_HINTS_1 if major == 1 else _HINTS_2).get(word)
     if hint is not None:
         return hint

@@ -90,6 +90,7 @@ def bracket(exact: Fraction) -> tuple[float, float]:
 
 
 def _decimal(text: str) -> Decimal:
+    """The number exactly; ValueError or OverflowError for one that is too long, too large or too close to 0."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"a number of {len(text)} characters is too long (at most {_MAX_CHARACTERS})")
     if math.isinf(float(text)):
