@@ -273,6 +273,7 @@ def _attacked(
 
 
 def _solve(setting: Setting, property: Property, restarts: int = _RESTARTS, most: int = _POOL) -> Result:
+    """The result for a settled question: attack, proof, replay of the witness, and diagnosis."""
     from bnn_vnnlib.witness import witness
 
     # what the attack finds is replayed before anything is proved
@@ -341,7 +342,7 @@ def _proved(setting: Setting, answer: Answer, rows: int, outputs: int) -> dict[s
 
 
 def _statistics(setting: Setting, draws: DrawCounts) -> Statistics | None:
-    """Behind the bounds of the only instance."""
+    """What the result says of the draws behind the bounds of the only instance."""
     from bnn_vnnlib.network.draws import GENERATOR
 
     counted, safe, violating, open_ = (

@@ -105,6 +105,7 @@ def _searched(
 def _run(
     network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, start: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Points (K, N, n) and values (K, N) of the least objective that any restart found."""
     low, high = inner_box(problem)
     count = max((len(p) for p in params.values()), default=1) if aim == "each" else 1
     shape = (count, attack.restarts, *low.shape)
@@ -231,7 +232,7 @@ def _standardised(value: Tensor) -> Tensor:
 
 
 def transformed(y: Tensor, transform: str) -> Tensor:
-    """Outputs as the query sees them."""
+    """Outputs (.., m) as the query sees them: under the softmax or sigmoid that is asked for."""
     match transform:
         case "softmax":
             return torch.softmax(y, -1)

@@ -161,6 +161,7 @@ def _array(values: ArrayLike) -> NDArray:
 
 
 def _boxes(model: Model, lower: ArrayLike, upper: ArrayLike) -> tuple[Floats, Floats]:
+    """Both ends of the boxes as finite float64 arrays (N, n); OptionError for other shapes."""
     low, high = (np.array(_array(side), dtype=np.float64) for side in (lower, upper))
     signature = model.network.signature
     size = signature.input_size
@@ -281,7 +282,7 @@ def _arrays(answer: Answer) -> dict[str, NDArray]:
 
 
 def _nothing(setting: Setting) -> dict[str, NDArray]:
-    """All boxes were skipped."""
+    """Empty arrays of results, for a batch all boxes of which were skipped."""
     size, outputs = setting.model.network.signature.input_size, setting.model.network.signature.output_size
     if setting.query is Query.DECISION:
         rows = np.zeros((0, outputs - 1))

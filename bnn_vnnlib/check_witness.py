@@ -104,6 +104,7 @@ def check_witness(
     how = options or Options()
 
     def ask(prop: Property) -> Result:
+        """The result of asking the run's query of a property once more, from scratch."""
         from bnn_vnnlib.api import verify
 
         if query is Query.DECISION:

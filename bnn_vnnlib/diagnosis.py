@@ -230,12 +230,12 @@ def _margins(setting: Setting, problem: Problem, params: Params, x: Tensor) -> T
 
 
 def _scale(outputs: Tensor) -> Tensor:
-    """(.., R): the largest coefficient of each row."""
+    """The largest coefficient of each row (.., R), at least 1e-300."""
     return outputs.abs().amax(-1).clamp(min=1e-300)
 
 
 def _cause(setting: Setting, result: Result, seen: _Seen) -> tuple[str, str]:
-    """In a word, and in a sentence."""
+    """Why there is no verdict, in a word and in a sentence."""
     question, drawn = setting.question, f"{seen.drawn} drawn networks"
     if result.between and result.p_safe is not None:
         where = _interval(result.p_safe.lower, result.p_safe.upper)
@@ -429,7 +429,7 @@ def _smaller(setting: Setting, property: Property, solve: Callable[[Setting, Pro
 
 
 def _limit(result: Result, timeout: float | None) -> tuple[str | None, str | None]:
-    """In a word, and in a sentence."""
+    """What stopped the run, in a word and in a sentence; None where nothing did."""
     if result.between:
         return None, None
     if result.verdict is Verdict.TIMEOUT:

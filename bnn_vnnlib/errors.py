@@ -72,7 +72,7 @@ class InputError(BnnVnnlibError, ValueError):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What is wrong with input and names no file names this one."""
+    """Context in which an error about input that names no file gets this path."""
     try:
         yield
     except InputError as error:
@@ -132,6 +132,7 @@ def names_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def checked(*args: _P.args, **given: _P.kwargs) -> _R:
+        """Call the function; OptionError, which names the options, where the arguments do not fit its signature."""
         try:
             signature.bind(*args, **given)
         except TypeError as error:

@@ -242,7 +242,7 @@ def _drawn(setting: Setting, count: int, generator: torch.Generator) -> Params:
 
 
 def _aim(setting: Setting) -> attack.Aim:
-    """What is attacked of all networks together."""
+    """What the attack aims at: `common` for one x for all networks, `each`, `mean`, or a level of quantiles."""
     if setting.query is not Query.DECISION:
         return "common" if setting.query is Query.PROBABILISTIC else "each"
     level = setting.question.rule.level
@@ -287,6 +287,6 @@ def _margins(part: Problem, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _values(variables: tuple[Variable, ...], flat: Floats) -> dict[str, Floats]:
-    """By name, as a results file has them."""
+    """Values by the variable's name, as a results file has them."""
     parts = np.split(flat, np.cumsum([one.size for one in variables])[:-1])
     return {one.name: part.reshape(one.shape) for one, part in zip(variables, parts, strict=True)}

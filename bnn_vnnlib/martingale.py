@@ -46,7 +46,7 @@ _WEIGHTS: Floats = np.array([0.2, *[0.05] * 9, *[0.035] * 10]) * (1 - 2.0**-40)
 """p_j, whose sum is at most 1, roundings included: less of the mixture is only weaker."""
 
 LEVELS = 2**11
-"""B for numbers that are no indicators, at most."""
+"""Number B of levels, at most, for numbers that are no indicators."""
 
 _PAID = 2.0**-40
 """What is paid for rounding at each draw, relative to 1 + |log f|."""
@@ -105,7 +105,7 @@ def ones_needed(count: int, m: float, delta: float) -> int | None:
 
 
 def _evidence(counts: Ints, m: Floats) -> Floats:
-    """(I,): at most log K_n(m)."""
+    """Lower bounds (I,) on log K_n(m), by what the draws showed."""
     used = np.flatnonzero(counts.any(0))
     y, seen = used / (counts.shape[1] - 1), counts[:, used, None]
     with np.errstate(divide="ignore"):

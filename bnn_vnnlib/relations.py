@@ -209,7 +209,7 @@ class _Pair:
 
 
 def _shown(eps: Number | ArrayLike) -> str:
-    """One number, or that there are several."""
+    """A size in words: one number, or the range of several."""
     sizes = numbers(eps, None, "eps")
     return f"{sizes[0]:f}" if len(sizes) == 1 else f"{min(sizes):f} to {max(sizes):f}"
 

@@ -288,7 +288,7 @@ def _standardised(lower: list[Decimal], upper: list[Decimal], mean: Any, std: An
 
 
 def _range(values: Sequence[Decimal]) -> str:
-    """One number where all are equal."""
+    """The range of the values in words: one number where all are equal."""
     ends = [f"{value.normalize():f}" for value in (min(values), max(values))]
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
@@ -406,4 +406,4 @@ def _row_in_words(row: Row) -> str:
 MAKERS: dict[str, Callable[..., Requirement]] = {
     make.__name__: make for make in (robust, within, most_likely, least_cost, confident, uncertain)
 }
-"""By name, as the command `property` offers them."""
+"""The makers of requirements by name, as the command `property` offers them."""

@@ -92,7 +92,7 @@ class Rule(str):
 
     @property
     def of_outputs(self) -> str:
-        """In words, of all outputs."""
+        """What the decision is of all outputs, in words."""
         if self.event is not None:
             return f"probability that an outcome is below {self.event.threshold:g}"
         if self.level is None:
@@ -283,7 +283,7 @@ class Result:
 
     @property
     def guarantee(self) -> str:
-        """certain or statistical."""
+        """The kind of guarantee: "certain" or "statistical"."""
         return "certain" if self.statistics is None else "statistical"
 
     @property

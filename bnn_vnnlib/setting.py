@@ -235,7 +235,7 @@ class Setting:
         )  # fmt: skip
 
     def decision(self) -> decision.Portfolio:
-        """What bounds the decision."""
+        """The portfolio of methods that bound the decision."""
         from bnn_vnnlib.methods import decision
 
         return decision.portfolio(self.decision_task)
