@@ -67,13 +67,13 @@ def matrix(values: Floats) -> arb_mat:
 
 
 def column(values: Iterable[arb | float]) -> arb_mat:
-    """A column (n, 1)."""
+    """The values as a column (n, 1)."""
     entries = list(values)
     return arb_mat(len(entries), 1, entries)
 
 
 def entrywise(function: Callable[[arb], arb], m: arb_mat) -> arb_mat:
-    """The function of every entry."""
+    """The matrix of the function's values at every entry."""
     return arb_mat(m.nrows(), m.ncols(), [function(x) for x in m.entries()])
 
 
@@ -94,7 +94,7 @@ def middle(m: arb_mat) -> Floats:
 
 
 def ends(values: Sequence[arb]) -> tuple[Floats, Floats]:
-    """Floats below and above."""
+    """Floats below and floats above the numbers."""
     return np.array([below(x) for x in values]), np.array([above(x) for x in values])
 
 

@@ -48,12 +48,12 @@ class Box:
 
     @cached_property
     def balls(self) -> arb_mat:
-        """(n, 1): each contains its interval."""
+        """Balls (n, 1), each of which contains its interval."""
         return column(arb(a).union(arb(b)) for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
     @cached_property
     def middle(self) -> arb_mat:
-        """(n, 1)."""
+        """The middles of the intervals, (n, 1)."""
         return column((arb(a) + arb(b)) / 2 for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
     @cached_property
@@ -116,7 +116,7 @@ class Chain:
         return rows if weight is None else rows * weight
 
     def size(self, k: int, h: arb_mat) -> arb_mat:
-        """|W_k| h, from numbers h >= 0 (in, 1)."""
+        """|W_k| h, (out, 1), for numbers h >= 0, (in, 1)."""
         weight = self._sizes[k]
         return h if weight is None else weight * h
 
@@ -142,12 +142,12 @@ class Chain:
 
     @property
     def rational(self) -> bool:
-        """Rational inputs have rational outputs."""
+        """Whether rational inputs have rational outputs."""
         return all(layer.activation in ("", *KINKS) for layer in self.layers)
 
 
 def _radii(margin: arb, variances: Floats) -> Floats:
-    """Floats above margin times the deviations."""
+    """Floats above the margin times the standard deviations."""
     return np.array([above(margin * arb(v).sqrt()) for v in variances.ravel().tolist()]).reshape(variances.shape)
 
 
@@ -205,7 +205,7 @@ def lines(layer: Layer, z: Box, hints: Floats | None = None) -> Lines:
 
 
 def _slopes(layer: Layer, z: Box) -> Floats:
-    """Good ones; nothing rests on that."""
+    """Slopes (2, n) of good lines below and above; nothing rests on them."""
     low, high = z.lower, z.upper
     if not layer.activation:
         return np.ones((2, len(low)))
@@ -292,7 +292,7 @@ class Ranges:
         self.h.append(self.box)
 
     def add(self, z: Box) -> None:
-        """The range of the next layer's z."""
+        """Take over a range of the next layer's z, and all that follows from it."""
         k = len(self.z)
         layer = self.chain.layers[k]
         self.z.append(z)

@@ -181,7 +181,7 @@ def _progress() -> Tick:
 
 
 def main() -> NoReturn:
-    """The command."""
+    """The command bnn-vnnlib-check."""
     parser = argparse.ArgumentParser(
         prog="bnn-vnnlib-check",
         description="Check a certificate of bnn-vnnlib, trusting neither its prover nor its file.",

@@ -31,7 +31,7 @@ DTYPES = ("|u1", "<i4", "<i8", "<f4", "<f8")
 
 
 class Certificate:
-    """manifest : the manifest; `array` reads what it refers to."""
+    """A certificate's file. manifest : the manifest; `array` reads what it refers to."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -77,11 +77,12 @@ class Certificate:
         return values.astype(np.float64)
 
     def close(self) -> None:
-        """Everything was asked for."""
+        """Refuse a file of which some entry was never asked for."""
         if self._left:
             raise UnreadableError(f"nothing refers to entry {sorted(self._left)[0]!r}")
 
     def _bytes(self, name: str, limit: int) -> bytes:
+        """The bytes of an entry, of which there may be `limit` at most."""
         info = self._infos.get(name)
         if info is None:
             raise UnreadableError(f"the certificate has no entry {_short(name)}")
@@ -106,7 +107,7 @@ class Node:
         self._content, self.where, self._asked = content, where, set[str]()
 
     def has(self, key: str) -> bool:
-        """Whether it has the key."""
+        """Whether the object has the key."""
         return key in self._content
 
     def get(self, key: str) -> Any:
@@ -124,42 +125,44 @@ class Node:
         return value
 
     def text(self, key: str) -> str:
-        """A text."""
+        """The value of a key, which must be a text."""
         return self.typed(key, str, "text")
 
     def items(self, key: str) -> list[Any]:
-        """A list."""
+        """The value of a key, which must be a list."""
         return self.typed(key, list, "list")
 
     def whole(self, key: str) -> int:
-        """A whole number that is not negative."""
+        """The value of a key, which must be a whole number that is not negative."""
         value = self.typed(key, int, "whole number")
         if value < 0:
             raise UnreadableError(f"{self.where}: {key!r} is below 0")
         return value
 
     def rule(self, wanted: str) -> None:
-        """Its rule is this one."""
+        """Refuse an object whose rule is not this one."""
         found = self.text("rule")
         if found != wanted:
             raise UnreadableError(f"{self.where}: rule {found[:40]!r} is not known here, {wanted} is")
 
     def node(self, key: str) -> Node:
-        """An object."""
+        """The value of a key, which must be an object."""
         return Node(self.get(key), f"{self.where}, {key}")
 
     def nodes(self, key: str) -> list[Node]:
-        """A list of objects."""
+        """The value of a key, which must be a list of objects."""
         return [Node(one, f"{self.where}, {key} {i}") for i, one in enumerate(self.items(key))]
 
     def done(self) -> None:
-        """All keys were asked for."""
+        """Refuse an object of which some key was never asked for."""
         unknown = sorted(set(self._content) - self._asked)
         if unknown:
             raise UnreadableError(f"{self.where}: unknown key {_short(unknown[0])}")
 
 
 def _json(data: bytes) -> Any:
+    """The manifest, without keys that are there twice, long numbers, or words for numbers."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
             raise UnreadableError("the manifest has a key twice in one object")

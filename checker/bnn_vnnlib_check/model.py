@@ -118,6 +118,7 @@ def _posterior(proto: ModelProto, tensors: Tensors) -> tuple[str, list[Changes],
 def _listed(
     entries: list[str], tensors: Tensors, known: set[str]
 ) -> tuple[str, tuple[list[Changes], list[Fraction]]]:  # fmt: skip
+    """The family of the posterior that the manifest names, what each part changes, and the parts' probabilities."""
     try:
         (content,) = [json.loads(entry) for entry in entries]
         family, form, params = content["family"], content["format"], dict(content["params"])
@@ -184,6 +185,8 @@ def _hash(values: NDArray[Any]) -> str:
 
 
 class _Graph:
+    """The nodes and constants of an ONNX graph, which must be a chain from one input to one output."""
+
     def __init__(self, proto: ModelProto) -> None:
         graph = proto.graph
         for what, there in (
@@ -214,6 +217,7 @@ class _Graph:
             raise UnreadableError("the network's input is of a type without a rule, or too large")
 
     def _constant(self, name: str, tensor: TensorProto) -> None:
+        """Take over a tensor of the file; refuses large ones and other types."""
         if name in self.tensors:
             raise UnreadableError(f"tensor {name!r} is defined twice")
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
@@ -269,7 +273,7 @@ class _Chain:
         return math.prod(self.shape)
 
     def take(self, node: NodeProto) -> None:
-        """One more node."""
+        """Add one more node of the graph to the layers."""
         self.node = node
         match self.node.op_type:
             case "Gemm":
@@ -306,7 +310,7 @@ class _Chain:
         return known
 
     def _other(self, at: int) -> tuple[Floats, Floats | None]:
-        """A constant input and its variance."""
+        """A constant input of the node and its variance, if any."""
         name = self.node.input[at]
         if name not in self.tensors or self.tensors[name].dtype.kind != "f":
             raise UnreadableError(f"{self.node.op_type}: {name!r} is no constant of floats")
@@ -341,6 +345,7 @@ class _Chain:
         self._mapped(weight, variance, (*self.shape[:axis], len(weight), *self.shape[axis + 1 :]))
 
     def _convolved(self) -> None:
+        """Take over a Conv as a dense layer, with its patches where its numbers are random."""
         kernel, variance = self._other(1)
         form = self._attributes(dilations=(1, 1), group=1, kernel_shape=kernel.shape[2:], pads=(0,) * 4, strides=(1, 1))
         pads, steps, gaps = (np.array(form[name], int) for name in ("pads", "strides", "dilations"))
@@ -400,6 +405,7 @@ class _Chain:
         self._biased(*self._other(0 if self.node.input[0] != self.value else 1), sign)
 
     def _biased(self, bias: Floats, variance: Floats | None, sign: float) -> None:
+        """Add a bias to the last layer, or as a layer of its own."""
         try:
             shape = np.broadcast_shapes(self.shape, bias.shape)
         except ValueError as error:
@@ -416,6 +422,7 @@ class _Chain:
         self.shape = tuple(shape)
 
     def _reshape(self) -> None:
+        """Take over a Reshape, which only changes the shape."""
         if self._attributes(allowzero=0)["allowzero"]:
             raise UnreadableError("Reshape: no rule for allowzero")
         wanted = self.tensors.get(self.node.input[1]) if len(self.node.input) > 1 else None

@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def bounds(self) -> list[arb]:
-        """What each row compares with."""
+        """The bounds that the rows are compared with, as balls."""
         return [ball(row.bound) for row in self.rows]
 
 
@@ -134,7 +134,7 @@ class Sure:
     def failures(
         self, rows: Floats, thresholds: list[arb], inputs: arb_mat | None, strict: Sequence[bool]
     ) -> list[arb]:  # fmt: skip
-        """0 for rows that no x of the box meets."""
+        """Failure of each row: 0 where no x of the box meets it, else 1."""
         both = (bound(self._last, rows, inputs) for bound in (self._ranges.walk, self._ranges.folded))
         return [
             ZERO if any(_exceeds(value, end, sharp) for value in values) else arb(1)
@@ -143,7 +143,7 @@ class Sure:
 
 
 def _exceeds(least: arb, bound: arb, strict: bool) -> bool:
-    """No value from `least` on meets a row."""
+    """Whether no value from `least` on meets a row with this bound."""
     return surely_at_least(least, bound) if strict else surely_less(bound, least)
 
 
@@ -300,6 +300,7 @@ class Proof:
         return at_most_one(total)
 
     def _item(self, item: Node, network: Network, box: Box, cases: Sequence[Case]) -> arb:
+        """Upper bound on the probability that an item is violated: the sum over the leaves of its tree."""
         tree, q = item.node("tree"), ZERO
         item.done()
         if tree.text("rule") == "split_signs/1":

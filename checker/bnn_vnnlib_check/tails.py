@@ -57,7 +57,7 @@ class Charged:
         self.square = self.folded = self.near = column([ZERO] * count)
 
     def charge(self, k: int, rows: Floats) -> None:
-        """The noise of layer k, of which these are the rows over z_k."""
+        """Add the noise of layer k to the sums; `rows` are those over z_k."""
         layer, variance, bias = self._gaussian.chain.layers[k], self._gaussian.variances[k], self._gaussian.biases[k]
         if not layer.variances:
             return

@@ -130,6 +130,7 @@ class _Reader:
         self._cases: list[list[Atom]] = [[]]
 
     def take(self, form: Any) -> None:
+        """Take over one form of the file: a declaration or an assertion."""
         match form:
             case ["vnnlib-version", _]:
                 pass
@@ -169,7 +170,7 @@ class _Reader:
             self._cases = _joined(self._cases, found)
 
     def _normal(self, form: Any) -> list[list[Atom]]:
-        """A disjunction of conjunctions."""
+        """A formula as a disjunction of conjunctions of atoms."""
         match form:
             case ["and", *parts] if parts:
                 found: list[list[Atom]] = [[]]
@@ -188,6 +189,7 @@ class _Reader:
                 raise UnreadableError(f"not known to this version: {str(form)[:60]}")
 
     def _term(self, form: Any) -> Term:
+        """A linear term of the property, exactly."""
         match form:
             case str(name) if _NUMBER.fullmatch(name):
                 return {}, number(name)
@@ -211,6 +213,7 @@ class _Reader:
                 raise UnreadableError(f"no linear term: {str(form)[:60]}")
 
     def _variable(self, name: str) -> tuple[str, int]:
+        """The kind ("X" or "Y") and the flat index of a variable that is declared."""
         found = _VARIABLE.fullmatch(name)
         if found is not None and (key := (found[1], int(found[2]))) in self._declared:
             return key
@@ -265,7 +268,7 @@ def _case(atoms: list[Atom], inputs: int) -> Case | None:
 
 
 def _joined(one: list[list[Atom]], other: list[list[Atom]]) -> list[list[Atom]]:
-    """The conjunction of two disjunctions."""
+    """The conjunction of two disjunctions, multiplied out."""
     if len(one) * len(other) > MOST_CASES:
         raise UnreadableError(f"the property has more than {MOST_CASES} cases")
     return [a + b for a in one for b in other]
