@@ -104,7 +104,7 @@ def copied(module: nn.Module, twins: dict[int, nn.Module]) -> nn.Module:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and the mode of every part as it was."""
+    """Context in which a module is in evaluation mode; afterwards every part has its mode back."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
