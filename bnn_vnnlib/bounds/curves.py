@@ -280,7 +280,7 @@ _SILU = 2.3993572805154677
 _SILU_LEAST = -0.27846454276107384
 _GELU_TANH_LEAST = -0.17004075057125412
 _GATED = 1.13
-"""No slope of silu, gelu and gelu_tanh is as large: their largest are 1.0998, 1.1290 and 1.1290."""
+"""Bound on all slopes of silu, gelu and gelu_tanh, whose largest are 1.0998, 1.1290 and 1.1290."""
 _GELU_TANH = 1.4185040087908284
 """The only positive root of gelu_tanh'': with T = tanh u, u = k (z + c z^3) it solves
 (1 + 6 c z^2) / (1 + 3 c z^2)^2 = k z T(u), the left side of which falls and the right side of which grows."""

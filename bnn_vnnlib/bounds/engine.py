@@ -279,7 +279,7 @@ def _flat(z: Tensor) -> Tensor:
 
 
 def _unknown(shape: tuple[int, int, int], outputs: Tensor, inputs: int | None) -> RowBounds:
-    """Nothing is known of (K, N, R) rows; with linear forms over so many inputs, or None for no forms."""
+    """Bounds that say nothing of (K, N, R) rows; with linear forms over so many inputs, or None for no forms."""
     lower = outputs.new_full(shape, -torch.inf)
     form = None if inputs is None else LinearForm(outputs.new_zeros(*shape, inputs), lower)
     return RowBounds(lower, form, outputs.new_full((*shape[:2], outputs.shape[-1]), torch.inf))

@@ -149,7 +149,9 @@ def _sum(x: Interval, y: Interval) -> Interval:
 
 
 def _activated(node: Activation, z: Interval) -> Interval:
-    """Met with the function's own range. Where it may be undefined, `outputs` claims nothing."""
+    """Range of an activation, met with the function's own range. Where it may be undefined, `outputs` claims
+    nothing.
+    """
     lower, upper, shape = z.lower, z.upper, ACTIVATIONS[node.kind]
     match node.kind:
         case "abs":

@@ -298,7 +298,7 @@ def _concat(walk: Walk, node: Concat, position: int, a: Block) -> None:
 
 
 def _select(walk: Walk, node: Select, position: int, a: Block) -> None:
-    """To each entry the sum over its copies, of which there are at most `copies`."""
+    """Rows over the node's input: for each entry the sum over its copies, of which there are at most `copies`."""
     (source,) = node.inputs
     if node.copies > 1:
         walk.gain(-walk.rate(node.copies) * a.abs().dot(walk.ranges.values[position].magnitude))
@@ -339,7 +339,7 @@ def _gap(walk: Walk, node: Gap, position: int, a: Block) -> None:
 
 
 def _known(walk: Walk, node: Known, position: int, a: Block) -> None:
-    """To the input, but for elements whose range the question makes smaller: these stop here."""
+    """Rows over the node's input, but for elements whose range the question makes smaller: these stop here."""
     (source,) = node.inputs
     own, below = walk.ranges.values[position], walk.ranges.values[source]
     stops = (own.lower > below.lower) | (own.upper < below.upper)
@@ -351,7 +351,7 @@ def _known(walk: Walk, node: Known, position: int, a: Block) -> None:
 
 
 def _max(walk: Walk, node: Max, position: int, a: Block) -> None:
-    """One entry of the input where A >= 0, a line over one entry where A < 0."""
+    """Rows over the node's input: over one entry where A >= 0, over a line in one entry where A < 0."""
     (source,) = node.inputs
     x = walk.ranges.values[source]
     lines = max_lines(x)

@@ -267,7 +267,7 @@ def _better(best: SplitBounds, found: SplitBounds) -> SplitBounds:
 
 @dataclass(eq=False)
 class _Adam:
-    """Kingma and Ba, 2015; elementwise, so that no part depends on its neighbours."""
+    """Adam, the optimiser (Kingma and Ba, 2015), elementwise, so that no part depends on its neighbours."""
 
     mean: Tensor
     square: Tensor

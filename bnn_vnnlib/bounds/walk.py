@@ -56,7 +56,7 @@ class Ranges:
         )
 
     def gather(self, index: Tensor) -> Ranges:
-        """From tensors (Q, *shape) those of a grid (K, M) of Q: (K, M, *shape)."""
+        """The ranges of a grid (K, M) of pairs, (K, M, *shape), from those of Q pairs, (Q, *shape)."""
         return self.of({key: tensor[index] for key, tensor in self.tensors().items()})
 
 

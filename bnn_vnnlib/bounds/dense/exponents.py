@@ -223,7 +223,9 @@ class Exponents:
             place -= 1
 
     def _crossed(self, place: int, row: Row, ranges: Ranges) -> tuple[DenseLayer, Tensor, tuple[Tensor, Tensor]]:
-        """Behind the activation: the layer in front of it, the constant, and coefficients of (m, v)."""
+        """A row taken from an activation's outputs to its inputs: the layer in front, the constant, and coefficients of
+        (m, v).
+        """
         middle = ranges.typical[place].output[:, None]
         negative = row.beta.clamp(max=0.0)
         moved = 2 * negative * middle

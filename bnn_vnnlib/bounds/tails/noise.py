@@ -484,7 +484,9 @@ class Noise:
         self.amplitude[position] = amplitude if known is None else known.plus(amplitude)
 
     def _pass(self, position: int, amplitude: Block) -> None:
-        """On to a node that is not known yet; what is known does not depend on the own noise of what is above."""
+        """Pass an amplitude on to a node that is not known yet; what is known does not depend on the own noise of what
+        is above.
+        """
         if self.variation is not None and position not in self.variation.known:
             self._grow(position, amplitude)
 
