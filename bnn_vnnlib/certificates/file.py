@@ -19,7 +19,7 @@ from bnn_vnnlib.system.durable import replacing
 
 _FORMAT = 1
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""In the place of the time of day, so that equal proofs are equal files."""
+"""Time that stands in for the time of day, so that equal proofs are equal files."""
 
 
 @dataclass

@@ -277,7 +277,9 @@ def _by_components(
 def _by_gaussian(
     setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
-    """By tails; where these do not suffice by a box of the weights, if that does."""
+    """The proof of a lower bound on P_safe by tails; where these do not suffice, by a box of the weights, if that
+    does.
+    """
     proof, failure = _by_tails(setting, bounds, posterior, problem, arrays)
     count, wanted = weight_sets.random_count(bounds.engine.network, posterior), setting.question.tau_safe + 2 * _SLACK
     if failure + _SLACK <= 1 - setting.question.tau_safe or not 0 < wanted < 1 or count == 0:

@@ -45,7 +45,7 @@ FINE = tuple((10.0 ** np.linspace(-9, -1, 25)).tolist())
 """More probabilities that the claims of a leaf may fail, tried where `_BUDGETS` leave a property open."""
 
 _MARGIN = 1e-7
-"""By how much a row of fixed weights must exceed its bound, times 1 + |bound|: the checker rounds otherwise."""
+"""What a row of fixed weights must exceed its bound by, relative to 1 + |bound|: the checker rounds otherwise."""
 
 _GAIN = 0.995
 """Boxes with tails are not doubled again if the last time their failures fell by less."""
