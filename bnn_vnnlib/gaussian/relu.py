@@ -210,7 +210,7 @@ def _by_tangents(alpha: Tensor, beta: Tensor, rectangle: Rectangle, level: Tenso
 
 
 def _above_convex(surface: Surface, rectangle: Rectangle) -> _Plane:
-    """From the corners; the surface is rounded up there, and its slopes are guessed."""
+    """A plane above a convex surface, from its corners; the surface is rounded up there, and its slopes are guessed."""
     m, s = (rectangle.low, rectangle.high), (rectangle.least, rectangle.most)
     value = [[surface(a, b) for b in s] for a in m]
     wide, tall = m[1] - m[0], s[1] - s[0]

@@ -93,7 +93,9 @@ class Series:
         return t - s * s * t * (1 - t * t)
 
     def errors(self, s: Tensor) -> Three:
-        """Remainder; the polynomials have slopes below 8 in t for q <= SMALL^2."""
+        """Bounds on the errors: the remainders, and roundings; the polynomials have slopes below 8 in t for q <=
+        SMALL^2.
+        """
         cube = s**6 / 48 * (1 + 1e-6)
         first, second, third = (cube * c + 32 * ABSOLUTE for c in LARGEST)
         return first, second, third
