@@ -25,7 +25,7 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.system.durable import locked
 
 _SEAL = "sha256"
-"""Under this name the settings' file holds the hash of all its other entries."""
+"""Key under which the settings' file holds the hash of all its other entries."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _hash_of(settings: Mapping[str, Any]) -> str:
 
 
 def _difference(key: str, there: Any, now: Any) -> str:
-    """In words; "" where there is none. Hashes say nothing to people."""
+    """How a setting differs, in words; "" where it does not. Hashes say nothing to people."""
     if there == now:
         return ""
     kind, _, name = key.partition(" ")

@@ -63,7 +63,7 @@ class _Pool:
 
 
 def _outcome(future: Future[Any]) -> Any | BaseException:
-    """Its result or exception; `Died` where a cluster gave it up, or went away."""
+    """Result or exception of a task; `Died` where a cluster gave it up, or went away."""
     try:
         error = future.exception()
     except CancelledError:
