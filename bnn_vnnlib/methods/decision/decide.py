@@ -35,10 +35,10 @@ _TOGETHER = 256
 """So many rows and outputs are bounded together, however little memory there is: in parts bounds differ a little."""
 
 _RANGES = "ranges"
-"""In place of a method's name: of a bound that the closed ranges of the last activations give."""
+"""Name in the place of a method's: for a bound that the closed ranges of the last activations give."""
 
 _COMPLEMENT = "complement"
-"""In place of a method's name: of the upper bound that the lower bounds of the other classes leave."""
+"""Name in the place of a method's: for the upper bound that the lower bounds of the other classes leave."""
 
 
 def decide(expect: Portfolio, problem: Problem, settings: Attack) -> DecisionOutcome:
@@ -267,7 +267,7 @@ class _Run:
 
 
 def _smaller(settings: Attack) -> Attack:
-    """Every step of an attack on the predictive costs PREDICTIVE networks."""
+    """The attack with fewer restarts and a smaller pool: each step on the predictive costs _PREDICTIVE networks."""
     return replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
 
 

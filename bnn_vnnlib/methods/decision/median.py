@@ -212,7 +212,9 @@ class MedianRows:
         return minimise(bound, value, lower, upper, known, Effort(tolerance, self.most), self.deadline)
 
     def _looked(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
-        """One look at each box: positive coefficients take lower bounds, negative ones upper bounds."""
+        """Lower bounds (P, R) by one look at each box: positive coefficients take lower bounds, negative ones upper
+        bounds.
+        """
         sides = self.source.sides(lower, upper)
         weights = torch.cat([outputs.clamp(min=0), -outputs.clamp(max=0)], -1)
         each = torch.where(weights > 0, weights * sides[:, None], 0.0)

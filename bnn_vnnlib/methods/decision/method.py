@@ -244,7 +244,7 @@ class Steps:
 
     @property
     def rows(self) -> tuple[RowMethod, ...]:
-        """All that bound rows without a search of their own, in order of cost."""
+        """The steps that bound rows without a search of their own, in order of cost."""
         return (*self.quick, *self.any_graph, *self.aimed, *self.thorough, *self.last)
 
     def then(self, other: Steps) -> Steps:

@@ -316,7 +316,9 @@ def _softmax_by_safety_serves(task: DecisionTask) -> str | None:
 
 
 def _softmax_by_safety(task: DecisionTask) -> Steps:
-    """All that bounds P_safe, refined for half of the time that is left where time is limited."""
+    """The expected softmax by all that bounds P_safe, refined for half of the time that is left where time is
+    limited.
+    """
 
     def safe(problem: Problem) -> Tensor:
         until = task.deadline.share(2)
