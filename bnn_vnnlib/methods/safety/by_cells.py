@@ -123,7 +123,7 @@ class _Side:
         self._left = True
 
     def step(self, wanted: Tensor, most: int) -> bool:
-        """One piece for some instances (I,); False: nothing is left to do."""
+        """Do one piece of work for some instances (I,); False: nothing is left to do."""
         if not self._left or len(self._problem) == 0 or not bool(wanted.any()):
             return False
         if self._forest is None:

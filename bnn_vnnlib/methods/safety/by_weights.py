@@ -292,7 +292,7 @@ def _samples_serve(task: SafetyTask) -> str | None:
 
 
 def _samples(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
-    """Every sample is a deterministic network: proved safe, proved to violate, or neither."""
+    """Bounds for weight samples, each a deterministic network: proved safe, proved to violate, or neither."""
     problem, posterior = task.problem, cast(WeightSamples, task.posterior)
     samples = SampledWeights.of(task.bounds.engine.network, posterior, problem.lower.device)
     found = decided_samples(task, samples)

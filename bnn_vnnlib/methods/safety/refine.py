@@ -130,7 +130,9 @@ class _Course:
 
 
 def rarely(turn: int) -> bool:
-    """At turns 0, 1, 2, 4, 8, ...: for work that is mostly tried again in vain, or grows from piece to piece."""
+    """Whether the turn is 0, 1, 2, 4, 8, ...: for work that is mostly tried again in vain, or grows from piece to
+    piece.
+    """
     return turn & (turn - 1) == 0
 
 
@@ -583,7 +585,9 @@ class LargeVarianceItems:
         self._chunk, self._steps = TIGHT_CHUNK if tight.quick else 1, 0
 
     def due(self, turn: int) -> bool:
-        """At the first turns, and then rarely: it is soon done. If an item takes long, when others had their turns."""
+        """Whether it is the stage's turn: at first and then rarely, as it is soon done; if an item takes long, after
+        others.
+        """
         if self._tight.quick:
             return turn < 2 or rarely(turn)
         return turn >= PACE * (self._steps + 1)
@@ -643,7 +647,7 @@ def large_variance_of(task: SafetyTask) -> LargeVarianceBounds | None:
 
 
 def _large_variance(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
-    """All items of the instances that are open, one after the other."""
+    """Bounds for large variances on all items of the instances that are open, one after the other."""
     found, (points, _, usable) = large_variance_of(task), task.attacked
     stages = [] if found is None else [LargeVarianceItems(found, task.problem, points, usable)]
     return refine(known or task.nothing, task.goal, stages, task.deadline)

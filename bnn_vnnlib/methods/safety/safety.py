@@ -27,7 +27,7 @@ _CLOSED = 1e-9
 """Bounds that are this close to each other are not refined."""
 
 CASELESS = "nothing to violate"
-"""In place of a method's name: of the lower bound 1 of an instance without a case."""
+"""Name in the place of a method's: for the lower bound 1 of an instance without a case."""
 
 DRAWN = "drawn networks"
 """The method behind bounds with a stated confidence."""
@@ -188,7 +188,9 @@ def nothing_known(problem: Problem, points: Tensor) -> SafetyBounds:
 
 
 def from_masses(safe: Tensor, unsafe: Tensor) -> tuple[Tensor, Tensor]:
-    """From lower bounds on the safe and the unsafe mass; 1 - unsafe is exact from .5 on (Sterbenz), else rounded up."""
+    """Bounds on P_safe from lower bounds on the safe and the unsafe mass; 1 - unsafe is exact from .5 on (Sterbenz),
+    else rounded up.
+    """
     upper = 1.0 - unsafe
     upper = torch.where(unsafe >= 0.5, upper, torch.nextafter(upper, upper.new_tensor(torch.inf)))
     return safe.clamp(0, 1), upper.clamp(0, 1)

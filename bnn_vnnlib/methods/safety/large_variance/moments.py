@@ -105,7 +105,7 @@ class Parabola:
     center: Tensor
 
     def worth(self, at: Rectangle, spread: Tensor) -> Tensor:
-        """Its mean at the typical s, if m has this deviation; infinite where it is not known."""
+        """Mean of the parabola at the typical s, if m has this deviation; infinite where it is not known."""
         gap = at.m - self.center
         value = self.constant + self.slope * gap + self.bend * (gap**2 + spread**2) / 2 + self.square * at.s**2
         return value.nan_to_num(torch.inf, torch.inf, torch.inf)
