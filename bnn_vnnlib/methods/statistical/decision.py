@@ -180,7 +180,9 @@ class _Run:
         self._judge()
 
     def work(self) -> None:
-        """Until all instances are decided, all draws are counted, or time is up; all draws where nothing is asked."""
+        """Draw networks until all instances are decided, all draws are counted, or time is up; all draws where nothing
+        is asked.
+        """
         deadline, looked = self._bounds.engine.deadline, 0
         rows = 2 * (self._height + self._outputs)
         for index in self._networks.batches(rows):

@@ -124,7 +124,7 @@ class _Run:
         return replace(found, by=torch.stack([lower_by, found.by[1]]))
 
     def work(self) -> None:
-        """Until every instance is decided, there is nothing left to do, or time is up."""
+        """Draw networks until every instance is decided, there is nothing left to do, or time is up."""
         deadline, sampling, begun_at = self._task.deadline, self._networks.sampling, time.monotonic()
         if sampling.layers is not None:
             layers = random_layers(self._task.bounds.engine.network, self._task.posterior)
