@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # 1. Methods
 
 NONE = "none"
-"""In place of a method's name: of a side without a bound that says anything."""
+"""Name in the place of a method's: for a side without a bound that says anything."""
 
 _Task = TypeVar("_Task")
 _Bounds = TypeVar("_Bounds")
