@@ -24,7 +24,7 @@ _DRAWN = 256
 
 @dataclass(frozen=True)
 class _TensorSummary:
-    """One source tensor.
+    """Summary of one source tensor.
 
     Attributes
     ----------

@@ -368,7 +368,7 @@ def _chosen_at_limit(
 
 
 def _same(a: Value, b: Value) -> bool:
-    """Both are one computed tensor, or equal numbers without a posterior."""
+    """Whether both are one computed tensor, or equal numbers without a posterior."""
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         return a.known and b.known and bool((a.values == b.values).all())
     return isinstance(a, Computed) and isinstance(b, Computed) and a.position == b.position

@@ -127,7 +127,7 @@ def softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 
 def softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
-    """Before opset 13: over all axes from `axis` on, together; supported where that is one axis."""
+    """Softmax before opset 13: over all axes from `axis` on, together; supported where that is one axis."""
     x = variable(graph, node, inputs)
     return _softmax(graph, node, x, _flattened_axis(node, x))
 
@@ -141,7 +141,9 @@ def _flattened_axis(node: NodeProto, x: Computed) -> int:
 
 
 def _softmax(graph: Builder, node: NodeProto, x: Computed, axis: int) -> Value:
-    """Over all entries it may end the graph, which is treated apart; otherwise it is composed."""
+    """A softmax over one axis: over all entries it may end the graph, which is treated apart; otherwise it is
+    composed.
+    """
     if x.shape[axis] == math.prod(x.shape):
         return Softmaxed(x.position, x.shape, x.element, axis)
     return composed_softmax(graph, label(node), x, axis)

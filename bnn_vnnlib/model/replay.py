@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5  # nodes that a message names
 FULL_PRECISION = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""Without this option onnxruntime rounds the other factor of a dequantized weight to 8 bits."""
+"""Session option without which onnxruntime rounds the other factor of a dequantized weight to 8 bits."""
 
 
 class Replayer:

@@ -268,7 +268,9 @@ def _doubles(array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _refuse_correlated(tensors: dict[str, TensorProto], unused: set[str]) -> None:
-    """Without its manifest a correlated posterior would be read as a deterministic network, or as a part of itself."""
+    """Refuse parts of a correlated posterior without its manifest, which would be read as a deterministic network, or
+    in part.
+    """
     parts = [
         name
         for what in _WHATS
