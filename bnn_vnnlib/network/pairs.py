@@ -131,7 +131,9 @@ def joint(first: Posterior | None, second: Posterior | None, tensors: Mapping[st
 
 
 def _all_pairs(first: WeightSamples, second: WeightSamples) -> WeightSamples:
-    """Every sample of one with every sample of the other: probabilities p_i p_j."""
+    """The joint samples of two independent networks: every sample of one with every sample of the other, probabilities
+    p_i p_j.
+    """
     counts = len(first.probabilities), len(second.probabilities)
     size = sum(values[0].size for part in (first, second) for values in part.stored.values())
     if math.prod(counts) * size > MAX_JOINT:
@@ -699,7 +701,7 @@ class _Differences:
         return self.graph.weights.terms(params_of(ours)[0], 0), self.graph.weights.terms(params_of(theirs)[0], 1)
 
     def _equal(self, ours: Node, theirs: Node) -> bool:
-        """Two nodes whose parameters are one and the same."""
+        """Whether the parameters of two nodes are one and the same."""
         mine, other = self._terms(ours, theirs)
         return len(mine) == len(other) == 1 and _same(mine[0], other[0])
 
@@ -755,7 +757,7 @@ def _negative(param: Param) -> Param:
 
 
 def _alike(one: Node | None, other: Node | None) -> bool:
-    """Two nodes that do the same to inputs at the same positions, whatever their weights."""
+    """Whether two nodes do the same to inputs at the same positions, whatever their weights."""
     if one is None or other is None or type(one) is not type(other):
         return False
     ours, theirs = vars(one), vars(other)
