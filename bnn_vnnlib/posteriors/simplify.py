@@ -228,7 +228,7 @@ class Moves:
 
     @property
     def unchanged(self) -> bool:
-        """Every tensor is where and as it was."""
+        """Whether every tensor is where and as it was."""
         return set(self.found) == set(self.marks.spans) and all(
             places.shape == shape and np.array_equal(places.reshape(-1), start + np.arange(places.size))
             for name, places in self.found.items()
@@ -329,7 +329,7 @@ def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> 
 
 
 def _check(before: ModelProto, after: ModelProto, tool: Tool) -> None:
-    """Both mean networks in onnxruntime at some points: a guard against a tool that breaks the graph."""
+    """Compare both mean networks in onnxruntime at some points: a guard against a tool that breaks the graph."""
     old, new = ([value for value in outputs if value.dtype.kind == "f"] for outputs in map(_outputs, (before, after)))
     same = len(old) == len(new) and all(
         a.shape == b.shape and (np.abs(a - b) <= _TOLERANCE * (1 + np.abs(a).max(initial=0))).all()
