@@ -187,7 +187,7 @@ def compares_classes(rows: Rows) -> Tensor:
 
 
 def only_compares_classes(problem: Problem) -> bool:
-    """All rows of all items do (`compares_classes`), and none is stated with inputs."""
+    """Whether all rows of all items compare classes (`compares_classes`), and none is stated with inputs."""
     rows = problem.rows
     padding = rows.case >= problem.cases
     return rows.inputs is None and bool((compares_classes(rows) | padding).all())

@@ -93,7 +93,7 @@ def differences(model: Model, property: Property) -> list[Differences]:
 
 
 def _without_idle_cases(inner: Property) -> Property:
-    """Without cases one row of which is no longer about anything, and false."""
+    """The property without cases one row of which is no longer about anything, and false."""
     rows = inner.rows
     about = rows.outputs.any(axis=1) | (False if rows.inputs is None else rows.inputs.any(axis=1))
     gone = np.unique(rows.owner[~about & row_false(0.0, rows.bound, rows.strict)])

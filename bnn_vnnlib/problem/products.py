@@ -121,7 +121,7 @@ def _exact(cell: Sequence[Floats]) -> tuple[list[Fraction], list[Fraction]]:
 
 
 def _possible(cell: Sequence[Floats], polynomials: Sequence[Polynomial]) -> bool:
-    """No constraint is excluded in the whole cell."""
+    """Whether no constraint is excluded in the whole cell."""
     ends = _exact(cell)
     least = (sum((span(a, inputs, *ends)[0] for a, inputs in one.terms), Fraction(0)) for one in polynomials)
     return not any(row_false(low, one.bound, one.strict) for low, one in zip(least, polynomials, strict=True))
@@ -150,7 +150,9 @@ def _planes_of(cell: Cell, polynomials: Sequence[Polynomial]) -> tuple[Floats, F
 
 
 def _corners(polynomial: Polynomial, cell: Cell) -> Iterator[dict[int, bool]]:
-    """Which inputs are at their lower ends: all combinations of those that vary most; the others take turns."""
+    """Corners of a cell, as input -> whether it is at its lower end: all combinations of the inputs that vary most, by
+    which the others take turns.
+    """
     used = sorted({j for _, inputs in polynomial.terms if len(inputs) > 1 for j in inputs},
                   key=lambda j: float(cell[0][j] - cell[1][j]))  # fmt: skip
     for ends in itertools.product((True, False), repeat=min(len(used), _CORNERS)):

@@ -128,7 +128,7 @@ def _false_before_softmax(
 
 
 def _worth_combining(problem: Problem) -> bool:
-    """Some case has several rows, or there are constraints on the inputs."""
+    """Whether some case has several rows, or there are constraints on the inputs."""
     if problem.constraints is not None:
         return True
     case = problem.rows.case
