@@ -114,7 +114,7 @@ def start_of(path: Path) -> bytes | None:
 
 
 def _zipped(start: bytes) -> _Kind:
-    """By the name of the first file inside, which the local header holds."""
+    """The kind of a zip archive by the name of the first file inside, which the local header holds."""
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     if name.endswith(b".npy"):
         return _NPZ
