@@ -270,7 +270,7 @@ def _asset(name: str) -> str:
 
 
 def _own_scripts() -> str:
-    """One function, so that nothing but what it hands out is global."""
+    """The page's own scripts in one function, so that nothing but what it hands out is global."""
     return "\n".join(['"use strict";', "(() => {", *map(_asset, _SCRIPTS), "})();"])
 
 

@@ -125,7 +125,7 @@ def _fitting(values: Floats | None, shape: ImageShape) -> Floats | None:
 
 
 def _centre(row: Row, witness: Floats | None) -> Floats | None:
-    """From the property, if it is there and is the one that was verified."""
+    """The middle of the instance's box, from the property, if that is there and is the one that was verified."""
     from bnn_vnnlib.vnnlib import read_property
 
     path = Path(row.files.get("property", ""))
