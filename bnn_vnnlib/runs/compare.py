@@ -85,7 +85,7 @@ class Contradiction:
 
     @property
     def statistical(self) -> bool:
-        """One of the two holds with a confidence only, so that both may be the answers of sound tools."""
+        """Whether one of the two holds with a confidence only, so that both may be the answers of sound tools."""
         return any(self.line.answers[tool].confidence is not None for tool in (self.sat, self.unsat))
 
     @property

@@ -99,7 +99,7 @@ COLUMNS = (
     ),
     _Column("reason", "text", "why there is no verdict", reason_of),
 )
-"""In the order of the table. The file's path comes first, as the column `results_file`."""
+"""The columns, in the order of the table. The file's path comes first, as the column `results_file`."""
 
 RESULTS = {
     "category": "the benchmark; with several queries BENCHMARK:QUERY",
