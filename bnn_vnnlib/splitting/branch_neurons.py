@@ -76,7 +76,7 @@ class NeuronBranching:
         self._open = open_
 
     def run(self) -> Decided:
-        """Until all is decided, or time is up; as many pairs at a time as memory takes."""
+        """Grow trees until all is decided, or time is up; as many pairs at a time as memory takes."""
         setting, item = torch.nonzero(self._open, as_tuple=True)
         nothing = torch.zeros_like(self._open)
         found = Decided(nothing, nothing.clone(), self._problem.lower.expand(len(nothing), -1, -1).clone())
@@ -121,7 +121,9 @@ class Trees:
         self._frontier = Frontier(nothing, len(roots.problem), most, self._engine.deadline)
 
     def grown(self) -> Decided:
-        """Every target by single rows and then by a long ascent, since most close without any split; then the rest."""
+        """What is decided of every target: by single rows, then by a long ascent, as most close without any split; then
+        by splits.
+        """
         frontier = self._frontier
         frontier.sweep(self._all, self._by_single_rows, self._batch)
         frontier.sweep(frontier.taken(), lambda parts: self._step(parts, _ROOT_STEPS), self._batch)
@@ -196,7 +198,9 @@ class Trees:
         return torch.where(torch.isfinite(self._targets.bound[target]), mixture, 0.0)
 
     def _last_resort(self, parts: Parts) -> None:
-        """All signs are known, and the rest is a linear program a part; what that leaves open stays open."""
+        """Solve the linear program that is left of each part whose signs are all known; what that leaves open stays
+        open.
+        """
         for one in range(len(parts)):
             self._engine.deadline.check()
             part, x = self._solved(parts.pick(slice(one, one + 1)))
