@@ -289,7 +289,9 @@ class UncertaintyTask:
 
 
 def _shared(how: Options, count: int) -> Options:
-    """One of several classes is enough for an answer: each has its share of what may fail."""
+    """The options for each of several classes, one of which is enough for an answer: each has its share of what may
+    fail.
+    """
     if how.guarantee == "certain":
         return how
     delta = (1 - Decimal(repr(how.confidence or CONFIDENCE))) / count

@@ -77,7 +77,7 @@ class Asked:
 
     @property
     def nothing(self) -> bool:
-        """No violation is named: only bounds on the decision are asked for."""
+        """Whether no violation is named, so that only bounds on the decision are asked for."""
         return self.labels is None and self.lower is None and self.a is None
 
     def rows(self, index: NDArray[np.int64] | slice) -> Asked:

@@ -213,7 +213,7 @@ class RadiusTask:
     row: NDArray[np.int64]
 
     def run(self, earlier: Step | None) -> Arrays | Step:
-        """One step of the search; after the last one, the columns of these inputs."""
+        """Do one step of the search; after the last one, return the columns of these inputs."""
         model = self.source.model
         asked = self.target.asked(model, self.balls.x)
         if earlier is None:
@@ -350,7 +350,7 @@ def radii(
 
 
 def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Options:
-    """One threshold for both sides, unless there are two; none where P_safe is not asked for."""
+    """The options with one threshold for both sides, unless there are two; with none where P_safe is not asked for."""
     given = [value for value in (how.tau_safe, how.tau_unsafe) if value is not None]
     if threshold is not None and given:
         raise OptionError("--threshold sets both --tau-safe and --tau-unsafe: give either it or those two")

@@ -33,7 +33,7 @@ _USUAL_MEMORY, _NUMBERS_PER_GIB = 2.0, 2**21
 kept of the boxes takes about half of the memory."""
 
 _NUMBERS = 2**17
-"""These numbers, as they are usual: larger chunks are no faster, and tell and keep less."""
+"""Numbers of a chunk, about: larger chunks are no faster, and tell and keep less."""
 
 _PIECES, _MIN_REFINED, _MIN_CHUNK = 4, 64, 32
 """Chunks for each worker, if they do not become smaller than `_MIN_CHUNK` boxes. What one pass leaves open is refined
