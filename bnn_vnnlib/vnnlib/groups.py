@@ -165,7 +165,7 @@ class Groups:
 
     @classmethod
     def of_lengths(cls, lengths: Ints, items: Ints) -> Groups:
-        """From the lengths of the lists (G,) and their items, one list after the other."""
+        """Groups from the lengths of the lists (G,) and their items, one list after the other."""
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.add.accumulate(lengths, out=starts[1:])
         return cls(starts, items)
