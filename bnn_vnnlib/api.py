@@ -178,7 +178,7 @@ def _result(setting: Setting, verdict: Verdict, method: str, **fields: Any) -> R
 
 
 def _by_the_property(setting: Setting) -> Result:
-    """Proved that nothing can violate the property: safe for every network."""
+    """The result for a property that nothing can violate: proved safe for every network."""
     certain = Bounds(1.0, 1.0) if setting.query is Query.PROBABILISTIC else None
     return _result(setting, Verdict.UNSAT, "the property alone", p_safe=certain)
 
@@ -215,7 +215,7 @@ def _solve_pair(setting: Setting, property: Property, restarts: int = _RESTARTS,
 
 
 def _only_safe(setting: Setting, result: Result) -> Result:
-    """What a result says of safety, and nothing else."""
+    """The result reduced to what it says of safety."""
     p_safe = None if result.p_safe is None else Bounds(result.p_safe.lower, 1.0)
     verdict = Verdict.UNSAT if result.verdict is Verdict.UNSAT else setting.undecided
     return replace(result, p_safe=p_safe, verdict=verdict, witness=None)

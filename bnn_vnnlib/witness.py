@@ -170,7 +170,9 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
 
 
 def _unhurried(bounds: OutputBounds) -> OutputBounds:
-    """Without the deadline: one point is checked in no time, and a verdict that was earned must not be lost."""
+    """The bounds without their deadline: one point is checked in no time, and a verdict that was earned must not be
+    lost.
+    """
     return replace(bounds, engine=replace(bounds.engine, deadline=Deadline()))
 
 
