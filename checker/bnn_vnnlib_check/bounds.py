@@ -94,7 +94,7 @@ class Chain:
         return len(self.layers)
 
     def random(self, k: int) -> bool:
-        """Layer k or one in front of it has noise."""
+        """Whether layer k or one in front of it has noise."""
         return any(layer.variances for layer in self.layers[: k + 1])
 
     def boxed(self, k: int, h: Box) -> tuple[arb_mat, arb_mat] | None:

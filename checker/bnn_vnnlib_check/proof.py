@@ -28,7 +28,7 @@ FAR = Fraction(1, 10**6)
 """A point is tried for cases whose box is not farther from it, relative to its size or to 1."""
 
 Tick = Callable[[int, int], None]
-"""Told of leaves: how many are done, of how many."""
+"""Function that is told of leaves: how many are done, of how many."""
 
 Point = tuple[Fraction, ...]
 T = TypeVar("T")

@@ -118,7 +118,7 @@ class Leaf:
         return self._failing(len(self._chain) - 1, rows, thresholds, inputs)
 
     def _pass(self, k: int, z: Box, near: list[arb] | None) -> None:
-        """On to h_(k+1), which is nowhere farther from h(x0) than its range is wide."""
+        """Go on to h_(k+1), which is nowhere farther from h(x0) than its range is wide."""
         self._ranges.add(z)
         h = self._ranges.h[-1]
         widths = [(arb(high) - arb(low)).upper() for low, high in zip(h.lower.tolist(), h.upper.tolist(), strict=True)]
