@@ -99,10 +99,7 @@ def ends(values: Sequence[arb]) -> tuple[Floats, Floats]:
 
 
 def normal_below(gap: arb, spread: arb) -> arb:
-    """An upper bound of Phi(-gap / spread) for gap > 0; 1 where gap > 0 is not sure, 0 for a spread of 0.
-
-    spread : an upper bound, not negative
-    """
+    """An upper bound of Phi(-gap / spread), spread >= 0; 1 where gap > 0 is not sure, 0 for a spread of 0."""
     if not surely_less(ZERO, gap) or not spread.is_finite():
         return arb(1)
     least, most = gap.lower(), spread.upper()

@@ -78,10 +78,7 @@ class Box:
 
 
 class Chain:
-    """Layers with their matrices.
-
-    margin : the weights lie in a box, so many standard deviations to each side of their means
-    """
+    """Layers with their matrices; the weights may be anywhere in a box, `margin` deviations around their means."""
 
     def __init__(self, layers: Sequence[Layer], margin: Fraction | None = None) -> None:
         self.layers, self._margin = tuple(layers), margin
@@ -223,9 +220,7 @@ def _slopes(layer: Layer, z: Box) -> Floats:
 
 
 def _slopes_above(c: int, low: Floats, high: Floats) -> Floats:
-    """Slopes of lines above a curve f on [low, high]: the chord's where f is convex, that in the middle where it is
-    concave, else of the tangent through (l, f(l)).
-    """
+    """Slopes of lines above f on [low, high]: its chord's if convex, its middle's if concave, else a tangent's."""
 
     def steep(z: Floats) -> Floats:
         return (1 - np.tanh(z / c) ** 2) / c**2
@@ -244,9 +239,7 @@ def _slopes_above(c: int, low: Floats, high: Floats) -> Floats:
 
 
 def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> arb:
-    """For sign = 1 an upper bound of the maximum of f(z) - slope z over [low, high], for sign = -1 a lower bound of its
-    minimum.
-
+    """For sign = 1 an upper bound of max f(z) - slope z over [low, high], for sign = -1 a lower bound of its minimum.
     The extremes are at the ends, at the kink, or where f' is the slope.
     """
     s, places = arb(slope), [arb(low), arb(high)]
@@ -276,10 +269,7 @@ Charge = Callable[[int, Floats], None]
 
 @dataclass(eq=False)
 class Ranges:
-    """What is known of a chain over a box: ranges of z_k and h_k, and lines, layer by layer.
-
-    hints : slopes (2, out) for some layers
-    """
+    """What is known of a chain over a box, layer by layer: ranges of z_k and h_k, and lines with `hints` as slopes."""
 
     chain: Chain
     box: Box
@@ -328,10 +318,7 @@ class Ranges:
         self, k: int, rows: Floats, inputs: arb_mat | None = None, charge: Charge | None = None,
         less: Mapping[int, arb_mat] | None = None,
     ) -> list[arb]:  # fmt: skip
-        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, for the mean weights or their box.
-
-        less : rows over some z_j in front, which are taken off
-        """
+        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, less the rows `less` over some z_j."""
         a, exact, total = rows, matrix(rows), column([ZERO] * len(rows))
         for at in range(k, -1, -1):
             if charge is not None:
@@ -357,9 +344,8 @@ class Ranges:
         return wanted - sizes * box[0], added - sizes * box[1]
 
     def signed(self, chain: Chain, signs: Floats, slopes: Floats) -> Ranges | None:
-        """These ranges in a chain that goes on behind their own, with signs of the inputs of Relu and LeakyRelu, 0
-        where unknown, and slopes of the lines below; all of them in one vector each. None where no x has these signs.
-        """
+        """These ranges in a chain that goes on behind their own, with signs (0: unknown) of the inputs of Relu and
+        LeakyRelu and slopes of the lines below, in one vector each. None where no x has these signs."""
         found, start = Ranges(chain, self.box), 0
         for k, (layer, z) in enumerate(zip(self.chain.layers, self.z, strict=True)):
             if layer.activation in KINKS:

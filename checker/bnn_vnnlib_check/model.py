@@ -144,9 +144,7 @@ def _listed(
         return values.astype(np.float64)
 
     def like(name: str, entry: Any, what: str) -> Floats:
-        """What an entry of the manifest names, which must have the shape of the graph's own tensor; of samples each
-        one.
-        """
+        """What an entry of the manifest names, of the shape of the graph's own tensor; of samples each one."""
         values, own = tensor(name, entry, what), tensors.get(name)
         if own is None or (values.shape[1:] if what == "samples" else values.shape) != own.shape:
             raise UnreadableError(f"the {what} of {name!r} do not fit the tensor of that name")

@@ -82,10 +82,7 @@ def _whole(row: Row) -> Row:
 
 
 class Network:
-    """One network with the rules of its leaves: `tails/1` where it has noise, else `linear/1`.
-
-    margin : instead of noise a box of weights, see `Chain`
-    """
+    """One network and the rule of its leaves: `tails/1` if it has noise, else `linear/1`. margin : see `Chain`."""
 
     def __init__(self, layers: Layers, margin: Fraction | None = None) -> None:
         self.chain, self.margin = Chain(layers, margin), margin

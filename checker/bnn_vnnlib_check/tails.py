@@ -136,9 +136,7 @@ class Leaf:
         return total if claimed is None else total + self._varying(k, z, claimed)
 
     def _varying(self, k: int, z: Box, claimed: Floats) -> arb:
-        """Upper bound on the probability that the variation claimed of layer k fails (step 4): |z_i(x) - z_i(x0)| <=
-        sum_j (|W_ij| + |noise_ij|) rho'_j.
-        """
+        """Step 4: the probability that v_k fails, as |z_i(x) - z_i(x0)| <= sum_j (|W_ij| + |noise_ij|) rho'_j."""
         near = self._within[k]
         if near is None:
             raise RejectedError(f"layer {k} claims a variation, and a layer in front of it does not")
