@@ -4,8 +4,9 @@ Nothing here is a bound, and nothing here changes the run's verdict, bounds or w
 
 1. Attack networks drawn from the posterior (`decision`: their mean or median; `deterministic`: the network itself).
    Where so many are broken that the answer is probably `sat`, the *network* is weak; else the *bound* is.
-2. Bound the open row once more with the weights of one layer, or with the inputs, fixed at their centre: what the bound
-   gains is the share of the loss of that part.
+2. Gaussian weights: bound the open row once more with the weights of one layer, or with the inputs, fixed at their
+   centre: what the bound gains is the share of the loss of that part. Of a mixture, its most probable component is
+   asked. Fixed weights and weight samples: what the linear bounds lose at the nonlinear nodes of each layer.
 3. Ask the same question over smaller boxes around the same inputs.
 """
 
@@ -24,22 +25,25 @@ from torch import Tensor
 
 from bnn_vnnlib import attack
 from bnn_vnnlib.attack import Attack, Params
+from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
+from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.methods.components import components_of
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.methods.method import reasons
 from bnn_vnnlib.methods.safety.refine import BY_LARGE_VARIANCE, large_variance_of
 from bnn_vnnlib.methods.safety.tails import TAILS, why_no_tails
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import names_of, only, sample
-from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, Posterior, WeightSamples
-from bnn_vnnlib.network.nodes import Conv, Linear, Shift, params_of
+from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Mixture, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.nodes import Activation, Conv, Gap, Linear, Max, Product, Shift, params_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import Problem, from_property
 from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.question.statement import case_in_words
 from bnn_vnnlib.result import Diagnosis, Query, Result, Verdict
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.system.clock import Deadline, for_diagnosis
+from bnn_vnnlib.system.clock import Deadline, OutOfTime, for_diagnosis
 
 _LEAST = 0.025
 """Seconds that the diagnosis of a shorter run may take (`clock.for_diagnosis`)."""
@@ -286,6 +290,7 @@ def _lost(
     Asked of the item that the attack came nearest to violating.
     """
     one = problem.items(torch.tensor([seen.item], device=problem.lower.device))
+    setting = _of_component(setting)
     posterior = None if setting.query is Query.DETERMINISTIC else setting.posterior
     level = _levels(setting, posterior, one, one.lower, one.upper)
     if level is None or setting.deadline.passed:
@@ -306,12 +311,66 @@ def _lost(
     row = int(torch.where(mine, spare[0], -torch.inf).argmax())
     origin = [one.rows.origin[0][one.rows.case[0] == case] for case in order]
     cases = tuple(property.rows.owner[[int(rows[0]) for rows in origin if len(rows)]].tolist())
-    return cases, _shares(setting, posterior, one, row, float(level[0, row]))
+    if isinstance(posterior, Gaussian):
+        return cases, _gains(setting, posterior, one, row, float(level[0, row]))
+    return cases, _losses(setting, posterior, one, row)
 
 
-def _shares(setting: Setting, posterior: Posterior | None, one: Problem, row: int, level: float) -> dict[str, float]:
+def _of_component(setting: Setting) -> Setting:
+    """The setting of a mixture's most probable component; any other setting as it is."""
+    posterior = setting.model.posterior
+    if setting.query is Query.DETERMINISTIC or not isinstance(posterior, Mixture):
+        return setting
+    part = max(components_of(setting.bounds, posterior), key=lambda part: part.share)
+    model = replace(setting.model, network=part.network, posterior=part.posterior)
+    return replace(setting, bounds=part.bounds, model=model)
+
+
+def _losses(setting: Setting, posterior: Posterior | None, one: Problem, row: int) -> dict[str, float]:
+    """What linear bounds of the row lose, layer by layer, as shares of the loss; that of samples is their mean.
+
+    Of a row over softmax or sigmoid, what the row over their inputs loses. Empty where time did not suffice.
+    """
+    engine, rows = setting.bounds.engine, one.rows
+    outputs = rows.outputs.expand(1, -1, -1)[:, None, row : row + 1]
+    inputs = None if rows.inputs is None else rows.inputs.expand(1, -1, -1)[:, None, row : row + 1]
+    box, labels = Interval(one.lower[None], one.upper[None]), _nonlinear(engine.network)
+    if not labels:
+        return {}
+
+    def lost(weights: WeightBoxes) -> Tensor:
+        found = engine.losses(weights, box, outputs, inputs)
+        zero = box.lower.new_zeros(weights.count, 1)
+        return torch.stack([found.get(position, zero).expand(weights.count, 1)[:, 0] for position in labels], -1)
+
+    try:
+        if isinstance(posterior, WeightSamples):
+            samples = weight_sets.SampledWeights.of(engine.network, posterior, setting.device)
+            found = samples.share @ weight_sets.over(samples, lost)
+        else:
+            found = lost(weight_sets.mean_weights(engine.network, setting.device))[0]
+    except OutOfTime:
+        return {}
+    parts = Counter[str]()
+    for label, loss in zip(labels.values(), found.clamp(min=0).tolist(), strict=True):
+        parts[label] += loss
+    total = sum(parts.values())
+    return {label: loss / total for label, loss in parts.items() if loss > 0} if 0 < total < math.inf else {}
+
+
+def _nonlinear(network: Network) -> dict[int, str]:
+    """The nodes whose linear bounds lose, each with the number of the layer in front and its own ONNX node."""
+    found, count = dict[int, str](), 0
+    for position, node in enumerate(network.nodes):
+        count += isinstance(node, Linear | Conv)
+        if isinstance(node, Activation | Gap | Max | Product):
+            found[position] = f"layer {count}{f' ({node.name})' if node.name else ''}"
+    return found
+
+
+def _gains(setting: Setting, posterior: Gaussian, one: Problem, row: int, level: float) -> dict[str, float]:
     """What the bound of the row gains, part by part, as shares of all gains; empty where time did not suffice."""
-    if not isinstance(posterior, Gaussian) or not math.isfinite(level):
+    if not math.isfinite(level):
         return {}
     centre = one.lower + (one.upper - one.lower) / 2
     names = names_of(posterior)
@@ -351,15 +410,25 @@ def _levels(
 ) -> Tensor | None:
     """(N, R): what the rows are at least, by a quick method of the query; None where nothing quick serves.
 
-    `probabilistic`: but for a probability of 1 - tau_safe, by tails, else over a box of weights; `decision`: in
-    expectation; `deterministic`: of the network itself.
+    `probabilistic`: but for a probability of 1 - tau_safe, by tails, else over a box of weights, or of samples;
+    `decision`: in expectation; `deterministic`: of the network itself.
     """
     network, rows = setting.bounds.engine.network, problem.rows
+
+    def bounds(weights: WeightBoxes) -> Tensor:
+        return setting.bounds.rows(weights, lower, upper, rows.outputs, rows.inputs).lower
+
     if setting.query is Query.DECISION:
         steps = replace(setting, model=replace(setting.model, posterior=posterior)).decision().steps
         return (*steps.quick, *steps.any_graph)[0].lower(lower, upper, rows.outputs, rows.inputs)
     if posterior is None:
         weights = weight_sets.mean_weights(network, setting.device)
+    elif isinstance(posterior, WeightSamples):
+        samples = weight_sets.SampledWeights.of(network, posterior, setting.device)
+        values, order = weight_sets.over(samples, bounds).sort(0)
+        below = samples.share[order].cumsum(0) - samples.share[order]  # probability of the samples before
+        last = (below <= 1 - setting.question.tau_safe).sum(0, keepdim=True) - 1
+        return values.gather(0, last.clamp(min=0))[0]
     elif (
         isinstance(posterior, Gaussian)
         and setting.means != "boxes"
@@ -371,7 +440,7 @@ def _levels(
         weights = weights.scaled(torch.full_like(weights.scale, _DEVIATIONS))
     else:
         return None
-    return setting.bounds.rows(weights, lower, upper, rows.outputs, rows.inputs).lower[0]
+    return bounds(weights)[0]
 
 
 def _quantiles(setting: Setting, posterior: Gaussian, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor | None:

@@ -18,6 +18,7 @@ from bnn_vnnlib.question.options import (
     Coupling,
     Options,
     Question,
+    refuse_drawn_only,
     refuse_idle,
     refuse_unserved,
 )
@@ -319,7 +320,8 @@ def settle_run(
     ------
     OptionError : no posterior, or no likelihood, for a query that needs one; an option that does not apply; a device
         that is not there
-    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `refuse_unserved` says
+    UnsupportedError : boxes around samples for a sample posterior; medians of a classifier; what `refuse_drawn_only`
+        and `refuse_unserved` say
     """
     from bnn_vnnlib.bounds.engine import Engine
     from bnn_vnnlib.network.network import Model
@@ -340,6 +342,8 @@ def settle_run(
             "or ask --query deterministic",
             path=model.path,
         )
+    if options.certain:
+        refuse_drawn_only(model, query)
     likelihood = options.likelihood or model.likelihood
     if query is Query.DECISION and likelihood is None:
         raise OptionError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import Result as Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,6 +229,68 @@ def test_the_layer_of_correlated_weights(tmp_path, patient):
     assert seen.unserved == ("large variance does not serve: the posterior's weights are not independent",)
 
 
+def test_the_layer_of_the_most_probable_component(tmp_path, patient):
+    """The second component has its noise elsewhere, and a quarter of the probability."""
+    net, other = deep(2), deep(0)
+    means = {name: net.network.tensors[name] for name in net.posterior.variances}
+    parts = Component(means, net.posterior), Component(means, other.posterior)
+    net = replace(net, posterior=Mixture(parts, np.array([0.75, 0.25])))
+    seen = asked(net, text(tmp_path, [(0.5, 0.5)] * 3, 2, away(net, 6.0)), timeout=0.0)
+    assert max(seen.loss, key=seen.loss.get) == "layer 3 (z2 (Gemm))"
+    assert max(seen.loss.values()) > 0.8
+
+
+def kinked(at: int, activation: str, samples: int | None, **settings) -> Model:
+    """A network whose activations are at their kink behind one layer, and far beyond all kinks elsewhere."""
+    rng = np.random.default_rng(2)
+    layers = [
+        (rng.normal(size=(after, before)), np.zeros(after) if k in (at, 3) else np.full(after, 50.0))
+        for k, (before, after) in enumerate(itertools.pairwise((2, 8, 8, 8, 1)))
+    ]
+    layers = [
+        (w, b - w @ np.full(w.shape[1], 50.0 if k > 0 and k - 1 != at else 0.0)) for k, (w, b) in enumerate(layers)
+    ]
+    drawn = None
+    if samples is not None:
+        noise = [[1 + 1e-3 * rng.normal(size=(samples, *part.shape)) for part in pair] for pair in layers]
+        drawn = [tuple(map(np.multiply, *both)) for both in zip(layers, noise, strict=True)]
+    return model(layers, samples=drawn, activation=activation, **settings)
+
+
+def drawn_of(net: Model) -> list[dict[str, torch.Tensor] | None]:
+    """The weight samples of a network, or its own weights."""
+    if net.posterior is None:
+        return [None]
+    return [{name: torch.tensor(v[k]) for name, v in net.posterior.samples.items()} for k in range(5)]
+
+
+@pytest.mark.parametrize("query", ["deterministic", "probabilistic", "decision"])
+@pytest.mark.parametrize(
+    ("at", "activation", "operator"), [(0, "relu", "Relu"), (1, "leaky_relu", "LeakyRelu"), (2, "relu", "Relu")]
+)
+def test_the_layer_whose_lines_cost_the_bound(tmp_path, patient, monkeypatch, at, activation, operator, query):
+    """Fixed weights lose nothing but at kinks, and those are behind one layer."""
+    monkeypatch.setattr(diagnosis, "_WIDTHS", ())  # smaller boxes have tests of their own
+    net = kinked(at, activation, None if query == "deterministic" else 5, likelihood="gaussian")
+    grid = np.stack(np.meshgrid(*[np.linspace(-0.5, 0.5, 101)] * 2), -1).reshape(-1, 2)
+    y = np.concatenate([outputs(net, grid, one).ravel() for one in drawn_of(net)])
+    bound = float(y.min() - 0.05 * (y.max() - y.min()))
+    prop = read_property(text(tmp_path, [(-0.5, 0.5)] * 2, 1, f"(<= Y_0 {bound!r})"))
+    seen = verify(net, prop, query=query, timeout=0.0).diagnosis
+    assert seen.cause == "weak bound"
+    assert seen.loss[f"layer {at + 1} (a{at} ({operator}))"] > 0.99
+    assert sum(seen.loss.values()) == pytest.approx(1)
+
+
+def test_points_lose_nothing_by_lines(tmp_path, patient):
+    """Two outputs whose difference is within the rounding that is paid for."""
+    net = kinked(1, "relu", None)
+    y = float(outputs(net, [0.1, 0.2]).ravel()[0])
+    prop = read_property(text(tmp_path, [(0.1, 0.1), (0.2, 0.2)], 1, f"(<= Y_0 {math.nextafter(y, -1e9)!r})"))
+    seen = verify(net, prop, query="deterministic", timeout=0.0).diagnosis
+    assert seen is None or seen.loss == {}
+
+
 def shallow() -> Model:
     """y = relu(x) - relu(-x) = x, with next to no noise."""
     small = np.full((2, 1), 1e-8)
@@ -298,11 +361,15 @@ def test_a_median_is_attacked_as_a_median(tmp_path, patient):
 
 
 def test_how_far_a_network_is_from_a_violation(tmp_path, patient):
-    """y = relu(x) - relu(x) = 0: y <= -0.5 is missed by 0.5, and 2 y <= -1 by as much in units of its coefficient."""
+    """y = relu(x) - relu(x) = 0: y <= -0.5 is missed by 0.5, and 2 y <= -1 by as much in units of its coefficient.
+
+    Fixed weights lose the bound at the only kinks that there are.
+    """
     net = model([([[1.0], [1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])])
     for violation in ("(<= Y_0 -0.5)", "(<= (* 2 Y_0) -1.0)"):
         seen = asked(net, text(tmp_path, [(0, 1)], 1, violation), timeout=0.0)
-        assert (seen.cause, seen.drawn, seen.broken, seen.loss) == ("weak bound", 1, None, {})
+        assert (seen.cause, seen.drawn, seen.broken) == ("weak bound", 1, None)
+        assert seen.loss == {"layer 1 (a0 (Relu))": 1.0}
         assert seen.margin == pytest.approx(0.5)
         assert seen.decides  # in the time of the looks
         assert seen.smaller == 0.5

@@ -19,6 +19,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import Rules
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, some
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.network.evaluate import node_values
 from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import (
     Activation,
@@ -228,6 +229,39 @@ class Engine:
     def _form(self, walk: Walk, last: int, box: Interval, inputs: Tensor | None, rules: Rules) -> LinearForm:
         form = backward.finish(walk, last, box.lower.shape[-1], rules)
         return form if inputs is None else form.plus(inputs, box)
+
+    def losses(
+        self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None = None
+    ) -> dict[int, Tensor]:
+        """What linear bounds of one row an item lose at each node, (K, M) by position: a guide, not a bound.
+
+        Let x be where the linear function below the row is least. What the walk knows of the row at x falls from the
+        row's own value there to its bound, and it falls where a node is replaced by lines that are not exact at x.
+
+        Parameters
+        ----------
+        weights : K settings without spreads
+        box, outputs, inputs : (1, M, n), (1, M, 1, m) and (1, M, 1, n), as `rows` takes them
+        """
+        ranges = self.ranges(weights, box)
+        seeds = backward.seeds_of(self.network, outputs)
+        walk = backward.begin(self.network, weights, ranges, seeds, (weights.count, box.lower.shape[1]))
+        slope = self._form(walk.copy(), max(walk.pending), box, inputs, linear.LINEAR).slope[:, :, 0]
+        drawn = {name: center for name, center in weights.centers.items() if len(center) == weights.count}
+        at = node_values(self.network, torch.where(slope >= 0, box.lower, box.upper), drawn)
+
+        def known() -> Tensor:
+            rows = (a.dot(at[position])[..., 0] for position, a in walk.pending.items())
+            return sum(rows, (walk.constant - walk.error)[..., 0])
+
+        found, before = dict[int, Tensor](), known()
+        for position in range(max(walk.pending), -1, -1):
+            node = self.network.nodes[position]
+            if position in walk.pending and not isinstance(node, Input):
+                self.deadline.check()
+                linear.LINEAR[type(node)](walk, node, position, walk.pending.pop(position))
+                found[position], before = before - known(), known()
+        return found
 
     def chunk(self, boxes: int, rows: int) -> int:
         """Items per chunk: the largest tensors hold rows (of the property, or of a tightened layer) x elements."""

@@ -104,7 +104,7 @@ def evaluate(
     if len(counts) > 1:
         raise ValueError(f"params hold different numbers of weight sets: {sorted(counts)}")
     batch = x if counts and x.dim() == 3 else x.reshape(1, -1, x.shape[-1])
-    values = _forward(network, batch, _gatherer(network, params, x))
+    values = node_values(network, batch, params)
     rows = (max(*counts, len(batch)) if counts else len(batch), batch.shape[1])
     outputs = [values[i].flatten(2) if values[i].dim() > 2 else values[i][..., None] for i in network.outputs]
     y = torch.cat([output.expand(*rows, -1) for output in outputs], dim=-1)
@@ -133,9 +133,9 @@ def _gatherer(network: Network, params: Mapping[str, Tensor], x: Tensor) -> _Par
     return parameter
 
 
-def _forward(network: Network, x: Tensor, parameter: _Parameter) -> list[Tensor]:
-    """Value (K or 1, N, *shape) of every node; x (K or 1, N, n)."""
-    values: list[Tensor] = []
+def node_values(network: Network, x: Tensor, params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Value (K or 1, N, *shape) of every node; x (K or 1, N, n), params as `evaluate` takes them."""
+    values, parameter = list[Tensor](), _gatherer(network, params, x)
     for node in network.nodes:
         if isinstance(node, nodes.Input):
             piece = x[..., node.start : node.start + math.prod(node.shape)]

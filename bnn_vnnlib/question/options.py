@@ -508,6 +508,18 @@ def refuse_idle(
         raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
 
 
+def refuse_drawn_only(model: Model, query: Query) -> None:
+    """Raise UnsupportedError where networks can be drawn from the posterior, and nothing else is known of it."""
+    from bnn_vnnlib.network.network import Drawable, Sampler
+
+    posterior = model.posterior
+    if query is not Query.DETERMINISTIC and isinstance(posterior, Drawable):
+        dropout = "MC dropout (Dropout in training mode)"
+        what = posterior.what if isinstance(posterior, Sampler) else dropout
+        message = f"the posterior is {what}: no certain bound serves it; ask guarantee statistical"
+        raise UnsupportedError(message, path=model.path)
+
+
 def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) -> None:
     """Raise unless the query has a method for the posterior, with the options given.
 
@@ -516,7 +528,7 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) ->
     UnsupportedError : names the family, and says what serves it
     """
     from bnn_vnnlib.network.families import family_of
-    from bnn_vnnlib.network.network import Drawable, Mixture, Sampler, WeightSamples
+    from bnn_vnnlib.network.network import Mixture, WeightSamples
 
     posterior = model.posterior
     if posterior is None or query is Query.DETERMINISTIC:
@@ -531,11 +543,6 @@ def refuse_unserved(model: Model, query: Query, rule: Rule, options: Options) ->
     if isinstance(posterior, Mixture):
         parts = [part.posterior for part in posterior.components]
     boxes = sampled or options.margin is not None or options.method in ("interval", "linear")
-    if isinstance(posterior, Drawable):
-        dropout = "MC dropout (Dropout in training mode)"
-        what = posterior.what if isinstance(posterior, Sampler) else dropout
-        raise UnsupportedError(f"the posterior is {what}: no certain bound serves it; ask guarantee statistical",
-                               path=model.path)  # fmt: skip
     refusals = {
         "boxes serve Gaussian posteriors; weight samples are verified one by one (no --boxes)": (samples and sampled),
         "method tails bounds the probabilistic query of a Gaussian posterior, nothing else yet": (

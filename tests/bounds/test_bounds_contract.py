@@ -13,6 +13,7 @@ import torch
 from bnn_vnnlib.bounds import engine, linear
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.nodes import Conv, Linear, Scale
@@ -207,6 +208,28 @@ def test_ranges_hold_at_every_node(name: str) -> None:
             ]
             assert (values >= sides[0] - 1e-12).all()
             assert (values <= sides[1] + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_losses_add_up_to_what_the_bound_misses(name: str) -> None:
+    """At the input where the linear function is least, the row less all losses is the bound, and affine nodes lose
+    nothing."""
+    network, rng = GRAPHS[name](), np.random.default_rng(seed_of(name))
+    weights = random_boxes(network, rng, 2, 1, size=0.0)
+    weights = WeightBoxes(weights.centers, {}, torch.zeros_like(weights.scale))
+    box = Interval(*(side[None] for side in random_inputs(network, rng, 3)))
+    C, G = (part[None] for part in random_rows(network, rng, 3, 1))
+    form = Engine(network).rows(weights, box.lower[0], box.upper[0], C[0], G[0], forms=True).form
+    assert form is not None
+    x = torch.where(form.slope[:, :, 0] >= 0, box.lower, box.upper)
+    row = (C[:, :, 0] * evaluate(network, x, weights.centers)).sum(-1) + (G[:, :, 0] * x).sum(-1)
+    losses = Engine(network).losses(weights, box, C, G)
+    total = sum(losses.values(), torch.zeros_like(row))
+    torch.testing.assert_close(row - total, form.minimum(box)[..., 0], rtol=1e-9, atol=1e-9, equal_nan=True)
+    for position, loss in losses.items():
+        assert (loss >= -1e-9).all()
+        if isinstance(network.nodes[position], Linear | Conv | Scale) and "slack" not in name:
+            assert (loss <= 1e-9 * (1 + row.abs())).all()
 
 
 def _flat(z: torch.Tensor, k: int) -> torch.Tensor:

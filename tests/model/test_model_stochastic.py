@@ -70,8 +70,9 @@ def test_laws_in_closed_form(name: str) -> None:
     assert found.lower[0] <= truth <= found.upper[0]
     assert found.upper[0] - found.lower[0] <= 0.26
     assert found.draws[0, 3] == 0  # type: ignore[index]
-    with pytest.raises(UnsupportedError, match="not a Gaussian posterior: no certain bound serves it"):
-        verify_batch(net, [[1.0]], [[1.0]], properties=above, query="probabilistic")
+    for query in ("probabilistic", "decision"):  # before anybody asks for a likelihood
+        with pytest.raises(UnsupportedError, match="not a Gaussian posterior: no certain bound serves it"):
+            verify_batch(net, [[1.0]], [[1.0]], properties=above, query=query)
 
 
 def test_two_weights_keep_their_common_noise() -> None:
