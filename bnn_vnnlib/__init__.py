@@ -5,8 +5,9 @@ The public names are loaded when they are first used, so that `import bnn_vnnlib
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bnn_vnnlib.lazy import lazy_names
 
 if TYPE_CHECKING:
     from bnn_vnnlib.api import verify as verify
@@ -38,41 +39,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "bnn_vnnlib.errors": (
-        "BnnVnnlibError",
-        "InputError",
-        "ModelError",
-        "OptionError",
-        "PosteriorError",
-        "PropertyError",
-        "SoundnessError",
-        "UnsupportedError",
-        "VnnlibSyntaxError",
-    ),
-    "bnn_vnnlib.model": ("Model", "attach", "read_model"),
-    "bnn_vnnlib.question.options": ("Options",),
-    "bnn_vnnlib.question.property": ("Property",),
-    "bnn_vnnlib.result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
-    "bnn_vnnlib.batch": ("BatchResult", "verify_batch"),
-    "bnn_vnnlib.api": ("verify",),
-    "bnn_vnnlib.certification": ("certify",),
-    "bnn_vnnlib.posteriors.torch_module": ("to_torch",),
-    "bnn_vnnlib.vnnlib": ("read_property",),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+__getattr__, __dir__, _NAMES = lazy_names(
+    __name__,
+    {
+        "errors": (
+            "BnnVnnlibError",
+            "InputError",
+            "ModelError",
+            "OptionError",
+            "PosteriorError",
+            "PropertyError",
+            "SoundnessError",
+            "UnsupportedError",
+            "VnnlibSyntaxError",
+        ),
+        "model": ("Model", "attach", "read_model"),
+        "question.options": ("Options",),
+        "question.property": ("Property",),
+        "result": ("Bounds", "DecisionBounds", "Query", "Result", "Verdict", "Witness"),
+        "batch": ("BatchResult", "verify_batch"),
+        "api": ("verify",),
+        "certification": ("certify",),
+        "posteriors.torch_module": ("to_torch",),
+        "vnnlib": ("read_property",),
+    },
+)
 
-__all__ = ["__version__", *_HOME_OF]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module (PEP 562)."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+__all__ = ["__version__", *_NAMES]

@@ -21,7 +21,7 @@ from bnn_vnnlib.system.memory import at_once
 
 Params = dict[str, Tensor]
 
-Aim = Literal["each", "mean", "common"] | float
+AttackAim = Literal["each", "mean", "common"] | float
 """What is attacked of K sets of weights: each for itself, their mean output, the quantile of their outputs of a level,
 or all at one common point."""
 
@@ -56,7 +56,7 @@ def run(
     params: Params,
     attack: Attack,
     transform: str = "identity",
-    aim: Aim = "each",
+    aim: AttackAim = "each",
     *,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -88,8 +88,9 @@ def run(
 
 
 def _searched(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, start: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: AttackAim,
+    start: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`_run` in the attack's precision, confirmed in that of the problem."""
     kind, own = attack.precision, problem.lower.dtype
     if kind == own:
@@ -103,8 +104,9 @@ def _searched(
 
 
 def _run(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, start: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: AttackAim,
+    start: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Points (K, N, n) and values (K, N) of the least objective that any restart found."""
     low, high = inner_box(problem)
     count = max((len(p) for p in params.values()), default=1) if aim == "each" else 1
@@ -134,7 +136,7 @@ def _run(
 
 
 def _starts(
-    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: Aim, count: int
+    network: Network, problem: Problem, params: Params, attack: Attack, transform: str, aim: AttackAim, count: int
 ) -> Tensor:
     """(K, S, N, n): the centre, then the best of a pool of random points, every other of which is drawn to the corners.
 
@@ -172,7 +174,7 @@ def inner_box(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def violation(
-    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: Aim = "each"
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: AttackAim = "each"
 ) -> Tensor:
     """(K', S, N): min over the cases of the max over their rows of a.y + g.x - b; <= 0 is a violation.
 
@@ -182,7 +184,7 @@ def violation(
 
 
 def _objective(
-    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: Aim
+    network: Network, problem: Problem, params: Params, x: Tensor, transform: str, aim: AttackAim
 ) -> tuple[Tensor, Tensor]:
     """The violation, and what to descend on: the sum of the rows that do not hold yet, of the nearest case.
 
@@ -191,7 +193,7 @@ def _objective(
     count, restarts, items, size = x.shape
     flat = x.reshape(count, restarts * items, size)
     y = transformed(evaluate(network, flat, params) if params else evaluate(network, flat), transform)
-    y = summary(y, aim)
+    y = over_networks(y, aim)
     rows = problem.rows
     value = (y.unflatten(1, (restarts, items))[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:
@@ -214,7 +216,7 @@ def _objective(
     return nearest, target
 
 
-def summary(y: Tensor, aim: Aim) -> Tensor:
+def over_networks(y: Tensor, aim: AttackAim) -> Tensor:
     """(K, ..) -> (1, ..): the mean of the sets, or the quantile of a level; for other aims y itself."""
     if aim == "mean":
         return y.mean(0, keepdim=True)

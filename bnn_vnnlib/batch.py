@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.methods import method as methods
 from bnn_vnnlib.methods.method import NONE
@@ -23,8 +24,6 @@ from bnn_vnnlib.system.memory import memory_of
 if TYPE_CHECKING:
     from bnn_vnnlib.network.network import Model
     from bnn_vnnlib.problem.problem import OutputCases, Problem
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from bnn_vnnlib.result import Query, Verdict
 if TYPE_CHECKING:
     from bnn_vnnlib.batch import BatchResult
 
-SHOWN = 10
+_SHOWN = 10
 """Rows of a table in a notebook, at most."""
 
 COLOURS = {
@@ -109,10 +109,10 @@ def html(result: BatchResult) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in ("input", *found))
     body = [
         "".join(f"<td>{escape(_cell(name, values[i]))}</td>" for name, values in found.items())
-        for i in range(min(count, SHOWN))
+        for i in range(min(count, _SHOWN))
     ]
     rows = "".join(f"<tr><td>{i}</td>{cells}</tr>" for i, cells in enumerate(body))
-    more = f"<p>and {count - SHOWN} more inputs: to_dataframe() has all of them</p>" if count > SHOWN else ""
+    more = f"<p>and {count - _SHOWN} more inputs: to_dataframe() has all of them</p>" if count > _SHOWN else ""
     said = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in facts(result))
     return f"<table>{said}</table><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 

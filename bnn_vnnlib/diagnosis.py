@@ -186,7 +186,7 @@ def _at_first(network: Network, problem: Problem) -> int:
     return max(_FEW, _WORK // max(1, one))
 
 
-def _aim(setting: Setting) -> attack.Aim:
+def _aim(setting: Setting) -> attack.AttackAim:
     if setting.query is not Query.DECISION:
         return "each"
     level = setting.question.rule.level
@@ -225,7 +225,7 @@ def _margins(setting: Setting, problem: Problem, params: Params, x: Tensor) -> T
     """(K, N, C) by how much each case is missed at x (K, N, n): see `_Seen`; infinite where there is no case."""
     network, rows, aim = setting.bounds.engine.network, problem.rows, _aim(setting)
     y = attack.transformed(evaluate(network, x, params) if params else evaluate(network, x), setting.transform)
-    y = attack.summary(y, aim) if params else y
+    y = attack.over_networks(y, aim) if params else y
     value = (y[..., None, :] * rows.outputs).sum(-1)
     if rows.inputs is not None:
         value = value + (x[..., None, :] * rows.inputs).sum(-1)

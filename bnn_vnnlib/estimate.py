@@ -211,12 +211,12 @@ def find_witness(
     y = attack.transformed(y.reshape(-1, y.shape[-1]), setting.transform)
     share = error = None
     if setting.query is Query.PROBABILISTIC:
-        margins, level = _margins(part, at, y), attack.summary(y, "mean")
+        margins, level = _margins(part, at, y), attack.over_networks(y, "mean")
         weights = (margins <= 0).double().mean(0)
         share = float((margins.amin(1) <= 0).double().mean())
         error, held = float(np.sqrt(share * (1 - share) / len(margins))), weights > 0
     else:
-        level = attack.summary(y, _aim(setting))
+        level = attack.over_networks(y, _aim(setting))
         weights = -_margins(part, at, level)[0]
         held = weights >= 0
     order = [case for case in weights.argsort(descending=True).tolist() if bool(held[case])]
@@ -241,7 +241,7 @@ def _drawn(setting: Setting, count: int, generator: torch.Generator) -> Params:
     return {name: values.to(setting.device) for name, values in drawn.items()}
 
 
-def _aim(setting: Setting) -> attack.Aim:
+def _aim(setting: Setting) -> attack.AttackAim:
     """What the attack aims at: `common` for one x for all networks, `each`, `mean`, or a level of quantiles."""
     if setting.query is not Query.DECISION:
         return "common" if setting.query is Query.PROBABILISTIC else "each"

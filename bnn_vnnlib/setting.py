@@ -272,7 +272,7 @@ def of_property(model: Model | tuple[Model, ...], property: Property, coupling: 
     OptionError : too few or too many models, or a coupling where there is nothing to couple
     """
     from bnn_vnnlib.network.network import Model
-    from bnn_vnnlib.network.pairs import product, why_not_equal
+    from bnn_vnnlib.network.pairs import side_by_side, why_not_equal
 
     models = model if isinstance(model, tuple) else (model,)
     if getattr(models[0], "pair", None) is not None:
@@ -303,7 +303,7 @@ def of_property(model: Model | tuple[Model, ...], property: Property, coupling: 
     first, last = (one.with_outputs_of(part) for one, part in zip((models[0], models[-1]), declared, strict=True))
     if coupling is not None and first.posterior is None and last.posterior is None:
         raise OptionError("coupling does not apply: neither model carries a posterior; leave it out")
-    return product(first, last, coupling or "independent", same=equal, label=second.name)
+    return side_by_side(first, last, coupling or "independent", same=equal, label=second.name)
 
 
 def settle_run(

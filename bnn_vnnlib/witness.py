@@ -28,7 +28,7 @@ from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.pairs import Differences, in_inner, pairs_near
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
 from bnn_vnnlib.problem.refute import violated_cases
-from bnn_vnnlib.problem.weight_sets import SampledWeights, over
+from bnn_vnnlib.problem.weight_sets import SampledWeights, over_parts
 from bnn_vnnlib.question.property import Property, input_feasible, violated_case
 from bnn_vnnlib.result import Witness
 from bnn_vnnlib.setting import Answer, Setting
@@ -165,7 +165,9 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
             raise SoundnessError("certain bounds of a posterior that none serves")
         return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
     samples = SampledWeights.of(network, posterior, setting.device)
-    violated = over(samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1))
+    violated = over_parts(
+        samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
+    )
     return max(0.0, float((samples.share * violated).sum()) - 1e-12)
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from bnn_vnnlib import attack
-from bnn_vnnlib.attack import Aim, Attack
+from bnn_vnnlib.attack import Attack, AttackAim
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.problem import from_cases
@@ -40,7 +40,7 @@ def test_the_common_point_is_where_most_networks_violate() -> None:
 
 
 @pytest.mark.parametrize(("aim", "count"), [("each", 5), ("mean", 1), ("common", 1)])
-def test_every_aim_has_its_own_shape(aim: Aim, count: int) -> None:
+def test_every_aim_has_its_own_shape(aim: AttackAim, count: int) -> None:
     net = random_model(0, [3, 5, 2], spread=0.3)
     low = torch.zeros(4, 3, dtype=torch.float64)
     question = from_cases(low, low + 0.5, [[rows([[1.0, -1.0]], [-0.3])]], 2)
@@ -54,7 +54,7 @@ def test_every_aim_has_its_own_shape(aim: Aim, count: int) -> None:
 
 
 @pytest.mark.parametrize("aim", ["each", "mean", "common"])
-def test_what_is_found_in_float32_is_worth_what_float64_says(aim: Aim) -> None:
+def test_what_is_found_in_float32_is_worth_what_float64_says(aim: AttackAim) -> None:
     net = random_model(2, [3, 5, 2], spread=0.3)
     low = torch.full((4, 3), 0.1, dtype=torch.float64)
     for width in (0.5, 1e-12):  # float32 has no number inside the narrow box
@@ -81,7 +81,7 @@ def test_the_mean_is_of_the_outputs() -> None:
 
 
 @pytest.mark.parametrize("aim", ["each", "mean", "common"])
-def test_never_worse_than_the_start(aim: Aim) -> None:
+def test_never_worse_than_the_start(aim: AttackAim) -> None:
     """One step and one start: random weights of several layers, the start chosen among many points."""
     net = random_model(2, [4, 16, 16, 2], spread=0.2)
     low = torch.zeros(6, 4, dtype=torch.float64)

@@ -17,7 +17,7 @@ from bnn_vnnlib.files.vnncomp import read_result, results_text
 from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, attach
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.question.property import Property, violated_case
 from bnn_vnnlib.result import Verdict
@@ -56,7 +56,7 @@ def apart(bound: float, i: int = 0) -> str:
 
 def share_of_violating(first: Model, second: Model, coupling: str, prop: Property, draws: int = 200) -> float:
     """Of drawn pairs, those that violate the property at some point of a grid: less than the truth, but for chance."""
-    joined = product(first, second, coupling, same=coupling == "same")
+    joined = side_by_side(first, second, coupling, same=coupling == "same")
     drawn = sample(joined.network, joined.posterior, draws, torch.Generator().manual_seed(1))
     grid = np.array(list(every(*[np.linspace(0, 1, 11)] * 2)))
     steps = np.linspace(-0.05, 0.05, 5) if len(prop.constraints) == 4 and prop.num_cases == 2 else np.zeros(1)
@@ -166,7 +166,7 @@ def test_decision_of_two_classifiers(family: str) -> None:
     prop = asked("isomorphic-to", SAME, "(>= Y[0,0] V[0,0])", 0.4, 0.6)
     with processor_time():
         found = verify(tuple(nets), prop, query="decision", outputs="probabilities", timeout=3)
-    joined = product(*nets, "independent")
+    joined = side_by_side(*nets, "independent")
     drawn = sample(joined.network, joined.posterior, 4000, torch.Generator().manual_seed(1))
     if family == "samples":
         drawn = {name: torch.as_tensor(values) for name, values in joined.posterior.samples.items()}

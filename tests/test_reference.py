@@ -28,7 +28,7 @@ from bnn_vnnlib.result import (
     Verdict,
     Witness,
 )
-from bnn_vnnlib.runs.compare import TABLES, Answer, Line, write_comparison
+from bnn_vnnlib.runs.compare import TABLES, Line, ToolAnswer, write_comparison
 from bnn_vnnlib.runs.records import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables
 
@@ -102,7 +102,7 @@ def test_the_tables_have_the_described_columns(tmp_path):
     write_tables(tmp_path, [Entry(tmp_path / "x.txt", {**full(tmp_path), "run": run})])
     (row,) = rows(tmp_path / "results.csv")
     assert dict(zip(RESULTS, row, strict=True))["result"] == "unknown"  # the record has a confidence
-    answers = {tool: Answer(Verdict.UNSAT, 1.0) for tool in ("one", "two")}
+    answers = {tool: ToolAnswer(Verdict.UNSAT, 1.0) for tool in ("one", "two")}
     write_comparison(tmp_path, [Line("c", "n", "p", "mean", "mean", answers)])
     for name, columns in TABLES.items():
         head = rows(tmp_path / name)[0]

@@ -6,8 +6,9 @@ that they are given. docs/libraries has a page for each library.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bnn_vnnlib.lazy import lazy_names
 
 if TYPE_CHECKING:
     from bnn_vnnlib.adapters.adapted import Adapted as Adapted
@@ -25,32 +26,15 @@ if TYPE_CHECKING:
     from bnn_vnnlib.adapters.torch_layers import Layout as Layout
     from bnn_vnnlib.adapters.torch_layers import from_torch as from_torch
 
-_HOME_OF = {
-    "Adapted": "adapted",
-    "Agreement": "adapted",
-    "Layout": "torch_layers",
-    "check_predictive": "adapted",
-    "check_samples": "adapted",
-    "from_ensemble": "samples",
-    "from_ivon": "optimisers",
-    "from_laplace": "laplace_torch",
-    "from_numpyro_guide": "guides",
-    "from_pyro_guide": "guides",
-    "from_samples": "samples",
-    "from_swag": "optimisers",
-    "from_tfp": "tensorflow_probability",
-    "from_torch": "torch_layers",
-}
-
-__all__ = [*_HOME_OF]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a function from its module (PEP 562)."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "adapted": ("Adapted", "Agreement", "check_predictive", "check_samples"),
+        "torch_layers": ("Layout", "from_torch"),
+        "samples": ("from_ensemble", "from_samples"),
+        "optimisers": ("from_ivon", "from_swag"),
+        "laplace_torch": ("from_laplace",),
+        "guides": ("from_numpyro_guide", "from_pyro_guide"),
+        "tensorflow_probability": ("from_tfp",),
+    },
+)

@@ -32,7 +32,7 @@ KINKED = ("relu", "leaky_relu")
 """Linear but for a kink at 0: where the input keeps its sign, a tighter range of it changes no line."""
 
 
-class Shape(Protocol):
+class ActivationShape(Protocol):
     """What the engine needs of an activation; alpha is its parameter, if it has any (see `nodes.Activation`)."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ def _sigmoid_slope(z: Tensor) -> Tensor:
     return s * (1 - s)
 
 
-ACTIVATIONS: dict[str, Shape] = {
+ACTIVATIONS: dict[str, ActivationShape] = {
     "relu": Kink(),
     "leaky_relu": Kink(),
     "tanh": Sigmoidal(

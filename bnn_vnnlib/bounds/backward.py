@@ -16,7 +16,7 @@ from bnn_vnnlib.bounds import block, interval, linear
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR, Rules
-from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least_of_rows
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
@@ -78,7 +78,7 @@ def begin(
     return walk
 
 
-def fold(walk: Walk) -> int:
+def common_walk(walk: Walk) -> int:
     """Go on as long as all methods do the same; the position of the first node where they do not, or of an input."""
     while walk.pending:
         last = max(walk.pending)
@@ -113,7 +113,7 @@ class Descent:
         size = box.lower.shape[-1]
         if len(self.rows) != 1 or math.prod((a := self.rows[0][1]).shape) != size:
             return self.form(size).minimum(box)
-        return least(
+        return least_of_rows(
             a, self.offset, Interval(*(side.reshape(*side.shape[:2], *a.shape) for side in (box.lower, box.upper)))
         )
 
@@ -140,7 +140,7 @@ def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
     return descend(walk, last, rules).form(size)
 
 
-def units(
+def unit_walk(
     network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int,
     deadline: Deadline = Deadline(),
 ) -> tuple[Walk, Descent]:  # fmt: skip
@@ -155,7 +155,7 @@ def units(
 def dense_units(
     network: Network, weights: WeightBoxes, ranges: Ranges, position: int, items: int, size: int
 ) -> LinearForm | None:
-    """`units` for all elements of a dense layer's output, without storing an identity; None for any other node."""
+    """`unit_walk` for all elements of a dense layer's output, without storing an identity; None for any other node."""
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
     walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
     return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None

@@ -40,7 +40,7 @@ from bnn_vnnlib.network.nodes import (
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from bnn_vnnlib.system.memory import at_once
 
-Method = Literal["interval", "linear"]
+RangeMethod = Literal["interval", "linear"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Engine:
     """
 
     network: Network
-    method: Method = "linear"
+    method: RangeMethod = "linear"
     deadline: Deadline = Deadline()
 
     def rows(
@@ -182,7 +182,7 @@ class Engine:
         while start < len(index):
             part = index[start : start + step]
             try:
-                walk, found = backward.units(self.network, weights, ranges, position, part, items, self.deadline)
+                walk, found = backward.unit_walk(self.network, weights, ranges, position, part, items, self.deadline)
             except OutOfTime:
                 break
             start, step = start + step, at_once(32 * weights.count * items * walk.largest)
@@ -215,7 +215,7 @@ class Engine:
         sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
         walk = backward.begin(self.network, weights, ranges, seeds, (k, items))
-        last, form = backward.fold(walk), None
+        last, form = backward.common_walk(walk), None
         found = []
         if self.method == "linear":
             form = self._form(walk.copy(), last, box, inputs, linear.LINEAR)

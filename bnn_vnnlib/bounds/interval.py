@@ -89,10 +89,10 @@ class Interval:
         return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
 
-Result = tuple[Interval, Tensor]
+_Ranged = tuple[Interval, Tensor]
 
 
-def weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> Result:
+def weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> _Ranged:
     """Rule of the weighted linear maps.
 
     Rounding: the sums for center, radius and size have errors of at most fan u times `size`, and so has center -
@@ -125,20 +125,20 @@ def _items(scale: Tensor, rank: int) -> Tensor:
     return scale.reshape(*scale.shape, *(1,) * rank)
 
 
-def shift(node: Shift, weights: WeightBoxes, x: Interval) -> Result:
+def shift(node: Shift, weights: WeightBoxes, x: Interval) -> _Ranged:
     """Rule of x + b, b a parameter of the network: ends are added and rounded outward."""
     b = weights.addend(node.bias, len(node.shape))
     return Interval(down(x.lower + b.lower), up(x.upper + b.upper)), b.magnitude
 
 
-def constant(node: Constant, weights: WeightBoxes) -> Result:
+def constant(node: Constant, weights: WeightBoxes) -> _Ranged:
     """Range of a tensor of the file, whose values may have been rounded."""
     b = weights.addend(node.value, len(node.shape))
     result = Interval(b.lower, b.upper)
     return result, result.magnitude
 
 
-def activation(node: Activation, _: WeightBoxes, x: Interval) -> Result:
+def activation(node: Activation, _: WeightBoxes, x: Interval) -> _Ranged:
     """Range of an elementwise nonlinearity."""
     lower, upper = ACTIVATIONS[node.kind].range(node.alpha, x.lower, x.upper)
     result = Interval(lower, upper)
@@ -155,7 +155,7 @@ def slopes(node: Gap, x: Interval, y: Interval) -> tuple[Tensor, Tensor]:
     return ACTIVATIONS[node.kind].slopes(node.alpha, lower, upper)
 
 
-def gap(node: Gap, _: WeightBoxes, x: Interval, y: Interval, d: Interval, *ends: Interval) -> Result:
+def gap(node: Gap, _: WeightBoxes, x: Interval, y: Interval, d: Interval, *ends: Interval) -> _Ranged:
     """A slope times the difference, met with the difference of the ranges; exactly 0 where the difference is."""
     products = torch.stack([_times(s, end) for s in slopes(node, x, y) for end in (d.lower, d.upper)])
     result = Interval(_outward(products.amin(0), down), _outward(products.amax(0), up))
@@ -176,25 +176,25 @@ def _outward(z: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.where(z == 0, z, move(z))
 
 
-def known(node: Known, _: WeightBoxes, x: Interval) -> Result:
+def known(node: Known, _: WeightBoxes, x: Interval) -> _Ranged:
     """Range of a node, met with what the question says of it; the ends are exact."""
     result = x.meet(Interval(*(torch.as_tensor(end).to(x.lower)[None, None] for end in (node.lower, node.upper))))
     return result, x.magnitude
 
 
-def product(node: Product, _: WeightBoxes, x: Interval, y: Interval) -> Result:
+def product(node: Product, _: WeightBoxes, x: Interval, y: Interval) -> _Ranged:
     """Range of x y, which is bilinear: its extremes over a box are at the corners."""
     corners = torch.stack([a * b for a in (x.lower, x.upper) for b in (y.lower, y.upper)])
     return (result := Interval(down(corners.amin(0)), up(corners.amax(0)))), result.magnitude
 
 
-def maximum(node: Max, _: WeightBoxes, x: Interval) -> Result:
+def maximum(node: Max, _: WeightBoxes, x: Interval) -> _Ranged:
     """Range of a maximum: nondecreasing in every entry, and exact."""
     result = Interval(x.lower.amax(-1), x.upper.amax(-1))
     return result, result.magnitude
 
 
-def add(node: Sum, _: WeightBoxes, *xs: Interval) -> Result:
+def add(node: Sum, _: WeightBoxes, *xs: Interval) -> _Ranged:
     """Signed sum of branches."""
     first, *rest = (x if sign > 0 else Interval(-x.upper, -x.lower) for sign, x in zip(node.signs, xs, strict=True))
     for x in rest:
@@ -202,10 +202,10 @@ def add(node: Sum, _: WeightBoxes, *xs: Interval) -> Result:
     return first, first.magnitude
 
 
-def _exactly(move: Callable[..., Tensor]) -> Callable[..., Result]:
+def _exactly(move: Callable[..., Tensor]) -> Callable[..., _Ranged]:
     """Rule of a node that only moves elements."""
 
-    def rule(node: Node, _: WeightBoxes, *xs: Interval) -> Result:
+    def rule(node: Node, _: WeightBoxes, *xs: Interval) -> _Ranged:
         result = Interval(move(node, *(x.lower for x in xs)), move(node, *(x.upper for x in xs)))
         return result, result.magnitude
 
@@ -245,7 +245,7 @@ def inputs(node: Input, box: Interval) -> Interval:
     )
 
 
-RULES: dict[type[Node], Callable[..., Result]] = {
+RULES: dict[type[Node], Callable[..., _Ranged]] = {
     Linear: weighted,
     Conv: weighted,
     Scale: weighted,

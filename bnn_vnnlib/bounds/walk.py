@@ -79,10 +79,10 @@ class LinearForm:
 
     def minimum(self, box: Interval) -> Tensor:
         """Lower bound (K, M, R) over the input box (1, M, n)."""
-        return least(None if self.level else Block(self.slope), self.offset, box)
+        return least_of_rows(None if self.level else Block(self.slope), self.offset, box)
 
 
-def least(rows: Block | None, offset: Tensor, box: Interval) -> Tensor:
+def least_of_rows(rows: Block | None, offset: Tensor, box: Interval) -> Tensor:
     """Lower bound (K, M, R) of rows over the input plus an offset (K, M, R), over a box (1, M, *shape of the rows).
 
     Products and sums are off by less than (2 n + 8) u |slope| . |x|, for which the second product takes gamma(2 n) |x|

@@ -23,7 +23,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass
-class Arrays:
+class StoredArrays:
     """Arrays by the names under which the manifest refers to them."""
 
     stored: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Arrays:
         return name
 
 
-def write_certificate(path: Path, files: Mapping[str, Path], content: Mapping[str, Any], arrays: Arrays) -> int:
+def write_certificate(path: Path, files: Mapping[str, Path], content: Mapping[str, Any], arrays: StoredArrays) -> int:
     """Write a certificate; its size in bytes.
 
     Parameters

@@ -1,6 +1,6 @@
 """The proof of an answer, with the rules of format 1.
 
-`refuse` says before any work what has no rule. `certify` looks for a proof of the answer of a run and writes it;
+`refuse` says before any work what has no rule. `write_proof` looks for a proof of the answer of a run and writes it;
 `certified` tells of it in the result.
 """
 
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.certificates.file import Arrays, write_certificate
-from bnn_vnnlib.certificates.trees import FINE, Claims, Fixed, Tails, by_signs, grow, preorder
+from bnn_vnnlib.certificates.file import StoredArrays, write_certificate
+from bnn_vnnlib.certificates.trees import FINE, Claims, FixedSettings, Tails, by_signs, grow, preorder
 from bnn_vnnlib.errors import InputError, UnsupportedError
 from bnn_vnnlib.methods.components import components_of
 from bnn_vnnlib.methods.deterministic import by_neurons
@@ -41,7 +41,7 @@ from bnn_vnnlib.setting import Setting, settle_run
 from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import OutOfTime
 
-OPERATORS = (
+_OPERATORS = (
     "Add", "Constant", "Conv", "Flatten", "Gemm", "Identity", "LeakyRelu", "MatMul", "Relu", "Reshape", "Sigmoid",
     "Sub", "Tanh",
 )  # fmt: skip
@@ -102,7 +102,7 @@ def refuse(model: Model, query: Query, guarantee: Guarantee, prop: Property | No
         if part is not None and not isinstance(part, GaussianDiagonal | WeightSamples):
             raise no_rule(f"posteriors of family {family_of(part)}")
     operators = onnx_operators(model)
-    others = sorted(operators - set(OPERATORS))
+    others = sorted(operators - set(_OPERATORS))
     if network.softmax_axis is not None or others:
         raise no_rule(f"operator {others[0] if others else 'Softmax'}")
     names = names_of(posterior)
@@ -128,7 +128,9 @@ def refuse(model: Model, query: Query, guarantee: Guarantee, prop: Property | No
         raise no_rule("networks that are no chain of layers with weights of their own")
 
 
-def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Property, result: Result) -> Certified | str:
+def write_proof(
+    path: Path, files: Mapping[str, Path], setting: Setting, prop: Property, result: Result
+) -> Certified | str:
     """Write the certificate of a result; or why none was found, in words.
 
     Parameters
@@ -138,7 +140,7 @@ def certify(path: Path, files: Mapping[str, Path], setting: Setting, prop: Prope
     """
     if result.verdict not in (Verdict.UNSAT, Verdict.SAT):
         return f"the verdict is {result.verdict.value}"
-    arrays, problem = Arrays(), from_property(prop, setting.device)
+    arrays, problem = StoredArrays(), from_property(prop, setting.device)
     if result.verdict is Verdict.SAT:
         found = _sat(setting, problem, result, arrays)
     elif len(problem) == 0:
@@ -181,7 +183,7 @@ def certified(
     begun, files = time.monotonic(), {role: located(file) for role, file in files.items()}
     setting = settle_run(model, options, prop, started)
     try:
-        found = certify(path, files, setting, prop, result)
+        found = write_proof(path, files, setting, prop, result)
     except OutOfTime:
         found = "time is up"
     except InputError as error:  # a disk that is full must not cost the answer
@@ -203,7 +205,7 @@ def certified(
 
 
 def _unsat(
-    setting: Setting, problem: Problem, violating: Collection[int], arrays: Arrays
+    setting: Setting, problem: Problem, violating: Collection[int], arrays: StoredArrays
 ) -> tuple[dict[str, Any], float] | str:  # fmt: skip
     """The proof, and what is left of probability 1 - P_safe.
 
@@ -224,7 +226,7 @@ def _unsat(
     chosen = torch.arange(samples.count)
     copies = _copies(problem, samples.count)
     hopeless = torch.tensor([index in violating for index in range(samples.count)], device=setting.device)
-    leaves, proved = Fixed(setting.bounds, samples.boxes(chosen)), _all_proved(copies)
+    leaves, proved = FixedSettings(setting.bounds, samples.boxes(chosen)), _all_proved(copies)
     forest = grow(leaves, copies, _MOST_BOXES, lambda failures: proved(failures) | hopeless, setting.deadline)
     held = proved(forest.roots())
     trees = _items(forest, copies, arrays, lambda tree: {"rule": "linear/1"})["items"]
@@ -238,10 +240,10 @@ def _unsat(
     return {"rule": "samples/1", "samples": parts}, float(left)
 
 
-def _by_mean(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[str, Any], float] | str:
+def _by_mean(setting: Setting, problem: Problem, arrays: StoredArrays) -> tuple[dict[str, Any], float] | str:
     """Splits of the inputs where few of them vary, else of signs where the whole box does not do."""
     bounds, weights = setting.bounds, weight_sets.mean_weights(setting.model.network, setting.device)
-    leaves, signs = Fixed(bounds, weights), by_neurons(bounds, problem)
+    leaves, signs = FixedSettings(bounds, weights), by_neurons(bounds, problem)
     most = len(problem) if bool(signs.all()) else _MOST_BOXES
     forest = grow(leaves, problem, most, _all_proved(problem), setting.deadline)
     left = torch.nonzero(forest.roots() > 0)[:, 0]
@@ -259,7 +261,7 @@ def _by_mean(setting: Setting, problem: Problem, arrays: Arrays) -> tuple[dict[s
 
 
 def _by_components(
-    setting: Setting, posterior: Mixture, problem: Problem, arrays: Arrays
+    setting: Setting, posterior: Mixture, problem: Problem, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """Each component with a proof of its own; what is not proved of one counts in full."""
     shares = [Fraction(float(p)) for p in posterior.probabilities]
@@ -275,7 +277,7 @@ def _by_components(
 
 
 def _by_gaussian(
-    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
+    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """The proof of a lower bound on P_safe by tails; where these do not suffice, by a box of the weights, if that
     does.
@@ -286,7 +288,7 @@ def _by_gaussian(
         return proof, failure
     margin = float(weight_sets.margin_of(torch.tensor(wanted, dtype=torch.float64), count)) * (1 + _SLACK)
     weights = weight_sets.centred(bounds.engine.network, posterior, setting.device)
-    leaves = Fixed(bounds, weights.scaled(torch.full_like(weights.scale, margin)))
+    leaves = FixedSettings(bounds, weights.scaled(torch.full_like(weights.scale, margin)))
     forest = grow(leaves, problem, MOST_PARTS, _all_proved(problem), setting.deadline)
     if bool((forest.roots() > 0).any()):
         return proof, failure
@@ -317,7 +319,7 @@ def _all_proved(problem: Problem) -> Any:
 
 
 def _by_tails(
-    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: Arrays
+    setting: Setting, bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """The proof of a lower bound on P_safe by tails, as an object of the manifest, and the failure probability it
     leaves.
@@ -351,13 +353,13 @@ def _by_tails(
     return node, float(failures.sum()) * (1 + _CURVED)
 
 
-def _tails(claims: Claims, arrays: Arrays) -> dict[str, Any]:
+def _tails(claims: Claims, arrays: StoredArrays) -> dict[str, Any]:
     """A leaf of rule `tails/1`; what is not claimed is left out."""
     parts = {key: [arrays.name(one) for one in part] for key, part in vars(claims).items()}
     return {"rule": "tails/1", **{key: part for key, part in parts.items() if part or key in ("lower", "upper")}}
 
 
-def _items(forest: Forest, problem: Problem, arrays: Arrays, leaf: Any) -> dict[str, Any]:
+def _items(forest: Forest, problem: Problem, arrays: StoredArrays, leaf: Any) -> dict[str, Any]:
     """The manifest's object for rule `items/1`: every item with its box, its tree and its leaves."""
     items, roots = [], torch.stack([problem.lower, problem.upper], 1).cpu().numpy()
     for box, tree in zip(roots, preorder(forest), strict=True):
@@ -379,7 +381,7 @@ def _not_found(forest: Forest, setting: Setting, what: str) -> str:
 
 
 def _sat(
-    setting: Setting, problem: Problem, result: Result, arrays: Arrays
+    setting: Setting, problem: Problem, result: Result, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float] | str:  # fmt: skip
     """The proof, and an upper bound on P_safe."""
     network, posterior = setting.model.network, setting.model.posterior
@@ -401,7 +403,7 @@ def _sat(
 
 
 def _at_point(
-    setting: Setting, posterior: GaussianDiagonal, problem: Problem, points: Tensor, arrays: Arrays
+    setting: Setting, posterior: GaussianDiagonal, problem: Problem, points: Tensor, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """All rows of the best case hold, but with a small probability."""
     leaves, rows = Tails(setting.bounds, posterior, setting.device), problem.rows
@@ -423,7 +425,7 @@ def _at_point(
 
 
 def _of_samples(
-    setting: Setting, posterior: WeightSamples, problem: Problem, arrays: Arrays
+    setting: Setting, posterior: WeightSamples, problem: Problem, arrays: StoredArrays
 ) -> tuple[dict[str, Any], float]:  # fmt: skip
     """Each sample with a violating point of its own."""
     task = setting.safety_task(problem, setting.attack(restarts=8, pool=8))

@@ -1,6 +1,6 @@
 """Boxes split until they are proved, and what the proof of a leaf claims.
 
-1. `Fixed`: networks of fixed weights, one or many, by linear bounds.
+1. `FixedSettings`: networks of fixed weights, one or many, by linear bounds.
 2. `Tails`: a network with independent Gaussian weights, by bounds 1 and 2 of `bounds.tails`.
 3. `grow`: splits the inputs of what is not proved, best first. `preorder`: the trees as the format wants them.
 4. `by_signs`: the signs of ReLU neurons are split instead, where many inputs vary.
@@ -21,8 +21,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.splits import kinks_of
 from bnn_vnnlib.bounds.tails import Tail, TailEngine, claimed
-from bnn_vnnlib.bounds.tails.engine import Rows, tuned
-from bnn_vnnlib.bounds.tails.run import Deviations, Plan, Run
+from bnn_vnnlib.bounds.tails.engine import ItemRows, tuned
+from bnn_vnnlib.bounds.tails.run import Deviations, TailPlan, TailRun
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
@@ -31,7 +31,7 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.splitting.branch import Pairs
-from bnn_vnnlib.splitting.branch_neurons import Parts, Trees
+from bnn_vnnlib.splitting.branch_neurons import SignedParts, Trees
 from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import Deadline
 
@@ -73,7 +73,7 @@ class Leaves(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Fixed:
+class FixedSettings:
     """K settings of the weights; the setting of an item is its instance."""
 
     bounds: OutputBounds
@@ -169,7 +169,7 @@ class Tails:
         joined = (zip(*(getattr(part, name) for part in parts), strict=True) for name in vars(parts[0]))
         return Claims(*([np.concatenate(layer) for layer in layers] for layers in joined))
 
-    def _claims(self, run: Run) -> Claims:
+    def _claims(self, run: TailRun) -> Claims:
         """What the run of one plan claims: its ranges, its variations and the slopes of its lines, which are hints."""
         z = [run.ranges.values[place] for place in self._places]
         near = [] if run.variation is None else [run.variation.known[place] for place in self._places]
@@ -195,7 +195,7 @@ class Tails:
         """
         box, rows = (problem.lower, problem.upper), problem.rows
         engine = TailEngine(self._network, deadline)
-        asked = Rows(self._network, self._means, self._noise, box, rows.outputs, rows.inputs, 1, slice(None))
+        asked = ItemRows(self._network, self._means, self._noise, box, rows.outputs, rows.inputs, 1, slice(None))
         tuning = engine.start(asked, (failures / 3).clamp(_BUDGETS[0], 0.1))
         start = 0
         for place in tuning.places:  # no rule claims the mean given the earlier layers
@@ -203,7 +203,7 @@ class Tails:
             tuning.shares[:, start + 2 * size : start + 4 * size] = _UNUSED
             start += 5 * size
 
-        def tail(plan: Plan) -> Tail:
+        def tail(plan: TailPlan) -> Tail:
             return Tail(asked.tail(_usual(plan)).bounds)
 
         def total(found: Tensor) -> Tensor:
@@ -218,17 +218,19 @@ class Tails:
 
     def steepness(self, problem: Problem) -> Tensor:
         """Slopes that hint how the mean network's rows vary."""
-        return Fixed(self._bounds, self._means).steepness(replace(problem, instance=torch.zeros_like(problem.instance)))
+        return FixedSettings(self._bounds, self._means).steepness(
+            replace(problem, instance=torch.zeros_like(problem.instance))
+        )
 
-    def _run(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> Run:
+    def _run(self, lower: Tensor, upper: Tensor, budgets: Tensor) -> TailRun:
         share = (budgets / self._events * (1 - 1e-12))[:, :, None]
         levels = {k: quantile(share / k) for k in (1, 2)}
-        plan = Plan(dict.fromkeys(claimed(self._network), Deviations(levels, levels, levels[1])))
+        plan = TailPlan(dict.fromkeys(claimed(self._network), Deviations(levels, levels, levels[1])))
         box = Interval(*(side[None].expand(len(budgets), -1, -1) for side in (lower, upper)))
-        return Run(self._network, self._means, self._noise, box, plan)
+        return TailRun(self._network, self._means, self._noise, box, plan)
 
 
-def _usual(plan: Plan) -> Plan:
+def _usual(plan: TailPlan) -> TailPlan:
     """The plan without those parts for which the checker has no rule."""
     return replace(plan, moves={}, thorough=False)
 
@@ -255,7 +257,7 @@ def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor],
     enough : failures (N,) of the items -> (instances,) which ones are proved
     """
     forest = Forest(problem, leaves.failures(problem))
-    size = _CHUNK if isinstance(leaves, Fixed) else 2**5
+    size = _CHUNK if isinstance(leaves, FixedSettings) else 2**5
     looked, total = 2**10, forest.roots().sum()
     while len(forest) < most and not deadline.passed:
         if len(forest) > looked and isinstance(leaves, Tails):
@@ -328,14 +330,14 @@ class Signs:
     rows: NDArray[np.float64]
 
 
-def by_signs(leaves: Fixed, problem: Problem, most: int) -> list[list[Signs]] | None:
+def by_signs(leaves: FixedSettings, problem: Problem, most: int) -> list[list[Signs]] | None:
     """The trees of every case of every item, under one setting of the weights; None where some case stays open.
 
     Parameters
     ----------
     most : parts of an item
     """
-    network, found = leaves.bounds.engine.network, list[Parts]()
+    network, found = leaves.bounds.engine.network, list[SignedParts]()
     setting = torch.zeros(len(problem), dtype=torch.int64, device=problem.lower.device)
     if not bool(Trees(Pairs(leaves.bounds, leaves.weights, setting, problem), most, found.append).grown().safe.all()):
         return None

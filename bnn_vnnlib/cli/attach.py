@@ -11,7 +11,7 @@ from bnn_vnnlib.cli.guard import guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, Likelihood
 from bnn_vnnlib.errors import PosteriorError
 
-SHOWN = 5
+_SHOWN = 5
 """Names of tensors that a message lists."""
 
 
@@ -55,5 +55,5 @@ def attach(
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from bnn_vnnlib.cli.guard import guard, stderr_console
+from bnn_vnnlib.cli.guard import FAILED, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug
 from bnn_vnnlib.printable import say
-
-FAILED = 3
 
 
 def check_certificates(

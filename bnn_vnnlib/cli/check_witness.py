@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bnn_vnnlib.cli.guard import check_positive, guard, stderr_console
+from bnn_vnnlib.cli.guard import FAILED, check_positive, guard, stderr_console
 from bnn_vnnlib.cli.options import Debug, with_options
 from bnn_vnnlib.printable import say
 from bnn_vnnlib.question.options import Options
-
-FAILED = 3
 
 
 @with_options("query", "tau_safe", "tau_unsafe", "likelihood", "coupling", "guarantee", "confidence", "draws",

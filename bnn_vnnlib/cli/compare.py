@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bnn_vnnlib.question.options import Guarantee
-    from bnn_vnnlib.runs.compare import Answer, Kind, Line
+    from bnn_vnnlib.runs.compare import Line, ToolAnswer, VariantKind
 
 
 def _recipes(asked: bool) -> None:
@@ -83,8 +83,8 @@ def compare(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.files.benchmarks import read_benchmarks
-        from bnn_vnnlib.jobs.pool import Places
-        from bnn_vnnlib.runs.compare import Plan
+        from bnn_vnnlib.jobs.pool import Slots
+        from bnn_vnnlib.runs.compare import ComparisonPlan
         from bnn_vnnlib.runs.compare import compare as compared
         from bnn_vnnlib.runs.run import selected
         from bnn_vnnlib.runs.tools import tool as tool_of
@@ -92,14 +92,14 @@ def compare(
         check_positive("--timeout", timeout)
         kinds = _known("--network", network or ["mean"], ("mean", "sampled", "merged"))
         queries = _known("--query", query or [], ("probabilistic", "decision"))
-        plan = Plan(
-            tuple(map(tool_of, tool or [])), cast("tuple[Kind, ...]", kinds), samples, seed, queries, timeout,
+        plan = ComparisonPlan(
+            tuple(map(tool_of, tool or [])), cast("tuple[VariantKind, ...]", kinds), samples, seed, queries, timeout,
             certificates, cast("Guarantee", guarantee), confidence,
         )  # fmt: skip
         instances = selected(read_benchmarks(benchmarks), only or [])
         if not instances:
             raise OptionError("no instance is left to compare" if only else "the tables hold no instances")
-        where = Places.shared(workers, threads, scheduler)
+        where = Slots.shared(workers, threads, scheduler)
 
         lines = compared(instances, plan, out, where, rerun, partial(follow, console))
         _show(console, lines)
@@ -146,7 +146,7 @@ def _errors(console: Console, lines: Sequence[Line]) -> None:
     from bnn_vnnlib.result import Verdict
     from bnn_vnnlib.runs.summary import first_reasons
 
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, list[ToolAnswer]] = {}
     for line in lines:
         for tool, answer in line.answers.items():
             answers.setdefault(tool, []).append(answer)

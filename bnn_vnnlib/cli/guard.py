@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bnn_vnnlib.files.outlet import Outlet
 
 NAME = "bnn-vnnlib"
-FAULT, REFUSED, INTERRUPTED = 1, 2, 130
+FAULT, REFUSED, FAILED, INTERRUPTED = 1, 2, 3, 130
 # The engine keeps the limit itself; a run that has not come back this many seconds later is ended. Short limits are
 # mostly start-up, so they get more.
 GRACE, SHORT, SHORT_GRACE = 1.5, 10.0, 5.0

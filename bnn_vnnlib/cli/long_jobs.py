@@ -51,11 +51,11 @@ Delta = Annotated[
 ]
 
 
-def places(workers: int | None, threads: int | None, scheduler: str | None) -> dict[str, Any]:
+def slots(workers: int | None, threads: int | None, scheduler: str | None) -> dict[str, Any]:
     """`workers`, `threads` (where not given: as the environment says, else one) and `scheduler` of a job."""
-    from bnn_vnnlib.jobs.pool import Places
+    from bnn_vnnlib.jobs.pool import Slots
 
-    return vars(Places.shared(workers, threads or usual_threads(), scheduler))
+    return vars(Slots.shared(workers, threads or usual_threads(), scheduler))
 
 
 def widths(delta: list[float] | None) -> list[float] | float | None:

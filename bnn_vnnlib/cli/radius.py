@@ -54,16 +54,16 @@ def radius(
     console = stderr_console()
     with guard(console, debug):
         from bnn_vnnlib.sweeps import Radii, radii, read_inputs
-        from bnn_vnnlib.sweeps.radius import summary
+        from bnn_vnnlib.sweeps.radius import radius_summary
 
         how, read = Options(**options), read_inputs(inputs, clip)
         with shown(console, "inputs") as watch:
             found = radii(
                 long_jobs.read_source(model), read, Radii(largest, tolerance, first), threshold=threshold,
                 delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
-                **long_jobs.places(workers, threads, scheduler), watch=watch,
+                **long_jobs.slots(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
-        _summary(console, summary(found))
+        _summary(console, radius_summary(found))
         long_jobs.tell_cost(console, found.spent, "inputs", out)
 
 

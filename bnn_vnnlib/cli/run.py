@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from bnn_vnnlib.jobs.pool import Places
+    from bnn_vnnlib.jobs.pool import Slots
     from bnn_vnnlib.runs.run import How, Run
 
 
@@ -63,7 +63,7 @@ def run(
     """
     console = stderr_console()
     with guard(console, debug):
-        from bnn_vnnlib.jobs.pool import Places
+        from bnn_vnnlib.jobs.pool import Slots
         from bnn_vnnlib.runs.run import How
 
         for option, value in (("--timeout", timeout), ("--memory", memory)):
@@ -74,7 +74,7 @@ def run(
             seed=settled.seed or 0, timeout=timeout, memory=None if memory is None else memory * 2**30, fresh=fresh,
             check=check, certificates=certificates,
         )  # fmt: skip
-        where = Places.shared(workers, threads, scheduler)
+        where = Slots.shared(workers, threads, scheduler)
         with _opened(benchmarks, only or [], how, where, out, rerun) as prepared:
             follow(console, prepared, prepared.go(where))
             _summary(prepared, console)
@@ -109,7 +109,7 @@ def _queries(asked: list[str] | None, options: dict[str, Any]) -> tuple[str | No
 
 
 def _opened(
-    benchmarks: list[Path], only: list[str], how: How, where: Places, out: Path, rerun: Rerun
+    benchmarks: list[Path], only: list[str], how: How, where: Slots, out: Path, rerun: Rerun
 ) -> AbstractContextManager[Run]:
     """The run over the instances that are left."""
     from bnn_vnnlib.files.benchmarks import read_benchmarks

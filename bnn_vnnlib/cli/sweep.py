@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bnn_vnnlib.cli.guard import guard, stderr_console
-from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, places, read_source, read_sources, tell_cost
+from bnn_vnnlib.cli.long_jobs import Chunk, Out, Threads, Workers, read_source, read_sources, slots, tell_cost
 from bnn_vnnlib.cli.options import Debug, Scheduler, with_options
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.jobs.progress import shown
@@ -66,7 +66,7 @@ def sweep(
         rows = [] if certificates is None else chosen(certificates, read, how)
         with shown(console, "boxes") as watch:
             found = swept(
-                read, how, out=out, chunk=chunk, points=points, **places(workers, threads, scheduler), watch=watch,
+                read, how, out=out, chunk=chunk, points=points, **slots(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.summary)
         tell_cost(console, found.spent, "boxes", out)

@@ -63,7 +63,7 @@ def uncertainty(
             found = bounded(
                 long_jobs.read_source(model), read, radius, Reading(tau, epistemic, quick),
                 delta=long_jobs.widths(delta), own=predicted, bounding=how, out=out, chunk=chunk,
-                **long_jobs.places(workers, threads, scheduler), watch=watch,
+                **long_jobs.slots(workers, threads, scheduler), watch=watch,
             )  # fmt: skip
         _summary(console, found.readings)
         long_jobs.tell_cost(console, found.spent, "balls", out)

@@ -1,6 +1,6 @@
 """Instances: benchmarks of the competition with their instances.csv, and the two files of a single one.
 
-1. `read_benchmarks`, `read_table`: folders and tables.
+1. `read_benchmarks`, `read_instances`: folders and tables.
 2. `find_files`: which file is the property, which the model, and do they fit together.
 """
 
@@ -70,10 +70,10 @@ def read_benchmarks(paths: Sequence[Path]) -> list[Instance]:
             if other.resolve() != table.resolve():
                 message = f"two benchmarks are called {_category(table)!r} (the other is {other}); run them separately"
                 raise OptionError(message, path=table)
-    return [instance for category, table in found.items() for instance in read_table(table, category)]
+    return [instance for category, table in found.items() for instance in read_instances(table, category)]
 
 
-def read_table(path: Path, category: str) -> list[Instance]:
+def read_instances(path: Path, category: str) -> list[Instance]:
     """The instances of one table; see `read_benchmarks`."""
     rows = read_rows(path, skip_blanks=True)
     return [_instance(row, category, path, line) for line, row in rows if any(cell.strip() for cell in row)]

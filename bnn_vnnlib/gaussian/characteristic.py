@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.faddeeva import faddeeva
-from bnn_vnnlib.gaussian.inversion import numbers, series
+from bnn_vnnlib.gaussian.inversion import odd_numbers, series
 from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, ratio
 from bnn_vnnlib.gaussian.relu import log_moment, relu_mean, relu_square
 from bnn_vnnlib.rounding import UNIT
@@ -184,7 +184,7 @@ def _series(sums: Sums, period: Tensor, deviation: Tensor) -> tuple[Tensor, Tens
     """Sum over odd n <= N of Re phi / n^2, and a bound on what the rest adds to E T."""
     total, rest = torch.zeros_like(period), torch.zeros_like(period)
     left = torch.arange(len(period), device=period.device)
-    for n in numbers(_TERMS, _BLOCK, period):
+    for n in odd_numbers(_TERMS, _BLOCK, period):
         some = sums.of(left)
         w = n * math.pi / period[left, None]
         total[left] += (some.transform(w)[0].real / n**2).sum(-1)
@@ -209,7 +209,7 @@ def quantiles(sums: Sums, shares: Tensor) -> Tensor:
     return torch.cat([_quantiles(part, shares) for part in sums.parts()])
 
 
-def spread(sums: Sums) -> Tensor:
+def deviations(sums: Sums) -> Tensor:
     """Upper bounds (A,) on the standard deviations of the sums."""
     _, deviation, size = moments(sums)
     return (deviation + 4 * sums.blur + 1e-7 * size) * (1 + 1e-9)

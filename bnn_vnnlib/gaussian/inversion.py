@@ -71,14 +71,14 @@ class Law(Protocol):
         ...
 
 
-def numbers(most: int, block: int, like: Tensor) -> Iterator[Tensor]:
+def odd_numbers(most: int, block: int, like: Tensor) -> Iterator[Tensor]:
     """1, 3, 5, .. below `most` or a block beyond, so many at once."""
     for start in range(1, most, 2 * block):
         yield torch.arange(start, start + 2 * block, 2, dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
+class WaveSeries:
     """Square waves of A laws at odd numbers n (N,): period (A,) = P; w, values, wrong (A, N) waves, phi and errors."""
 
     law: Law
@@ -107,17 +107,17 @@ class Series:
         return (4 / math.pi * UP * total).nan_to_num(torch.inf, torch.inf)
 
 
-def series(law: Law, period: Tensor, *, block: int, most: int, enough: float) -> Series:
+def series(law: Law, period: Tensor, *, block: int, most: int, enough: float) -> WaveSeries:
     """Blocks of odd numbers up to `most`, until all envelopes are below `enough`."""
     parts = []
-    for n in numbers(most, block, period):
+    for n in odd_numbers(most, block, period):
         w = n * math.pi / period[:, None]
         parts.append((n, w, *law.transform(w)))
         last = law.envelope(w[:, -1:]) * torch.exp(-((w[:, -1:] * law.noise[:, None]) ** 2) / 2)
         if bool((last <= enough).all()):
             break
     n, w, values, wrong = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    return Series(law, period, n, w, values, wrong)
+    return WaveSeries(law, period, n, w, values, wrong)
 
 
 def rest(envelope: Envelope, sigma: Tensor, w: Tensor, weights: Tensor | float = 1.0) -> Tensor:
@@ -129,7 +129,7 @@ def rest(envelope: Envelope, sigma: Tensor, w: Tensor, weights: Tensor | float =
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class WavePairs:
     """Waves of two rows, A times: w, v (A, K), factors (K,) of which the real parts of factor times phi are the terms
     of -E wave_1 - E wave_2 + E wave_1 wave_2; step (A, 2) : pi / P; count : odd numbers of each series.
     """
@@ -163,10 +163,10 @@ class Pairs:
         return (first + second) / 4 * (1 + 1e-9) + 1e-12
 
 
-def pairs(step: Tensor, count: int) -> Pairs:
+def pairs(step: Tensor, count: int) -> WavePairs:
     """The first `count` odd numbers of each series."""
-    (n,) = numbers(2 * count, count, step)
+    (n,) = odd_numbers(2 * count, count, step)
     zero, one, other = torch.zeros_like(n), n.repeat_interleave(count), n.repeat(count)
     single, double = torch.complex(zero, 4 / (math.pi * n)), 8 / math.pi**2 / (one * other)
     w, v = torch.cat([n, zero, one, one]), torch.cat([zero, n, -other, other])
-    return Pairs(step, count, w * step[:, :1], v * step[:, 1:], torch.cat([single, single, double, -double]))
+    return WavePairs(step, count, w * step[:, :1], v * step[:, 1:], torch.cat([single, single, double, -double]))

@@ -39,7 +39,7 @@ _ENOUGH = 1e-13
 _SMALL = 0.03
 """Up to this s the series is taken: its error is below 1e-9."""
 
-LARGEST = (53.0, 273.0, 1224.0)
+_DERIVATIVES = (53.0, 273.0, 1224.0)
 """Upper bounds on |tanh^(k)|, k = 6, 7, 8."""
 
 _WIDEST = 26.0
@@ -70,7 +70,7 @@ class Expectations(Protocol):
 
 
 @dataclass(frozen=True)
-class Series:
+class PowerSeries:
     """The series in s^2, for small s (up to `_SMALL`)."""
 
     size: int = 8
@@ -97,12 +97,12 @@ class Series:
         SMALL^2.
         """
         cube = s**6 / 48 * (1 + 1e-6)
-        first, second, third = (cube * c + 32 * ABSOLUTE for c in LARGEST)
+        first, second, third = (cube * c + 32 * ABSOLUTE for c in _DERIVATIVES)
         return first, second, third
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class Quadrature:
     """Nodes and weights (Q,) with step h."""
 
     step: float
@@ -140,11 +140,11 @@ def expectations_for(deviations: Tensor) -> Expectations:
     """A way that serves deviations up to the largest of these."""
     s = deviations.amax() if deviations.numel() else deviations.new_zeros(())
     if float(s) <= _SMALL:
-        return Series()
+        return PowerSeries()
     for step in _STEPS:
         count = math.ceil(_REACH / step)
         nodes = step * torch.arange(-count, count + 1, dtype=torch.float64, device=deviations.device)
-        rule = Rule(step, nodes, step * torch.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi))
+        rule = Quadrature(step, nodes, step * torch.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi))
         if bool(rule.missed(s) < _ENOUGH):
             break
     return rule

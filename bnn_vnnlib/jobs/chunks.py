@@ -16,17 +16,17 @@ import numpy as np
 
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.arrays import Arrays, write_columns
-from bnn_vnnlib.jobs.parts import NOTHING, Cost, Kept, Part, PartsFolder, Step
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.parts import NO_COST, Cost, Kept, Part, PartsFolder, Step
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Progress, Watch
-from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
+from bnn_vnnlib.jobs.worker import Died, Overdue, WorkerKind, discard, own_worker
 from bnn_vnnlib.system.environment import plain_state
 
 _FIRST, _GROWTH = 4, 4
 """Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
 
 
-class Task(Protocol):
+class ChunkTask(Protocol):
     """The work of one chunk; it is sent to another process."""
 
     def run(self, earlier: Step | None) -> Arrays | Step:
@@ -48,13 +48,13 @@ class _Job(Protocol):
         """Number of rows of the chunk."""
         ...
 
-    def task(self, chunk: int) -> Task:
+    def task(self, chunk: int) -> ChunkTask:
         """What a worker is asked to do for the chunk."""
         ...
 
 
 def carry_out(
-    job: _Job, folder: PartsFolder | None, where: Places, watch: Watch | None = None, *, file: str, order: Sequence[str]
+    job: _Job, folder: PartsFolder | None, where: Slots, watch: Watch | None = None, *, file: str, order: Sequence[str]
 ) -> tuple[Arrays, Cost]:
     """Do what is left of a job: all its rows, which the folder gets as one file, and what they cost.
 
@@ -75,10 +75,10 @@ def carry_out(
         columns = {name: values[index] for name, values in columns.items()}
         if folder is not None:
             write_columns(folder.path / file, columns)
-    return columns, sum((part.cost for part in parts), NOTHING)
+    return columns, sum((part.cost for part in parts), NO_COST)
 
 
-def _carried_out(job: _Job, kept: Kept | None, where: Places, watch: Watch | None) -> list[Part]:
+def _carried_out(job: _Job, kept: Kept | None, where: Slots, watch: Watch | None) -> list[Part]:
     """Work on all chunks that are left, keep what is finished, and return the parts of all chunks."""
     todo = [chunk for chunk in range(len(job)) if kept is None or chunk not in kept.parts]
     begun = {} if kept is None else {chunk: kept.step(chunk) for chunk in todo if chunk in kept.steps}
@@ -131,7 +131,7 @@ def growing(most: int) -> Iterator[int]:
         size = min(most, _GROWTH * size)
 
 
-def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Places) -> Iterator[tuple[int, Part | Step]]:
+def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Slots) -> Iterator[tuple[int, Part | Step]]:
     """The chunks and their steps, as they are done: here, if they are to be done one after the other."""
     if not todo:
         return
@@ -143,7 +143,7 @@ def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Places
                     found = _run(job.task(chunk), found)
                     yield chunk, found
         return
-    waiting, kind = deque(todo), Kind(where.threads)
+    waiting, kind = deque(todo), WorkerKind(where.threads)
 
     def call(chunk: int) -> tuple[Any, ...]:
         return _in_process, kind, job.task(chunk), begun.get(chunk)
@@ -163,7 +163,7 @@ def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Places
             yield chunk, result
 
 
-def _in_process(kind: Kind, task: Task, earlier: Step | None) -> Part | Step:
+def _in_process(kind: WorkerKind, task: ChunkTask, earlier: Step | None) -> Part | Step:
     """`_run` in the process of this thread; once more in a new one, if that one is ended from outside."""
     with suppress(Died, Overdue):
         return own_worker(kind)[0].call(_run, task, earlier)
@@ -172,7 +172,7 @@ def _in_process(kind: Kind, task: Task, earlier: Step | None) -> Part | Step:
 
 
 @plain_state()
-def _run(task: Task, earlier: Step | None) -> Part | Step:
+def _run(task: ChunkTask, earlier: Step | None) -> Part | Step:
     begun = time.monotonic()
     found = task.run(earlier)
     columns = found.columns if isinstance(found, Step) else found

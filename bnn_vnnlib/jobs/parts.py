@@ -45,7 +45,7 @@ class Cost:
         return Cost(self.rows + other.rows, self.seconds + other.seconds, max(self.peak_mb, other.peak_mb))
 
 
-NOTHING = Cost(0, 0.0, 0.0)
+NO_COST = Cost(0, 0.0, 0.0)
 """The cost of what has not begun."""
 
 
@@ -72,7 +72,7 @@ class Step:
     columns: Arrays
     number: int
     done: int
-    cost: Cost = NOTHING
+    cost: Cost = NO_COST
 
 
 @dataclass(frozen=True)

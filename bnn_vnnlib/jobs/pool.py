@@ -14,7 +14,7 @@ from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.jobs.worker import Died, Fleet
 from bnn_vnnlib.system.isolation import cores, isolated, usual_threads
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 CONNECT = 20.0
 """Seconds to wait for a scheduler."""
@@ -37,8 +37,8 @@ class _Pool:
     size: Callable[[], int]
 
     def completed(
-        self, tasks: deque[T], call: Callable[[T], tuple[Any, ...]]
-    ) -> Iterator[tuple[T, Any | BaseException]]:
+        self, tasks: deque[_T], call: Callable[[_T], tuple[Any, ...]]
+    ) -> Iterator[tuple[_T, Any | BaseException]]:
         """Every task with its result, as they come; an exception that its execution raised stands for the result.
 
         Parameters
@@ -46,7 +46,7 @@ class _Pool:
         tasks : taken from the left, not long before they are carried out; more may be added meanwhile
         call : task -> (function, arguments)
         """
-        running: dict[Future[Any], T] = {}
+        running: dict[Future[Any], _T] = {}
         try:
             while True:
                 ahead = _AHEAD * max(1, self.size()) if tasks else 0
@@ -74,7 +74,7 @@ def _outcome(future: Future[Any]) -> Any | BaseException:
 
 
 @dataclass(frozen=True)
-class Places:
+class Slots:
     """How many tasks at a time, with how many threads each.
 
     Attributes
@@ -94,9 +94,9 @@ class Places:
                 raise OptionError(f"{option} must be at least 1, found {number}")
 
     @staticmethod
-    def shared(workers: int | None, threads: int | None, scheduler: str | None) -> Places:
+    def shared(workers: int | None, threads: int | None, scheduler: str | None) -> Slots:
         """Fill in what was not given: as many workers as there are cores for."""
-        return Places(cores() // (threads or usual_threads()) or 1 if workers is None else workers, threads, scheduler)
+        return Slots(cores() // (threads or usual_threads()) or 1 if workers is None else workers, threads, scheduler)
 
     @contextmanager
     def pool(self) -> Iterator[_Pool]:

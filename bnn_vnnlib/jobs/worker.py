@@ -58,7 +58,7 @@ class Overdue(Exception):
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorkerKind:
     """What distinguishes workers.
 
     Attributes
@@ -81,7 +81,7 @@ class Worker:
     Died, Overdue : it could not be started
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: WorkerKind) -> None:
         if os.name != "posix":
             raise OptionError("processes of our own need a POSIX system; a sweep works with one worker")
         self.kind = kind
@@ -188,7 +188,7 @@ class Fleet:
         for worker in workers:
             worker.end()
 
-    def start(self, kind: Kind) -> Worker:
+    def start(self, kind: WorkerKind) -> Worker:
         """A new worker. Raises Died or Overdue if it could not be started, or the fleet was closed meanwhile."""
         if not self._closed.is_set():
             worker = Worker(kind)
@@ -217,7 +217,7 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
-def own_worker(kind: Kind) -> tuple[Worker, float]:
+def own_worker(kind: WorkerKind) -> tuple[Worker, float]:
     """This thread's worker, and the seconds that its start took (0 for one that was there).
 
     Raises
@@ -277,7 +277,7 @@ def _listen(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _prepare(kind: Kind) -> None:
+def _prepare(kind: WorkerKind) -> None:
     """What a worker does before it is ready."""
     with suppress(OSError):  # when memory runs out, Linux shall end this process and not the one that keeps the results
         Path("/proc/self/oom_score_adj").write_text("1000")

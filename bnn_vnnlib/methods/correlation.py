@@ -59,12 +59,12 @@ def correlation(network: Network, posterior: Gaussian, device: Device = "cpu") -
             return Correlation(network, tuple(groups))
 
 
-Uses = dict[str, list[tuple[int, Node, Param]]]
+_Uses = dict[str, list[tuple[int, Node, Param]]]
 
 
-def _uses(network: Network) -> Uses:
+def _uses(network: Network) -> _Uses:
     """source -> the places where it is used, in the order of the nodes."""
-    found: Uses = {}
+    found: _Uses = {}
     for position, node in enumerate(network.nodes):
         for what in ("weight", "bias", "value"):
             param = getattr(node, what, None)
@@ -73,7 +73,7 @@ def _uses(network: Network) -> Uses:
     return found
 
 
-def _by_first_use(factors: dict[str, Floats], uses: Uses, device: Device) -> tuple[Group, ...]:
+def _by_first_use(factors: dict[str, Floats], uses: _Uses, device: Device) -> tuple[Group, ...]:
     names = sorted(factors, key=lambda name: uses[name][0][0])
     if not names:
         return ()
@@ -87,7 +87,7 @@ def _by_first_use(factors: dict[str, Floats], uses: Uses, device: Device) -> tup
     return tuple(groups)
 
 
-def _layer(layer: KronLayer, network: Network, uses: Uses, device: Device) -> tuple[Group, ...]:
+def _layer(layer: KronLayer, network: Network, uses: _Uses, device: Device) -> tuple[Group, ...]:
     """Structured where the layer is dense and used once as it is; else written out."""
     used = [name for name in layer.names if name in uses]
     if not used or not layer.spectrum.any():
@@ -109,7 +109,7 @@ def _layer(layer: KronLayer, network: Network, uses: Uses, device: Device) -> tu
     return _by_first_use(factors, uses, device)
 
 
-def _structured(layer: KronLayer, network: Network, uses: Uses, device: Device) -> Kron | None:
+def _structured(layer: KronLayer, network: Network, uses: _Uses, device: Device) -> Kron | None:
     """The group of a Kronecker-factored layer that is used as one dense layer; None where it is used otherwise."""
     if len(uses[layer.weight]) > 1 or network.tensors[layer.weight].ndim < 2:
         return None

@@ -17,7 +17,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.latents import MOST, Units, by_units, directions, unfolded, with_probabilities
+from bnn_vnnlib.network.latents import MAX_LATENTS, Units, by_units, directions, unfolded, with_probabilities
 from bnn_vnnlib.network.network import Gaussian, Network, Posterior
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -48,7 +48,7 @@ def why_no_cells(bounds: OutputBounds, posterior: Posterior, *, at_points: bool 
         return "interval bounds are asked for"
     network, rest, units = _parted(bounds.engine.network, posterior, at_points)
     found = directions(network, rest)
-    if found is None or len(found) + (0 if units is None else len(units.bias)) > MOST:
+    if found is None or len(found) + (0 if units is None else len(units.bias)) > MAX_LATENTS:
         return "more latent numbers are random than cells serve"
     return None if found or units is not None else "no weight that counts is random"
 

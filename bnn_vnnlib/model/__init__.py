@@ -5,9 +5,9 @@ The functions are loaded when they are first used: `onnx`, `onnxruntime` and `to
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bnn_vnnlib.lazy import lazy_names
 from bnn_vnnlib.model.replay import Replayer as Replayer
 from bnn_vnnlib.model.replay import replay as replay
 from bnn_vnnlib.network.families import from_covariance as from_covariance
@@ -39,21 +39,13 @@ if TYPE_CHECKING:
     from bnn_vnnlib.model.reading import model_from_proto as model_from_proto
     from bnn_vnnlib.model.reading import read_model as read_model
 
-_HOME_OF = {
-    "Description": "description",
-    "attach": "attachment",
-    "attach_file": "attachment",
-    "build_network": "importer",
-    "describe": "description",
-    "model_from_proto": "reading",
-    "read_model": "reading",
-    "read_posterior_npz": "attachment",
-    "supported_operators": "operators",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a function from its module (PEP 562)."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+__getattr__, __dir__, _NAMES = lazy_names(
+    __name__,
+    {
+        "description": ("Description", "describe"),
+        "attachment": ("attach", "attach_file", "read_posterior_npz"),
+        "importer": ("build_network",),
+        "reading": ("model_from_proto", "read_model"),
+        "operators": ("supported_operators",),
+    },
+)

@@ -32,7 +32,7 @@ from bnn_vnnlib.errors import ModelError, UnsupportedError
 
 # 1. Nodes
 
-T = TypeVar("T", int, float, str)
+_T = TypeVar("_T", int, float, str)
 
 
 def label(node: NodeProto) -> str:
@@ -60,7 +60,7 @@ def raw_attribute(node: NodeProto, name: str) -> Any | None:
     return None
 
 
-def attribute(node: NodeProto, name: str, default: T) -> T:
+def attribute(node: NodeProto, name: str, default: _T) -> _T:
     """A scalar attribute of the default's type."""
     value = raw_attribute(node, name)
     if value is None:

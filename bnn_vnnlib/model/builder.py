@@ -307,7 +307,7 @@ class Builder:
         shape = tuple(x.shape[axis] for axis in perm)
         return self.append(nodes.Transpose(name, (x.position,), shape, perm), x.element)
 
-    def activation(self, name: str, x: Computed, kind: nodes.Kind, alpha: Any = 0.0) -> Computed:
+    def activation(self, name: str, x: Computed, kind: nodes.ActivationKind, alpha: Any = 0.0) -> Computed:
         """An elementwise nonlinearity."""
         return self.append(nodes.Activation(name, (x.position,), x.shape, kind, alpha), x.element)
 

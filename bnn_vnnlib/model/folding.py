@@ -25,7 +25,7 @@ from bnn_vnnlib.model.balls import Ball
 from bnn_vnnlib.model.builder import Builder, Fixed, Value
 from bnn_vnnlib.network import nodes as network_nodes
 
-Converter = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
+OperatorRow = Callable[[Builder, NodeProto, Sequence[Value | None]], Value | tuple[Value, ...]]
 """Row of the operator table: what a node with these operands computes."""
 
 # operators that move, repeat or drop entries of their first operand
@@ -62,7 +62,9 @@ Others = Sequence[Fixed | None]
 """Operands of a node behind the first."""
 
 
-def fold(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: Converter | None = None) -> Fixed:
+def fold(
+    graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: OperatorRow | None = None
+) -> Fixed:
     """Value of a node of constants; `converter` is the operator's row of the table, if it has one.
 
     Raises
@@ -147,7 +149,11 @@ def _cast(graph: Builder, node: NodeProto, value: Fixed, _: Others) -> Fixed:
 
 
 def _float(
-    graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], given: Sequence[Fixed], converter: Converter | None
+    graph: Builder,
+    node: NodeProto,
+    inputs: Sequence[Fixed | None],
+    given: Sequence[Fixed],
+    converter: OperatorRow | None,
 ) -> Fixed:
     """The constant that an operator makes of float constants, with its rounding error; refuses uncertain ones."""
     uncertain = [value for value in given if value.uncertain]
@@ -172,7 +178,11 @@ def _float(
 
 
 def _ball(
-    graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], given: Sequence[Fixed], converter: Converter | None
+    graph: Builder,
+    node: NodeProto,
+    inputs: Sequence[Fixed | None],
+    given: Sequence[Fixed],
+    converter: OperatorRow | None,
 ) -> Ball:
     """The value of a node of deterministic constants, in the exactest way that there is for its operator."""
     floats = all(value.param is not None for value in given)
@@ -189,7 +199,7 @@ def _ball(
     return _enclosed(graph, node, inputs, _power if node.op_type == "Pow" else converter)
 
 
-def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: Converter) -> Ball:
+def _enclosed(graph: Builder, node: NodeProto, inputs: Sequence[Fixed | None], converter: OperatorRow) -> Ball:
     """Any operator of the table, of deterministic constants.
 
     Method: the operator becomes the nodes that it would become behind an input, its first float operand a node without

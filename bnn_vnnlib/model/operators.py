@@ -17,7 +17,7 @@ from bnn_vnnlib.model import operators_shape as shapes
 from bnn_vnnlib.model import operators_window as window
 from bnn_vnnlib.model.attributes import inconsistent, unsupported
 from bnn_vnnlib.model.builder import Builder, Value
-from bnn_vnnlib.model.folding import FOLDABLE, Converter
+from bnn_vnnlib.model.folding import FOLDABLE, OperatorRow
 from bnn_vnnlib.model.operators_linear import einsum
 
 STOCHASTIC = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
@@ -30,7 +30,7 @@ def supported_operators() -> list[str]:
     return sorted({operator for _, operator, _ in OPERATORS})
 
 
-def find_converter(graph: Builder, node: NodeProto, proto: ModelProto) -> Converter | None:
+def find_converter(graph: Builder, node: NodeProto, proto: ModelProto) -> OperatorRow | None:
     """Row of the table; None for an operator that is only ever folded."""
     domain, opset = _domain(node), _opset(graph, node, proto)
     try:
@@ -90,10 +90,10 @@ def _opset(graph: Builder, node: NodeProto, proto: ModelProto) -> int | None:
 
 
 def operator_table(
-    *rows: tuple[str, tuple[int, ...], Converter], domain: str = ""
-) -> dict[tuple[str, str, int], Converter]:
+    *rows: tuple[str, tuple[int, ...], OperatorRow], domain: str = ""
+) -> dict[tuple[str, str, int], OperatorRow]:
     """{(domain, operator, since version): converter} of one domain; refuses duplicates."""
-    table: dict[tuple[str, str, int], Converter] = {}
+    table: dict[tuple[str, str, int], OperatorRow] = {}
     for operator, versions, converter in rows:
         for version in versions:
             if (domain, operator, version) in table:

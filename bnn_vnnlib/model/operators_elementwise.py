@@ -19,20 +19,20 @@ from bnn_vnnlib.model.balls import Ball, reciprocal
 from bnn_vnnlib.model.builder import Builder, Compared, Computed, Fixed, Value
 from bnn_vnnlib.model.operators_linear import constant_operand
 from bnn_vnnlib.model.operators_reduce import maximum, minimum
-from bnn_vnnlib.model.operators_shape import Inputs, variable
+from bnn_vnnlib.model.operators_shape import Operands, variable
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.nodes import Kind
+from bnn_vnnlib.network.nodes import ActivationKind
 
 # 1. Arithmetic
 
 
-def _operands(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, Value]:
+def _operands(graph: Builder, node: NodeProto, inputs: Operands) -> tuple[Value, Value]:
     """Both operands; not both constant (those were folded before)."""
     pair = [inputs[i] if isinstance(inputs[i], Fixed) else variable(graph, node, inputs, i) for i in (0, 1)]
     return typed(Value, pair[0]), typed(Value, pair[1])
 
 
-def add(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def add(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Add: a + b of computed tensors or constants."""
     match _operands(graph, node, inputs):
         case (Computed() as x, Fixed() as bias) | (Fixed() as bias, Computed() as x):
@@ -41,7 +41,7 @@ def add(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
             return graph.total(label(node), [(1, typed(Computed, a)), (1, typed(Computed, b))])
 
 
-def subtract(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def subtract(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Sub: a - b of computed tensors or constants."""
     name = label(node)
     match _operands(graph, node, inputs):
@@ -53,7 +53,7 @@ def subtract(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
             return graph.total(name, [(1, typed(Computed, a)), (-1, typed(Computed, b))])
 
 
-def multiply(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def multiply(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """a * b; x sigmoid(x) and x (1 + erf(c x)) are taken as one function, because x enters them twice."""
     name = label(node)
     match _operands(graph, node, inputs):
@@ -89,7 +89,7 @@ def _steepness(graph: Builder, position: int, source: int) -> float | None:
     return None
 
 
-def divide(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def divide(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """a / b; where b is computed, bounds need it to stay away from 0."""
     a, b = _operands(graph, node, inputs)
     if not isinstance(b, Fixed):
@@ -103,12 +103,12 @@ def divide(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.scale(label(node), typed(Computed, a), inverse_b)
 
 
-def negate(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def negate(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Neg: -x."""
     return graph.total(label(node), [(-1, variable(graph, node, inputs))])
 
 
-def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def power(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x^p for one constant p: an integer, 1/2 or -1/2."""
     x, name = variable(graph, node, inputs), label(node)
     exponent = inputs[1] if len(inputs) > 1 else None
@@ -129,7 +129,7 @@ def power(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return y if p > 0 else graph.activation(name, y, "reciprocal")
 
 
-def scaler(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def scaler(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """(x - offset) * scale, one number or one for each feature (the last axis): how scikit-learn standardises."""
     x, name = variable(graph, node, inputs), label(node)
     if x.element != np.float32 or len(x.shape) not in (1, 2):
@@ -145,26 +145,26 @@ def scaler(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 
 # 2. Functions of one computed tensor
 
-Converter = Callable[[Builder, NodeProto, Inputs], Value]
+_Elementwise = Callable[[Builder, NodeProto, Operands], Value]
 
 
-def activation_of(kind: Kind) -> Converter:
+def activation_of(kind: ActivationKind) -> _Elementwise:
     """An operator that is an activation as it stands."""
 
-    def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    def converter(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
         return graph.activation(label(node), variable(graph, node, inputs), kind)
 
     return converter
 
 
-def leaky_relu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def leaky_relu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x for x >= 0, alpha x below."""
     alpha = float_attribute(node, "alpha", 0.01)
-    kind: Kind = "leaky_relu" if 0 <= alpha <= 1 else "prelu"
+    kind: ActivationKind = "leaky_relu" if 0 <= alpha <= 1 else "prelu"
     return graph.activation(label(node), variable(graph, node, inputs), kind, alpha)
 
 
-def prelu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def prelu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x for x >= 0, slope * x below; a slope that is random or not exact is a Scale of relu(-x)."""
     x, name = variable(graph, node, inputs), label(node)
     slope = constant_operand(node, inputs, 1, "the slope")
@@ -176,7 +176,7 @@ def prelu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.total(name, [(1, graph.activation(name, x, "relu")), (-1, graph.scale(name, negative, slope))])
 
 
-def clip(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def clip(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """min(max(x, low), high); the limits are attributes before opset 11, inputs since."""
     x = variable(graph, node, inputs)
     limits = []
@@ -209,20 +209,20 @@ def _times(graph: Builder, node: NodeProto, x: Computed, factor: float, what: st
     return graph.scale(label(node), x, graph.number(f"{node.output[0]}.{what}", factor, x))
 
 
-def elu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def elu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x for x >= 0, alpha (exp x - 1) below."""
     x = variable(graph, node, inputs)
     return graph.activation(label(node), x, "elu", float_attribute(node, "alpha", 1.0))
 
 
-def selu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def selu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Selu: gamma elu(x), a scaled Elu."""
     x = variable(graph, node, inputs)
     y = graph.activation(label(node), x, "elu", float_attribute(node, "alpha", 1.67326319217681884765625))
     return _times(graph, node, y, float_attribute(node, "gamma", 1.05070102214813232421875), "gamma")
 
 
-def celu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def celu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """max(0, x) + min(0, alpha (exp(x / alpha) - 1)) = alpha elu(x / alpha), alpha > 0."""
     alpha = float_attribute(node, "alpha", 1.0)
     if alpha <= 0:
@@ -232,7 +232,7 @@ def celu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _times(graph, node, graph.activation(name, graph.scale(name, x, inner), "elu", 1.0), alpha, "alpha")
 
 
-def hard_sigmoid(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def hard_sigmoid(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """max(0, min(1, alpha x + beta))."""
     x, name = variable(graph, node, inputs), label(node)
     y = _times(graph, node, x, float_attribute(node, "alpha", 0.2), "alpha")
@@ -240,7 +240,7 @@ def hard_sigmoid(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.activation(name, y, "clip", (0.0, 1.0))
 
 
-def gelu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def gelu(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Gelu as an activation: the exact one, with erf, or its approximation with tanh."""
     x, name, approximate = variable(graph, node, inputs), label(node), attribute(node, "approximate", "none")
     if approximate == "none":
@@ -250,7 +250,7 @@ def gelu(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     raise inconsistent(node, f"approximate = {approximate!r}")
 
 
-def swish(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def swish(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x sigmoid(alpha x) = silu(alpha x) / alpha."""
     x, alpha = variable(graph, node, inputs), float_attribute(node, "alpha", 1.0)
     if alpha == 1:
@@ -261,7 +261,7 @@ def swish(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.divided(label(node), y, alpha)
 
 
-def mish(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def mish(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x tanh(softplus(x))."""
     x, name = variable(graph, node, inputs), label(node)
     return graph.product(name, x, graph.activation(name, graph.activation(name, x, "softplus"), "tanh"))
@@ -272,10 +272,10 @@ def mish(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 Limits = tuple[float, float]
 
 
-def comparison(swapped: bool) -> Callable[[Builder, NodeProto, Inputs], Value]:
+def comparison(swapped: bool) -> Callable[[Builder, NodeProto, Operands], Value]:
     """Greater and GreaterOrEqual; Less and LessOrEqual, `swapped`."""
 
-    def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    def converter(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
         """A comparison of two values, which is kept for the Where that takes it."""
         if len(inputs) != 2 or any(value is None for value in inputs):
             raise inconsistent(node, "needs two operands")
@@ -286,7 +286,7 @@ def comparison(swapped: bool) -> Callable[[Builder, NodeProto, Inputs], Value]:
     return converter
 
 
-def negation(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def negation(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Not: the opposite of a comparison (ties aside)."""
     value = inputs[0] if inputs else None
     if not isinstance(value, Compared):
@@ -294,7 +294,7 @@ def negation(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return Compared(-1, value.shape, value.element, value.right, value.left)
 
 
-def where(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def where(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """mask * a + (1 - mask) * b, for a mask that is known; for a comparison, what `_chosen_by_comparison` can read."""
     name, (mask, a, b) = label(node), (*inputs, None, None, None)[:3]
     if a is None or b is None:

@@ -12,11 +12,11 @@ from onnx import NodeProto
 from bnn_vnnlib.model.attributes import attribute, float_attribute, inconsistent, label, unsupported
 from bnn_vnnlib.model.balls import Ball, ball_sum, reciprocal, square_root
 from bnn_vnnlib.model.builder import Builder, Computed, Fixed, Value
-from bnn_vnnlib.model.operators_shape import Inputs, normal_axis, variable
+from bnn_vnnlib.model.operators_shape import Operands, normal_axis, variable
 from bnn_vnnlib.network import nodes
 
 
-def constant_operand(node: NodeProto, inputs: Inputs, position: int, what: str) -> Fixed:
+def constant_operand(node: NodeProto, inputs: Operands, position: int, what: str) -> Fixed:
     value = inputs[position] if position < len(inputs) else None
     if not isinstance(value, Fixed):
         raise unsupported(node, f"{what} must be constant")
@@ -34,7 +34,7 @@ def _times(graph: Builder, node: NodeProto, weight: Fixed, attribute_name: str, 
 # MatMul, Gemm ----------------------------------------------------------------------------------------------------
 
 
-def matmul(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def matmul(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x @ W or W @ x."""
     a, b = (*inputs, None, None)[:2]
     if isinstance(b, Fixed):
@@ -104,7 +104,7 @@ def _with_lead(graph: Builder, name: str, y: Computed, lead: tuple[int, ...], co
     return graph.reshape(name, y, (*(1,) * max(missing, 0), *y.shape))
 
 
-def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def gemm(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """alpha A' B' + beta C, A or B constant; ' = transposed if asked for."""
     name = label(node)
     a, b = (*inputs, None, None)[:2]
@@ -125,7 +125,7 @@ def gemm(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _plus_c(graph, node, y, inputs[2] if len(inputs) > 2 else None)
 
 
-def _matrix(graph: Builder, node: NodeProto, inputs: Inputs, position: int, flip: bool) -> Computed:
+def _matrix(graph: Builder, node: NodeProto, inputs: Operands, position: int, flip: bool) -> Computed:
     x = variable(graph, node, inputs, position)
     if len(x.shape) != 2:
         raise inconsistent(node, f"operand {position} has shape {x.shape}, expected a matrix")
@@ -164,7 +164,7 @@ def per_channel(node: NodeProto, constant: Fixed, x: Computed) -> Fixed:
 # BatchNormalization ----------------------------------------------------------------------------------------------
 
 
-def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def batch_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta, per channel.
 
     In four nodes, so that gamma and beta may carry a posterior. Samples may differ in the running statistics, too (an
@@ -197,7 +197,7 @@ def batch_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
     return graph.shift(name, graph.scale(name, y, gamma), beta)
 
 
-def layer_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def layer_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on, scale and bias constant."""
     x, name = variable(graph, node, inputs), label(node)
     first = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
@@ -227,7 +227,7 @@ def _normalised(graph: Builder, node: NodeProto, centred: Computed) -> Computed:
     return graph.product(name, centred, inverse)
 
 
-def instance_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def instance_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes behind the channels; both per channel."""
     x, name = variable(graph, node, inputs), label(node)
     if len(x.shape) < 3:
@@ -239,7 +239,7 @@ def instance_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> V
     return graph.shift(name, graph.scale(name, y, scale), bias)
 
 
-def rms_normalization(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def rms_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """x / sqrt(mean of x^2 + epsilon) * scale over the axes from `axis` on."""
     x, name = variable(graph, node, inputs), label(node)
     first = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
@@ -257,7 +257,7 @@ Axes = tuple[str, ...]
 """Names of a tensor's axes, one for each."""
 
 
-def einsum(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def einsum(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Sum over the axes that both operands have and the result has not.
 
     The axes are sorted into common ones (both operands and the result), left and right ones (one operand and the

@@ -11,20 +11,20 @@ from onnx import NodeProto
 
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, unsupported
 from bnn_vnnlib.model.builder import Builder, Computed, Fixed, Softmaxed, Value, composed_softmax
-from bnn_vnnlib.model.operators_shape import Inputs, integers, normal_axis, variable
+from bnn_vnnlib.model.operators_shape import Operands, known_integers, normal_axis, variable
 
 Join = Callable[[Builder, str, Computed, int], Computed]
 
 
-def _reduction(join: Join) -> Callable[[Builder, NodeProto, Inputs], Value]:
+def _reduction(join: Join) -> Callable[[Builder, NodeProto, Operands], Value]:
     """A reduction over axes that are an attribute or an input, all if there are none."""
 
-    def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    def converter(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
         """The axes are moved to the end and made one; the join takes that. Without axes each entry is joined alone."""
         x = variable(graph, node, inputs)
         given = ints_attribute(node, "axes", ())
         if len(inputs) > 1 and inputs[1] is not None:
-            given = integers(node, inputs[1], "the axes")
+            given = known_integers(node, inputs[1], "the axes")
         axes = sorted({normal_axis(node, axis, len(x.shape)) for axis in given})
         if not axes and not attribute(node, "noop_with_empty_axes", 0):
             axes = list(range(len(x.shape)))
@@ -64,10 +64,10 @@ reduce_min = _reduction(
 # several tensors -------------------------------------------------------------------------------------------------
 
 
-def _extreme(sign: int) -> Callable[[Builder, NodeProto, Inputs], Value]:
+def _extreme(sign: int) -> Callable[[Builder, NodeProto, Operands], Value]:
     """Max (sign 1) or Min (-1) of tensors, some of which may be constant."""
 
-    def converter(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+    def converter(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
         """The largest (or least) of all computed tensors at once, and then of that and each constant."""
         name = label(node)
         computed = [value for value in inputs if isinstance(value, Computed)]
@@ -106,13 +106,13 @@ def _with_constant(graph: Builder, name: str, x: Computed, constant: Fixed, sign
 maximum, minimum = _extreme(1), _extreme(-1)
 
 
-def total(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def total(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Sum of any number of tensors."""
     branches = [variable(graph, node, inputs, position) for position in range(len(inputs))]
     return graph.total(label(node), [(1, branch) for branch in branches])
 
 
-def mean(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def mean(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Mean of several tensors, elementwise."""
     return graph.divided(label(node), typed(Computed, total(graph, node, inputs)), len(inputs))
 
@@ -120,13 +120,13 @@ def mean(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
 # Softmax ---------------------------------------------------------------------------------------------------------
 
 
-def softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def softmax(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Softmax of opset 13 and later: over one axis."""
     x = variable(graph, node, inputs)
     return _softmax(graph, node, x, normal_axis(node, attribute(node, "axis", -1), len(x.shape)))
 
 
-def softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def softmax_flattening(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Softmax before opset 13: over all axes from `axis` on, together; supported where that is one axis."""
     x = variable(graph, node, inputs)
     return _softmax(graph, node, x, _flattened_axis(node, x))
@@ -149,14 +149,14 @@ def _softmax(graph: Builder, node: NodeProto, x: Computed, axis: int) -> Value:
     return composed_softmax(graph, label(node), x, axis)
 
 
-def log_softmax(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def log_softmax(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """LogSoftmax of opset 13 and later: over one axis."""
     x = variable(graph, node, inputs)
     axis = normal_axis(node, attribute(node, "axis", -1), len(x.shape))
     return composed_softmax(graph, label(node), x, axis, logarithm=True)
 
 
-def log_softmax_flattening(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def log_softmax_flattening(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """LogSoftmax before opset 13: over all axes from `axis` on; supported where that is one axis."""
     x = variable(graph, node, inputs)
     return composed_softmax(graph, label(node), x, _flattened_axis(node, x), logarithm=True)

@@ -30,10 +30,10 @@ from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Computed, Fixed, Valu
 
 # 1. Shapes
 
-Inputs = Sequence[Value | None]
+Operands = Sequence[Value | None]
 
 
-def variable(graph: Builder, node: NodeProto, inputs: Inputs, position: int = 0) -> Computed:
+def variable(graph: Builder, node: NodeProto, inputs: Operands, position: int = 0) -> Computed:
     """An operand that must be computed by the graph."""
     value = inputs[position] if position < len(inputs) else None
     if value is None:
@@ -41,7 +41,7 @@ def variable(graph: Builder, node: NodeProto, inputs: Inputs, position: int = 0)
     return graph.branch(label(node), value)
 
 
-def integers(node: NodeProto, value: Value | None, what: str) -> tuple[int, ...]:
+def known_integers(node: NodeProto, value: Value | None, what: str) -> tuple[int, ...]:
     """An operand that must be a list of integers known beforehand."""
     if not isinstance(value, Fixed):
         raise unsupported(node, f"{what} must be constant")
@@ -57,7 +57,7 @@ def normal_axis(node: NodeProto, axis: int, rank: int) -> int:
     return axis % rank
 
 
-def flatten(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def flatten(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Flatten: two dimensions, the axes before `axis` and those from it on."""
     x = variable(graph, node, inputs)
     return graph.reshape(label(node), x, flattened(graph, node, x.shape))
@@ -72,10 +72,10 @@ def flattened(graph: Builder, node: NodeProto, shape: tuple[int, ...]) -> tuple[
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def reshape(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def reshape(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """New shape; 0 copies a dimension (unless allowzero), -1 takes what is left."""
     x = variable(graph, node, inputs)
-    wanted = list(integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape"))
+    wanted = list(known_integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape"))
     if not attribute(node, "allowzero", 0):
         if any(size == 0 and axis >= len(x.shape) for axis, size in enumerate(wanted)):
             raise inconsistent(node, f"shape {wanted} copies a dimension that {x.shape} has not")
@@ -88,16 +88,16 @@ def reshape(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.reshape(label(node), x, tuple(wanted))
 
 
-def transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def transpose(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Permuted axes; reversed without `perm`."""
     x = variable(graph, node, inputs)
     return graph.transpose(label(node), x, ints_attribute(node, "perm", ()) or tuple(range(len(x.shape)))[::-1])
 
 
-def _axes(node: NodeProto, inputs: Inputs) -> tuple[int, ...] | None:
+def _axes(node: NodeProto, inputs: Operands) -> tuple[int, ...] | None:
     """The axes of a node: an attribute before opset 13, an input since; None if absent."""
     if len(inputs) > 1 and inputs[1] is not None:
-        axes = integers(node, inputs[1], "the axes")
+        axes = known_integers(node, inputs[1], "the axes")
     elif raw_attribute(node, "axes") is not None:
         axes = ints_attribute(node, "axes", ())
     else:
@@ -107,13 +107,13 @@ def _axes(node: NodeProto, inputs: Inputs) -> tuple[int, ...] | None:
     return axes
 
 
-def squeeze(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def squeeze(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Drop axes of size 1."""
     x = variable(graph, node, inputs)
     return graph.reshape(label(node), x, squeezed(node, inputs, x.shape))
 
 
-def squeezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple[int, ...]:
+def squeezed(node: NodeProto, inputs: Operands, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape behind a Squeeze."""
     given = _axes(node, inputs)
     axes = {normal_axis(node, axis, len(shape)) for axis in given or ()}
@@ -124,13 +124,13 @@ def squeezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple[i
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
-def unsqueeze(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def unsqueeze(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Insert axes of size 1."""
     x = variable(graph, node, inputs)
     return graph.reshape(label(node), x, unsqueezed(node, inputs, x.shape))
 
 
-def unsqueezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple[int, ...]:
+def unsqueezed(node: NodeProto, inputs: Operands, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape behind an Unsqueeze; the axes are those of the result."""
     given = _axes(node, inputs) or ()
     rank = len(shape) + len(given)
@@ -141,15 +141,15 @@ def unsqueezed(node: NodeProto, inputs: Inputs, shape: tuple[int, ...]) -> tuple
     return tuple(1 if axis in axes else next(sizes) for axis in range(rank))
 
 
-def tile_repeats(node: NodeProto, inputs: Inputs, rank: int) -> tuple[int, ...]:
+def tile_repeats(node: NodeProto, inputs: Operands, rank: int) -> tuple[int, ...]:
     """How often along each axis."""
-    repeats = integers(node, inputs[1] if len(inputs) > 1 else None, "the repeats")
+    repeats = known_integers(node, inputs[1] if len(inputs) > 1 else None, "the repeats")
     if len(repeats) != rank:
         raise inconsistent(node, f"repeats {repeats} for {rank} axes")
     return repeats
 
 
-def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def concat(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Join along `axis`; constants take part as branches."""
     branches = [variable(graph, node, inputs, position) for position in range(len(inputs))]
     shapes = [branch.shape for branch in branches]
@@ -160,14 +160,14 @@ def concat(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.joined(label(node), branches, axis)
 
 
-def identity(_graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def identity(_graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Identity: the value itself."""
     if not inputs or inputs[0] is None:
         raise inconsistent(node, "operand 0 is missing")
     return inputs[0]
 
 
-def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def dropout(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Dropout: the value itself, at inference."""
     training = inputs[2] if len(inputs) > 2 else None
     if training is not None and not (isinstance(training, Fixed) and not training.values.any()):
@@ -178,7 +178,7 @@ def dropout(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return identity(graph, node, inputs)
 
 
-def cast(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def cast(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """The value itself where the new type holds every value of the old one."""
     x, target = variable(graph, node, inputs), cast_type(node)
     if not widens(x.element, target):
@@ -196,7 +196,7 @@ def cast_type(node: NodeProto) -> np.dtype[Any]:
         raise inconsistent(node, "casts to an unknown type") from error
 
 
-def shape_of(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def shape_of(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Shape as a constant: every dimension is known here."""
     whole = identity(graph, node, inputs).shape
     start, end = attribute(node, "start", 0), attribute(node, "end", len(whole))
@@ -218,7 +218,7 @@ def positions_of(x: Computed) -> NDArray[np.int64]:
     return np.arange(math.prod(x.shape), dtype=np.int64).reshape(x.shape)
 
 
-def moved(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def moved(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Slice, Gather and their like: what the operator does to the indices of the entries, it does to the entries."""
     x = variable(graph, node, inputs)
     others = [_values(node, value) for value in inputs[1:]]
@@ -226,7 +226,7 @@ def moved(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.select(label(node), x, evaluate_node(node, graph.opset, [positions_of(x), *others]))
 
 
-def gather_elements(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def gather_elements(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """The index says for each entry of the result where along `axis` it comes from; it may be smaller elsewhere."""
     x = variable(graph, node, inputs)
     index = _values(node, inputs[1] if len(inputs) > 1 else None)
@@ -264,16 +264,16 @@ def _values(node: NodeProto, value: Value | None) -> NDArray[Any] | None:
     return None if value is None else value.values
 
 
-def expand(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def expand(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """numpy broadcasting to the common shape."""
     x = variable(graph, node, inputs)
-    wanted = integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape")
+    wanted = known_integers(node, inputs[1] if len(inputs) > 1 else None, "the new shape")
     if math.prod(wanted) * math.prod(x.shape) > MAX_ENTRIES:
         raise inconsistent(node, f"would make a tensor of shape {wanted}")
     return graph.broadcast(label(node), x, np.broadcast_shapes(x.shape, wanted))
 
 
-def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def tile(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Tile: copies along axes, as numpy.tile."""
     x = variable(graph, node, inputs)
     repeats = tile_repeats(node, inputs, len(x.shape))
@@ -282,7 +282,7 @@ def tile(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.select(label(node), x, np.tile(positions_of(x), repeats))
 
 
-def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
+def split(graph: Builder, node: NodeProto, inputs: Operands) -> tuple[Value, ...]:
     """Parts along an axis, of given or of equal sizes (the last may be smaller)."""
     value = inputs[0] if inputs else None
     if not isinstance(value, Fixed):
@@ -291,7 +291,7 @@ def split(graph: Builder, node: NodeProto, inputs: Inputs) -> tuple[Value, ...]:
     size, count = value.shape[axis], len(node.output)
     sizes = ints_attribute(node, "split", ())
     if len(inputs) > 1 and inputs[1] is not None:
-        sizes = integers(node, inputs[1], "the sizes")
+        sizes = known_integers(node, inputs[1], "the sizes")
     if not sizes:
         each = -(-size // count)
         if graph.opset < 18 and size % count:
@@ -310,7 +310,7 @@ def _part(array: NDArray[Any], cuts: list[int], axis: int, i: int) -> NDArray[An
     return np.split(array, cuts, axis)[i]
 
 
-def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def pad(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Pad in the modes constant, edge, reflect and wrap; negative pads cut off."""
     x, name = variable(graph, node, inputs), label(node)
     amounts, fill, axes = _pads(node, inputs, len(x.shape))
@@ -341,13 +341,13 @@ def pad(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.shift(name, y, graph.derived(f"{node.output[0]}.border", border, x.element))
 
 
-def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], float, list[int]]:
+def _pads(node: NodeProto, inputs: Operands, rank: int) -> tuple[tuple[int, ...], float, list[int]]:
     """Pads, value and axes: attributes before opset 11, inputs since."""
     given = (*inputs, None, None, None)
     if raw_attribute(node, "pads") is not None:
         pads, fill = ints_attribute(node, "pads", ()), attribute(node, "value", 0.0)
     else:
-        pads, constant = integers(node, given[1], "the pads"), given[2]
+        pads, constant = known_integers(node, given[1], "the pads"), given[2]
         if isinstance(constant, Computed) or (
             constant is not None and (not constant.known or constant.values.size != 1)
         ):
@@ -355,7 +355,7 @@ def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], 
         fill = 0.0 if constant is None else float(constant.values.reshape(()))
     axes = list(range(rank))
     if given[3] is not None:
-        axes = [normal_axis(node, axis, rank) for axis in integers(node, given[3], "the axes")]
+        axes = [normal_axis(node, axis, rank) for axis in known_integers(node, given[3], "the axes")]
     if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
         raise inconsistent(node, f"{len(pads)} pads for axes {axes}")
     if not math.isfinite(fill):
@@ -366,7 +366,7 @@ def _pads(node: NodeProto, inputs: Inputs, rank: int) -> tuple[tuple[int, ...], 
 # Upsample, Resize ------------------------------------------------------------------------------------------------
 
 
-def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def upsample(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Nearest neighbour: entry floor(i / scale); the scales are at least 1."""
     x = variable(graph, node, inputs)
     if attribute(node, "mode", "nearest") != "nearest":
@@ -381,7 +381,7 @@ def upsample(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.select(label(node), x, positions_of(x)[np.ix_(*picks)])
 
 
-def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def resize(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Resize to the nearest neighbour, with the coordinates of ONNX."""
     x, rank = variable(graph, node, inputs), len(variable(graph, node, inputs).shape)
     if attribute(node, "mode", "nearest") != "nearest":
@@ -397,7 +397,7 @@ def resize(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     axes = [normal_axis(node, axis, rank) for axis in ints_attribute(node, "axes", ())] or list(range(rank))
     factors, lengths = np.ones(rank), list(x.shape)
     if sizes is not None and sizes.shape != (0,):
-        for axis, new in zip(axes, integers(node, sizes, "the sizes"), strict=True):
+        for axis, new in zip(axes, known_integers(node, sizes, "the sizes"), strict=True):
             factors[axis], lengths[axis] = new / x.shape[axis], new
     else:
         factors[axes] = _floats(node, scales, "the scales")

@@ -19,39 +19,39 @@ from onnx import NodeProto
 from bnn_vnnlib.model.attributes import attribute, inconsistent, ints_attribute, label, raw_attribute, unsupported
 from bnn_vnnlib.model.builder import MAX_ENTRIES, Builder, Computed, Fixed, Value
 from bnn_vnnlib.model.operators_linear import constant_operand, per_channel
-from bnn_vnnlib.model.operators_shape import Inputs, positions_of, variable
+from bnn_vnnlib.model.operators_shape import Operands, positions_of, variable
 from bnn_vnnlib.network import nodes
 
-Ints = tuple[int, ...]
+_Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Window:
     """A window that moves over the axes behind the channels; begins and ends are the pads, `counts` its places."""
 
-    kernel: Ints
-    strides: Ints
-    dilations: Ints
-    begins: Ints
-    ends: Ints
-    counts: Ints
+    kernel: _Ints
+    strides: _Ints
+    dilations: _Ints
+    begins: _Ints
+    ends: _Ints
+    counts: _Ints
 
 
-def _image(graph: Builder, node: NodeProto, inputs: Inputs) -> Computed:
+def _image(graph: Builder, node: NodeProto, inputs: Operands) -> Computed:
     x = variable(graph, node, inputs)
     if len(x.shape) < 3:
         raise inconsistent(node, f"input of shape {x.shape}: expected (batch, channels, ..)")
     return x
 
 
-def _axes_attribute(node: NodeProto, name: str, rank: int) -> Ints:
+def _axes_attribute(node: NodeProto, name: str, rank: int) -> _Ints:
     values = ints_attribute(node, name, (1,) * rank)
     if min(values) < 1:
         raise unsupported(node, f"{name} {values} below 1")
     return values
 
 
-def _window(node: NodeProto, x: Computed, kernel: Ints) -> _Window:
+def _window(node: NodeProto, x: Computed, kernel: _Ints) -> _Window:
     """Pads and number of places along each axis."""
     rank, sizes = len(kernel), x.shape[2:]
     if rank != len(sizes) or min(kernel) < 1:
@@ -85,7 +85,7 @@ def _window(node: NodeProto, x: Computed, kernel: Ints) -> _Window:
     return _Window(kernel, strides, dilations, begins, ends, tuple(counts))
 
 
-def _same_pads(auto: str, sizes: Ints, strides: Ints, extent: Sequence[int]) -> tuple[Ints, Ints]:
+def _same_pads(auto: str, sizes: _Ints, strides: _Ints, extent: Sequence[int]) -> tuple[_Ints, _Ints]:
     """Pads in front and behind with which the window stands at every stride-th entry."""
     spans = zip(sizes, strides, extent, strict=True)
     total = [max((-(-size // stride) - 1) * stride + reach - size, 0) for size, stride, reach in spans]
@@ -109,7 +109,7 @@ def _auto_pad(node: NodeProto, rank: int) -> str:
 # convolutions ----------------------------------------------------------------------------------------------------
 
 
-def conv(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def conv(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Convolution over one, two or three axes; bias as a Shift per channel."""
     x, weight = _image(graph, node, inputs), constant_operand(node, inputs, 1, "the kernel")
     groups = attribute(node, "group", 1)
@@ -122,7 +122,7 @@ def conv(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return _biased(graph, node, inputs, _convolved(graph, node, x, weight, window, groups))
 
 
-def _biased(graph: Builder, node: NodeProto, inputs: Inputs, y: Computed) -> Computed:
+def _biased(graph: Builder, node: NodeProto, inputs: Operands, y: Computed) -> Computed:
     if len(inputs) < 3 or inputs[2] is None:
         return y
     return graph.shift(label(node), y, per_channel(node, constant_operand(node, inputs, 2, "the bias"), y))
@@ -173,7 +173,7 @@ def _solid(graph: Builder, name: str, x: Computed, weight: Fixed, window: _Windo
     return graph.transpose(name, y, (0, 2, 1, 3, 4))
 
 
-def conv_transpose(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def conv_transpose(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """The transposed convolution: y[i stride + k dilation - pad] += W[k] x[i].
 
     With stride - 1 zeros between the entries of x it is the convolution of stride 1 with the flipped kernel.
@@ -215,7 +215,9 @@ def _flipped(weight: Fixed, groups: int) -> Fixed:
     return weight.moved(move)
 
 
-def _transposed_window(node: NodeProto, sizes: Ints, kernel: Ints, strides: Ints, dilations: Ints) -> tuple[Ints, Ints]:
+def _transposed_window(
+    node: NodeProto, sizes: _Ints, kernel: _Ints, strides: _Ints, dilations: _Ints
+) -> tuple[_Ints, _Ints]:
     """Pads in front, and the sizes of the result."""
     rank = len(sizes)
     extra = ints_attribute(node, "output_padding", (0,) * rank)
@@ -283,7 +285,7 @@ def _pool_window(node: NodeProto, x: Computed) -> _Window:
     return window
 
 
-def max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def max_pool(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Maximum of each window; in place of the padding the window sees one of its entries again."""
     x, name = _image(graph, node, inputs), label(node)
     index = _gathered(graph, node, x, _pool_window(node, x))
@@ -291,7 +293,7 @@ def max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.maximum(name, graph.select(name, x, index))
 
 
-def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def average_pool(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Sum of each window divided by the number of its entries (of all its places with count_include_pad)."""
     x, name = _image(graph, node, inputs), label(node)
     window = _pool_window(node, x)
@@ -310,7 +312,7 @@ def average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
     return graph.divided(name, y, size.max() if size.min() == size.max() else size)
 
 
-def _whole(x: Computed, window: _Window) -> Ints:
+def _whole(x: Computed, window: _Window) -> _Ints:
     """Number of places at which the window stays inside image and pads."""
     spans = zip(x.shape[2:], window.begins, window.ends, window.kernel, window.dilations, window.strides, strict=True)
     return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, a, b, k, d, s in spans)
@@ -335,7 +337,7 @@ def _spots(window: _Window) -> list[NDArray[np.int64]]:
     ]
 
 
-def global_average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def global_average_pool(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Mean over all axes behind the channels."""
     x, name = _image(graph, node, inputs), label(node)
     flat = graph.reshape(name, x, (*x.shape[:2], math.prod(x.shape[2:])))
@@ -343,7 +345,7 @@ def global_average_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Valu
     return graph.reshape(name, mean, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
 
 
-def global_max_pool(graph: Builder, node: NodeProto, inputs: Inputs) -> Value:
+def global_max_pool(graph: Builder, node: NodeProto, inputs: Operands) -> Value:
     """Maximum over all axes behind the channels."""
     x, name = _image(graph, node, inputs), label(node)
     largest = graph.maximum(name, graph.reshape(name, x, (*x.shape[:2], math.prod(x.shape[2:]))))

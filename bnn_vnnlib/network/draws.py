@@ -10,9 +10,10 @@ the drawn network; what is proved of all of the box is proved of that network.
    than 52 leading zeros (2^-53 for each number) is not known.
 2. |z| is decreasing in U: 2 Phi(-|z|) = U. `_normal` takes z' = -ndtri(lo / 2) and checks, with bounds on Phi that pay
    for erfc, that Phi(-(z' - r)) >= hi / 2 and Phi(-(z' + r)) <= lo / 2 for r = 2^-39, so that ||z| - z'| <= r. Where
-   the check fails, or z' > LARGEST, the draw is not known. A draw that is not known is one of which nothing is proved.
+   the check fails, or z' > LARGEST_NORMAL, the draw is not known. A draw that is not known is one of which nothing is
+   proved.
 3. A Gaussian weight is mu + A z, A linear. Its centre is computed from z', and
-   |w - centre| <= |A| r + gamma (|mu| + |A| |z'|) <= |A| (r + gamma LARGEST) + gamma |mu|,
+   |w - centre| <= |A| r + gamma (|mu| + |A| |z'|) <= |A| (r + gamma LARGEST_NORMAL) + gamma |mu|,
    with gamma for as many roundings as a sum of products of that length has. That does not depend on the draw: one
    radius serves all. A weight without noise is mu, exactly.
 4. Components and weight samples come by their probabilities, which are taken as the rational numbers p_s / sum p. One
@@ -42,7 +43,7 @@ from numpy.typing import NDArray
 from bnn_vnnlib.arrays import Flags, Floats, Ints
 from bnn_vnnlib.errors import PosteriorError
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
-from bnn_vnnlib.network.families import noise
+from bnn_vnnlib.network.families import kronecker_noise
 from bnn_vnnlib.network.network import (
     DropoutMasks,
     Gaussian,
@@ -67,7 +68,7 @@ Words = NDArray[np.uint64]
 GENERATOR = "Philox4x64-10"
 """Name of the generator that the bits come from."""
 
-LARGEST = 9.25
+LARGEST_NORMAL = 9.25
 """Largest |z| of a draw that is known."""
 
 _RADIUS = 2.0**-39
@@ -247,7 +248,7 @@ class _Law:
             return torch.ones(1, *shape, dtype=torch.float64)
 
         # |A| 1, and the roundings of a sum of products of that length
-        self._size = {name: values[0] for name, values in noise(_absolute(posterior), ones).items()}
+        self._size = {name: values[0] for name, values in kronecker_noise(_absolute(posterior), ones).items()}
         self._lost = 4 * gamma(_terms(posterior))
 
     def centers(self, z: Tensor, names: list[str]) -> dict[str, Tensor]:
@@ -259,7 +260,7 @@ class _Law:
             start += math.prod(shape)
             return z[:, start - math.prod(shape) : start].reshape(-1, *shape)
 
-        parts = noise(self._posterior, taken)
+        parts = kronecker_noise(self._posterior, taken)
         found = {name: torch.as_tensor(self._means[name], dtype=torch.float64) for name in names}
         return {
             name: mean + parts[name].reshape(-1, *mean.shape) if name in parts else mean.expand(len(z), *mean.shape)
@@ -272,7 +273,7 @@ class _Law:
         for name, size in self._size.items():
             mean = torch.as_tensor(self._means[name], dtype=torch.float64)
             size = size.reshape(mean.shape)
-            total = size * (_CLAIMED + self._lost * LARGEST) * (1 + self._lost) + 4 * UNIT * mean.abs() + SMALL
+            total = size * (_CLAIMED + self._lost * LARGEST_NORMAL) * (1 + self._lost) + 4 * UNIT * mean.abs() + SMALL
             # a product of Kronecker factors may have underflowed to 0; sums of sizes do not
             found[name] = total if isinstance(self._posterior, GaussianKron) else torch.where(size > 0, total, 0.0)
         return found
@@ -327,7 +328,7 @@ def _cells(exponent: Words, digits: Words) -> tuple[Tensor, Tensor]:
     low = torch.as_tensor(np.ldexp(fraction, -(zeros + 1)))
     high = torch.nextafter(low, low.new_tensor(torch.inf))
     z = -torch.special.ndtri(low / 2)
-    sure = (cdf_below(_RADIUS - z) >= high / 2) & (cdf_above(-(z + _RADIUS)) <= low / 2) & (z <= LARGEST)
+    sure = (cdf_below(_RADIUS - z) >= high / 2) & (cdf_above(-(z + _RADIUS)) <= low / 2) & (z <= LARGEST_NORMAL)
     sure &= torch.as_tensor(leading > 0)
     negative = torch.as_tensor((digits & np.uint64(1)).astype(np.bool_))
     return torch.where(negative, -z, z), sure

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_vnnlib.network import maps, nodes
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Kind, Param
+from bnn_vnnlib.network.nodes import ActivationKind, Param
 
 # 1. Activations
 
@@ -48,7 +48,7 @@ def gelu_tanh(z: Tensor) -> Tensor:
     return z * torch.sigmoid(2 * ROOT * (z + CUBIC * z**3))
 
 
-FUNCTIONS: dict[Kind, Function] = {
+FUNCTIONS: dict[ActivationKind, Function] = {
     "abs": lambda alpha, z: z.abs(),
     "atan": lambda alpha, z: torch.atan(z),
     "clip": lambda alpha, z: z.clamp(*limits(alpha)),
@@ -145,7 +145,7 @@ def node_values(network: Network, x: Tensor, params: Mapping[str, Tensor]) -> li
     return values
 
 
-def _weighted(node: maps.WeightedMap, inputs: list[Tensor], parameter: _Parameter) -> Tensor:
+def _weighted(node: nodes.WeightedMap, inputs: list[Tensor], parameter: _Parameter) -> Tensor:
     return maps.apply(node, parameter(node.weight), inputs[0])
 
 

@@ -282,7 +282,7 @@ def sample(
             }
             return {name: mask.double() / (1 - ratios[name]) for name, mask in kept.items()}
         case _:
-            parts = noise(posterior, _normal(count, generator))
+            parts = kronecker_noise(posterior, _normal(count, generator))
             return {name: _added(network.tensors[name], part) for name, part in parts.items()}
 
 
@@ -298,14 +298,14 @@ def _mixed(components: tuple[Component, ...], rows: torch.Tensor, generator: tor
     drawn = {name: _tensor(mean).expand(len(rows), *mean.shape).clone() for name, mean in components[0].means.items()}
     for index, component in enumerate(components):
         (places,) = (rows == index).nonzero(as_tuple=True)
-        parts = noise(component.posterior, _normal(len(places), generator))
+        parts = kronecker_noise(component.posterior, _normal(len(places), generator))
         for name, values in drawn.items():
             mean = component.means[name]
             values[places] = _added(mean, parts[name]) if name in parts else _tensor(mean)
     return drawn
 
 
-def noise(posterior: Gaussian, normal: Normal) -> Drawn:
+def kronecker_noise(posterior: Gaussian, normal: Normal) -> Drawn:
     """{source: (count, ..)} with mean zero, a Kronecker-factored weight as a matrix: linear in the normal numbers.
 
     Parameters

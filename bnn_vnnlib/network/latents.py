@@ -41,7 +41,7 @@ from bnn_vnnlib.network.nodes import Node, Param
 from bnn_vnnlib.rounding import TINY, UNIT
 from bnn_vnnlib.signature import Variable
 
-MOST = 6
+MAX_LATENTS = 6
 """Latent numbers, at most: boxes of more are too many."""
 
 Mask = NDArray[np.bool_]
@@ -51,7 +51,7 @@ Direction = Mapping[str, tuple[Floats, bool]]
 
 
 def directions(network: Network, posterior: Gaussian) -> list[Direction] | None:
-    """The latent numbers that move the network's output, as directions; None for more than `MOST`."""
+    """The latent numbers that move the network's output, as directions; None for more than `MAX_LATENTS`."""
     used = _used(network)
     match posterior:
         case GaussianDiagonal(variances=variances):
@@ -63,8 +63,8 @@ def directions(network: Network, posterior: Gaussian) -> list[Direction] | None:
         case GaussianKron(layers=layers):
             shapes = {name: tensor.shape for name, tensor in network.tensors.items()}
             every = chain.from_iterable(_of_layer(layer, shapes, used) for layer in layers)
-    found = list(islice(every, MOST + 1))
-    return found if len(found) <= MOST else None
+    found = list(islice(every, MAX_LATENTS + 1))
+    return found if len(found) <= MAX_LATENTS else None
 
 
 def unfolded(network: Network, found: list[Direction]) -> Network:

@@ -21,7 +21,7 @@ from bnn_vnnlib.signature import Signature, Variable
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class NetworkSplit:
     """A network cut in two: f(x) = rest(first(x))."""
 
     first: Network
@@ -56,7 +56,7 @@ def random_layers(network: Network, posterior: Posterior) -> list[tuple[str, ...
     return [tuple(layer) for layer in layers]
 
 
-def split(network: Network, layers: Sequence[Collection[str]], count: int) -> Split:
+def split_layers(network: Network, layers: Sequence[Collection[str]], count: int) -> NetworkSplit:
     """The network after the first `count` of its random layers.
 
     Raises
@@ -96,7 +96,7 @@ def split(network: Network, layers: Sequence[Collection[str]], count: int) -> Sp
         Signature(variables, network.signature.outputs), tuple(body), tuple(places[one] for one in network.outputs),
         _used(network, body), network.softmax_axis,
     )  # fmt: skip
-    return Split(first, rest)
+    return NetworkSplit(first, rest)
 
 
 def before(network: Network, places: Sequence[int]) -> Network:

@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bnn_vnnlib.network.nodes import Conv, Linear, Scale, Select
+from bnn_vnnlib.network.nodes import Conv, Linear, Scale, Select, WeightedMap
 from bnn_vnnlib.system.devices import plain_convolution
-
-WeightedMap = Linear | Conv | Scale
 
 
 def apply(node: WeightedMap, weight: Tensor, z: Tensor) -> Tensor:
@@ -41,7 +39,7 @@ def adjoint(node: WeightedMap, weight: Tensor, a: Tensor, input_shape: tuple[int
             return a * _aligned(weight, len(node.shape))
 
 
-def spread(node: Conv, weight: Tensor, a: Tensor) -> Tensor:
+def spread_window(node: Conv, weight: Tensor, a: Tensor) -> Tensor:
     """The transposed convolution of a window of outputs, (K or 1, M, B, O, h, w), over all inputs that it reads.
 
     (K, M, B, C, height, width): row 0 is row -top of the input if row 0 of the window is that of the output.
@@ -147,5 +145,5 @@ def _convolve_transposed(node: Conv, weight: Tensor, a: Tensor, input_shape: tup
             strict=True,
         )
     ]
-    z = F.pad(spread(node, weight, a), (0, unread[1], 0, unread[0]))
+    z = F.pad(spread_window(node, weight, a), (0, unread[1], 0, unread[0]))
     return z[..., top : top + height, left : left + width]

@@ -333,7 +333,7 @@ Posterior = Gaussian | WeightSamples | Mixture | Drawable
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ModelPair:
     """Two models whose inputs and outputs a joint one has side by side.
 
     coupling : of their draws: same (the second is the first), independent, shared or noise (see `pairs`)
@@ -367,7 +367,7 @@ class Model:
     onnx_bytes: bytes = field(repr=False)
     notes: tuple[str, ...] = ()
     complete: Network | None = None
-    pair: Pair | None = None
+    pair: ModelPair | None = None
 
     def drawn_by(self, draw: Callable[[int, np.random.Generator], Mapping[str, Any]]) -> Model:
         """The model with a posterior that a function draws from (`Sampler`), in the place of any other.

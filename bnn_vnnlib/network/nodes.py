@@ -107,6 +107,10 @@ class Scale(Node):
     weight: Param
 
 
+WeightedMap = Linear | Conv | Scale
+"""Linear maps with a weight."""
+
+
 @dataclass(frozen=True, eq=False)
 class Shift(Node):
     """Elementwise sum with a parameter that broadcasts to the input's shape."""
@@ -114,7 +118,7 @@ class Shift(Node):
     bias: Param
 
 
-Kind = Literal[
+ActivationKind = Literal[
     "abs", "atan", "clip", "cos", "elu", "erf", "exp", "gelu", "gelu_tanh", "hard_swish", "leaky_relu", "log", "power",
     "prelu", "reciprocal", "relu", "sigmoid", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "tanh",
 ]  # fmt: skip
@@ -129,11 +133,11 @@ class Activation(Node):
     for clip; else 0.
     """
 
-    kind: Kind
+    kind: ActivationKind
     alpha: float | tuple[float, float] | NDArray[np.float64] = 0.0
 
 
-GAPS: tuple[Kind, ...] = (
+GAPS: tuple[ActivationKind, ...] = (
     "abs", "atan", "clip", "cos", "erf", "gelu", "gelu_tanh", "hard_swish", "leaky_relu", "relu", "sigmoid", "silu",
     "sin", "softplus", "softsign", "tanh",
 )  # fmt: skip
@@ -151,7 +155,7 @@ class Gap(Node):
     and the last two inputs are left out. It is evaluated for a small t; bounds hold for all t.
     """
 
-    kind: Kind
+    kind: ActivationKind
     alpha: float | tuple[float, float] | NDArray[np.float64] = 0.0
     quotient: bool = False
 

@@ -55,8 +55,8 @@ from bnn_vnnlib.network.network import (
     GaussianLowRank,
     Mixture,
     Model,
+    ModelPair,
     Network,
-    Pair,
     Posterior,
     Sampler,
     WeightSamples,
@@ -81,6 +81,7 @@ from bnn_vnnlib.network.nodes import (
     Shift,
     Sum,
     Transpose,
+    WeightedMap,
     params_of,
 )
 from bnn_vnnlib.signature import Signature, joined
@@ -88,10 +89,9 @@ from bnn_vnnlib.signature import Signature, joined
 MAX_JOINT = 2**26
 """Numbers of all pairs of weight samples, at most."""
 
-MAX_CLASSES = 64
+_MAX_CLASSES = 64
 """Classes of a Softmax that is written out in nodes, at most."""
 
-Weighted = Linear | Conv | Scale
 _UNIT = 2.0**-53
 
 
@@ -339,7 +339,7 @@ def _check_noise(first: Model, second: Model) -> None:
 # 3. The product
 
 
-def product(first: Model, second: Model, coupling: str, *, same: bool = False, label: str = "second") -> Model:
+def side_by_side(first: Model, second: Model, coupling: str, *, same: bool = False, label: str = "second") -> Model:
     """Both networks side by side.
 
     Parameters
@@ -366,7 +366,9 @@ def product(first: Model, second: Model, coupling: str, *, same: bool = False, l
     network = Network(signature, tuple(graph.nodes), tuple(outputs), weights.tensors)
     likelihood = first.likelihood if first.likelihood == second.likelihood else None
     notes = tuple(dict.fromkeys((*first.notes, *second.notes)))
-    return Model(network, weights.posterior, likelihood, first.path, b"", notes, pair=Pair(first, second, coupling))
+    return Model(
+        network, weights.posterior, likelihood, first.path, b"", notes, pair=ModelPair(first, second, coupling)
+    )
 
 
 def with_probabilities(joined: Model) -> Model:
@@ -388,7 +390,7 @@ def with_probabilities(joined: Model) -> Model:
             side = replace(side, network=replace(network, softmax_axis=axis))
         sides.append(side)
     coupling = joined.pair.coupling
-    return replace(product(sides[0], sides[1], coupling, same=coupling == "same"), likelihood=joined.likelihood)
+    return replace(side_by_side(sides[0], sides[1], coupling, same=coupling == "same"), likelihood=joined.likelihood)
 
 
 @dataclass(eq=False)
@@ -447,8 +449,8 @@ class _Graph:
         (last,) = network.outputs
         node = network.nodes[last]
         m = math.prod(node.shape)
-        if m > MAX_CLASSES:
-            message = f"a Softmax over {m} classes in a pair of networks; at most {MAX_CLASSES} are supported"
+        if m > _MAX_CLASSES:
+            message = f"a Softmax over {m} classes in a pair of networks; at most {_MAX_CLASSES} are supported"
             raise UnsupportedError(message)
         place = places[last]
         unit = np.eye(m)
@@ -511,14 +513,14 @@ def may_change(joined: Model, inputs: Flags) -> Flags:
 # 4. In differences
 
 
-Form = Literal["gaps", "copies", "quotients"]
+DifferenceForm = Literal["gaps", "copies", "quotients"]
 """How two networks in differences are built: with differences all the way (`gaps`), as copies that are subtracted at
 the ends (`copies`), or as quotients of the differences (`quotients`).
 """
 
 
 def in_differences(
-    joined: Model, ranges: tuple[Floats, Floats], *, form: Form = "gaps", label: str = "second"
+    joined: Model, ranges: tuple[Floats, Floats], *, form: DifferenceForm = "gaps", label: str = "second"
 ) -> Model | None:
     """The networks of a product model in differences; None where their inputs or outputs have other sizes.
 
@@ -572,7 +574,7 @@ class _Differences:
     g: Network
     label: str
     ranges: tuple[Floats, Floats]
-    form: Form
+    form: DifferenceForm
     linear: bool = True
 
     def outputs(self) -> list[int] | None:
@@ -656,7 +658,7 @@ class _Differences:
             case _:
                 return self._apart(ours, x, y)
 
-    def _mapped(self, ours: Weighted, theirs: Node, source: tuple[int, int, int]) -> int:
+    def _mapped(self, ours: WeightedMap, theirs: Node, source: tuple[int, int, int]) -> int:
         """W_g d + (W_f - W_g) h_f, with the noise of both where weights are taken apart."""
         mine, other = self._terms(ours, theirs)
         x, y, d = source

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
-from bnn_vnnlib.files.benchmarks import Instance, existing, read_table
+from bnn_vnnlib.files.benchmarks import Instance, existing, read_instances
 from bnn_vnnlib.files.sidecar import read_object, sha256
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.model.reading import write_readable
@@ -64,7 +64,7 @@ def convert_benchmark(
     table = existing(source / "instances.csv")
     if table is None:
         raise InputError("no instances.csv in this folder", path=source)
-    instances = read_table(table, source.name)
+    instances = read_instances(table, source.name)
     usable = _usable(instances, source, table, skip_missing)
     networks = {instance.onnx: network for instance, network, _ in usable}
     record = _Record.read(target / _RECORD, {"recipe": described, "likelihood": likelihood})

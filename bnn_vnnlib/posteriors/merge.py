@@ -28,7 +28,7 @@ from bnn_vnnlib.model.recovery.graph import alone, prune
 from bnn_vnnlib.network import nodes
 from bnn_vnnlib.network.families import family_of
 from bnn_vnnlib.network.nodes import Param
-from bnn_vnnlib.posteriors.parts import Parts, drawn
+from bnn_vnnlib.posteriors.parts import FileParts, drawn
 from bnn_vnnlib.signature import Likelihood, Signature, Variable
 from bnn_vnnlib.system.environment import plain_state
 
@@ -336,7 +336,7 @@ def _average(ends: list[str], end: _End, axis: int, output: str) -> Iterator[Nod
         yield helper.make_node("Identity", [total], [output], name=f"{output}.only")
 
 
-Form = Literal["auto", "blocks", "copies"]
+MergeForm = Literal["auto", "blocks", "copies"]
 Average = Literal["auto", "outputs", "probabilities"]
 # 4. All of it
 
@@ -345,7 +345,7 @@ _POINTS, _TOLERANCE = 8, 1e-3
 
 @plain_state()
 def merge(
-    parts: Parts, *, average: Average = "auto", form: Form = "auto", draws: int | None = None, seed: int = 0
+    parts: FileParts, *, average: Average = "auto", form: MergeForm = "auto", draws: int | None = None, seed: int = 0
 ) -> tuple[ModelProto, tuple[str, ...]]:
     """One plain network that computes the average over the samples.
 
@@ -382,7 +382,7 @@ def merge(
     return proto, (*notes, f"onnxruntime's output differs from the average of the networks by at most {worst:.1e}")
 
 
-def _asked_about(parts: Parts) -> ModelProto:
+def _asked_about(parts: FileParts) -> ModelProto:
     """The plain network without the outputs that the reader leaves out."""
     names = {variable.name for variable in parts.model.network.signature.outputs}
     proto = ModelProto()
@@ -392,7 +392,7 @@ def _asked_about(parts: Parts) -> ModelProto:
     return proto
 
 
-def _samples(parts: Parts, draws: int | None, seed: int) -> tuple[WeightSamples, tuple[str, ...]]:
+def _samples(parts: FileParts, draws: int | None, seed: int) -> tuple[WeightSamples, tuple[str, ...]]:
     """The samples that are merged: those of the posterior, or drawn ones with a remark."""
     posterior: Posterior | None = parts.posterior
     if posterior is None:
@@ -414,7 +414,7 @@ def _samples(parts: Parts, draws: int | None, seed: int) -> tuple[WeightSamples,
     return WeightSamples(tensors, np.full(draws, 1 / draws)), (note,)
 
 
-def _end(parts: Parts, average: Average) -> _End:
+def _end(parts: FileParts, average: Average) -> _End:
     likelihood: Likelihood | None = parts.likelihood
     if average == "outputs" or parts.model.network.softmax_axis is not None:
         return "outputs"
@@ -426,10 +426,10 @@ def _end(parts: Parts, average: Average) -> _End:
     return squashed.get(likelihood, "outputs")
 
 
-def _difference(parts: Parts, posterior: WeightSamples, proto: ModelProto, end: _End) -> float:
+def _difference(parts: FileParts, posterior: WeightSamples, proto: ModelProto, end: _End) -> float:
     """Largest difference to the average of the single networks, relative to max(1, |y|)."""
     x = np.random.default_rng(0).uniform(0, 1, (_POINTS, parts.model.network.signature.input_size))
-    single = Parts(parts.plain, posterior, parts.likelihood, parts.model)
+    single = FileParts(parts.plain, posterior, parts.likelihood, parts.model)
     expected = np.zeros(())
     for network, share in drawn(single, None):
         expected = expected + share * _squashed(replay(model_from_proto(network), x), end)

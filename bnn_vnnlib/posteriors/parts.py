@@ -48,7 +48,7 @@ class RawParts:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(RawParts):
+class FileParts(RawParts):
     """A file taken apart; `model` is the same, read and checked."""
 
     model: Model
@@ -60,7 +60,7 @@ class Parts(RawParts):
 
 
 @plain_state()
-def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
+def read_parts(path: str | Path, *, likelihood: str | None = None) -> FileParts:
     """Read a file and take it apart; a stochastic export is recovered first.
 
     Raises
@@ -73,7 +73,7 @@ def read_parts(path: str | Path, *, likelihood: str | None = None) -> Parts:
         ready = prepared(proto)
         model = read_prepared(ready, likelihood=chosen, path=found)
     stored = None if ready.drawn is not None else model.posterior
-    return Parts(without_posterior(ready.proto, stored), model.posterior, model.likelihood, model)
+    return FileParts(without_posterior(ready.proto, stored), model.posterior, model.likelihood, model)
 
 
 def read_raw_parts(path: str | Path, *, likelihood: str | None = None) -> tuple[RawParts, tuple[str, ...]]:
@@ -124,12 +124,12 @@ def with_posterior(source: RawParts, posterior: Posterior) -> RawParts:
     if source.posterior is not None:
         raise PosteriorError("the model carries a posterior already; leave the other one out")
     proto = attach(source.plain, posterior, likelihood=source.likelihood)
-    if not isinstance(source, Parts):
+    if not isinstance(source, FileParts):
         stored = stored_posterior(proto)[0]
         _refuse_changed(Flow(inlined(proto)), names_of(stored))
         return RawParts(without_posterior(proto, stored), stored, source.likelihood)
     model = model_from_proto(proto, path=source.model.path)
-    return Parts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
+    return FileParts(without_posterior(proto, model.posterior), model.posterior, model.likelihood, model)
 
 
 def with_values(proto: ModelProto, values: Mapping[str, NDArray]) -> ModelProto:
@@ -150,12 +150,12 @@ INDEX = "networks.csv"
 
 
 @plain_state()
-def write_mean(parts: Parts, target: str | Path) -> Path:
+def write_mean(parts: FileParts, target: str | Path) -> Path:
     """Write the network of the posterior means."""
     return write_readable(parts.plain, target)
 
 
-def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[ModelProto, float]]:
+def drawn(parts: FileParts, count: int | None, seed: int = 0) -> Iterator[tuple[ModelProto, float]]:
     """Networks of the posterior, each with its probability.
 
     Parameters
@@ -189,7 +189,7 @@ def drawn(parts: Parts, count: int | None, seed: int = 0) -> Iterator[tuple[Mode
 
 
 @plain_state()
-def write_drawn(parts: Parts, folder: str | Path, count: int | None, seed: int = 0) -> list[Path]:
+def write_drawn(parts: FileParts, folder: str | Path, count: int | None, seed: int = 0) -> list[Path]:
     """Write networks of the posterior into a folder, and networks.csv with their probabilities."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

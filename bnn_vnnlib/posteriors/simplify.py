@@ -45,12 +45,12 @@ from bnn_vnnlib.system.environment import plain_state
 
 # 1. Tools
 
-Tool = Literal["onnxruntime", "onnxsim", "onnxslim", "onnxoptimizer"]
+Simplifier = Literal["onnxruntime", "onnxsim", "onnxslim", "onnxoptimizer"]
 _FUSIONS = ["ConvBNFusion", "ConvMulFusion", "ConvAddFusion", "GemmSumFusion", "MatMulBNFusion", "PadFusion"]
 """onnxruntime's rewrites that compute with weights."""
 
 
-def run_tool(tool: Tool, proto: ModelProto, fuse: bool) -> ModelProto:
+def cleaned_up(tool: Simplifier, proto: ModelProto, fuse: bool) -> ModelProto:
     """The network after the tool's clean-up, `fuse` or not its fusions of layers.
 
     Raises
@@ -107,7 +107,7 @@ def _onnxoptimizer(proto: ModelProto, fuse: bool) -> ModelProto:
     return onnxoptimizer.optimize(proto, passes)
 
 
-_TOOLS: dict[Tool, Callable[[ModelProto, bool], ModelProto]] = {
+_TOOLS: dict[Simplifier, Callable[[ModelProto, bool], ModelProto]] = {
     "onnxruntime": _onnxruntime,
     "onnxsim": _onnxsim,
     "onnxslim": _onnxslim,
@@ -117,7 +117,7 @@ _TOOLS: dict[Tool, Callable[[ModelProto, bool], ModelProto]] = {
 
 # 2. Marks
 
-Places = NDArray[np.int64]
+_Places = NDArray[np.int64]
 
 _LOW, _HIGH = 2.0**-6, 2.0**6
 """Marks lie between: far from 0, 1 (exactly) and overflow, of either sign."""
@@ -167,13 +167,13 @@ class Fingerprints:
             [np.zeros(0), *(np.asarray(tensors[name], np.float64).reshape(-1) for name in self.spans)]
         )
 
-    def locate(self, array: NDArray) -> Places:
+    def locate(self, array: NDArray) -> _Places:
         """Which mark every entry of an array is; -1 for none."""
         values = np.asarray(array, np.float64)
         if not self.size:
             return np.full(values.shape, -1, np.int64)
         near = np.minimum(np.searchsorted(self._sorted, values), self.size - 1)
-        found: Places = np.where(self._sorted[near] == values, self._order[near], -1)
+        found: _Places = np.where(self._sorted[near] == values, self._order[near], -1)
         return found
 
 
@@ -207,7 +207,7 @@ class Moves:
     """
 
     marks: Fingerprints
-    found: Mapping[str, Places]
+    found: Mapping[str, _Places]
     own: Mapping[str, Floats]
 
     def tensors(self, old: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -284,7 +284,7 @@ _TYPES = {"tensor(float16)": np.float16, "tensor(float)": np.float32, "tensor(do
 
 
 @plain_state()
-def simplified(source: RawParts, tool: Tool = "onnxruntime") -> tuple[ModelProto, tuple[str, ...]]:
+def simplified(source: RawParts, tool: Simplifier = "onnxruntime") -> tuple[ModelProto, tuple[str, ...]]:
     """The model after a clean-up by another tool, its posterior attached again.
 
     The tool runs on the network with marks for weights (`Fingerprints`), so that every entry of the posterior is found
@@ -302,7 +302,7 @@ def simplified(source: RawParts, tool: Tool = "onnxruntime") -> tuple[ModelProto
     ModelError : the tool changes what the network computes
     """
     if source.posterior is None:
-        proto = run_tool(tool, source.plain, True)
+        proto = cleaned_up(tool, source.plain, True)
         _check(source.plain, proto, tool)
         return proto, ("the model carries no posterior",)
     try:
@@ -312,7 +312,7 @@ def simplified(source: RawParts, tool: Tool = "onnxruntime") -> tuple[ModelProto
         return _cleaned(source, source.posterior, tool, False), (note,)
 
 
-def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> ModelProto:
+def _cleaned(source: RawParts, posterior: Posterior, tool: Simplifier, fuse: bool) -> ModelProto:
     """The simplified model with its posterior attached to the tensors that it has now."""
     tensors = names_of(posterior)
     marks = Fingerprints(source.plain, tensors)
@@ -328,7 +328,7 @@ def _cleaned(source: RawParts, posterior: Posterior, tool: Tool, fuse: bool) -> 
     return result
 
 
-def _check(before: ModelProto, after: ModelProto, tool: Tool) -> None:
+def _check(before: ModelProto, after: ModelProto, tool: Simplifier) -> None:
     """Compare both mean networks in onnxruntime at some points: a guard against a tool that breaks the graph."""
     old, new = ([value for value in outputs if value.dtype.kind == "f"] for outputs in map(_outputs, (before, after)))
     same = len(old) == len(new) and all(
@@ -355,11 +355,11 @@ def _outputs(proto: ModelProto) -> list[NDArray]:
     return found
 
 
-def _followed(marks: Fingerprints, tool: Tool, fuse: bool) -> tuple[dict[str, Places], ModelProto]:
+def _followed(marks: Fingerprints, tool: Simplifier, fuse: bool) -> tuple[dict[str, _Places], ModelProto]:
     """Run the tool and find the marks in what it made: tensor -> which mark each of its entries is (-1: none); the
     model.
     """
-    proto = run_tool(tool, marks.marked, fuse)
+    proto = cleaned_up(tool, marks.marked, fuse)
     arrays = {name: array_of(tensor) for name, tensor in holders(proto).items()}
     located = {name: marks.locate(array) for name, array in arrays.items() if array.dtype.kind == "f"}
     found = {name: where for name, where in located.items() if (where >= 0).any()}
@@ -375,7 +375,7 @@ def _followed(marks: Fingerprints, tool: Tool, fuse: bool) -> tuple[dict[str, Pl
     return found, proto
 
 
-def _put(proto: ModelProto, name: str, places: Places, means: NDArray) -> None:
+def _put(proto: ModelProto, name: str, places: _Places, means: NDArray) -> None:
     """Put the posterior means in the place of the marks."""
     holder = holders(proto)[name]
     array = array_of(holder).copy()

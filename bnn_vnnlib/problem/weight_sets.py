@@ -205,14 +205,14 @@ class BoxFamily:
     union: BoxUnion
 
 
-def params_of(network: Network) -> list[Param]:
+def all_params(network: Network) -> list[Param]:
     """All parameters, node by node."""
     return [param for node in network.nodes for param in nodes.params_of(node)]
 
 
 def random_sources(network: Network, posterior: GaussianDiagonal) -> list[str]:
     """Sources with a variance that some node uses; weights that nothing uses are marginalised away."""
-    used = {param.source for param in params_of(network)}
+    used = {param.source for param in all_params(network)}
     return [name for name, variance in posterior.variances.items() if name in used and (variance > 0).any()]
 
 
@@ -254,7 +254,7 @@ def marginal(network: Network, posterior: Gaussian, device: _Device = "cpu") -> 
     """One box at the mean; its spreads are the marginal standard deviations, rounded up, of any Gaussian."""
     if isinstance(posterior, GaussianDiagonal):
         return centred(network, posterior, device)
-    used, weights = {param.source for param in params_of(network)}, mean_weights(network, device)
+    used, weights = {param.source for param in all_params(network)}, mean_weights(network, device)
     spreads = {
         name: torch.tensor(np.sqrt(variance) * (1 + 1e-9), dtype=torch.float64, device=device).reshape(
             network.tensors[name].shape
@@ -347,7 +347,7 @@ class SampledWeights:
         return WeightBoxes({**fixed, **drawn}, {}, torch.zeros(len(index), 1, dtype=torch.float64, device=device))
 
 
-def over(weights: WeightBoxes | SampledWeights, bound: Callable[[WeightBoxes], Tensor]) -> Tensor:
+def over_parts(weights: WeightBoxes | SampledWeights, bound: Callable[[WeightBoxes], Tensor]) -> Tensor:
     """What `bound` gives for K weight boxes (K or 1, ..); for samples (K, ..), part by part."""
     if isinstance(weights, WeightBoxes):
         return bound(weights)

@@ -195,7 +195,7 @@ ROWS, CASES, TERMS, _INPUTS = 4, 3, 6, 6
 
 # 2. The statement in words
 
-Names = tuple[Callable[[int], str], Callable[[int], str]]
+VariableNames = tuple[Callable[[int], str], Callable[[int], str]]
 """What an input and an output are called in the file, by flat index."""
 
 
@@ -310,7 +310,7 @@ def _named(property: Property, variables: tuple[Variable, ...]) -> Callable[[int
     return name
 
 
-def _inputs(property: Property, box: int, name: Names) -> str:
+def _inputs(property: Property, box: int, name: VariableNames) -> str:
     """The input set of a box."""
     boxes = property.boxes
     ends = zip(
@@ -336,7 +336,7 @@ def _inputs(property: Property, box: int, name: Names) -> str:
     return f"{text} with {joined}" if joined else text
 
 
-def _polynomial(one: Polynomial, name: Names) -> str:
+def _polynomial(one: Polynomial, name: VariableNames) -> str:
     """A constraint with products, its first coefficient positive: `X_0 * X_1 <= 0.25`."""
     sign = 1 if one.terms[0][0] > 0 else -1
     relation = {(1, False): "<=", (1, True): "<", (-1, False): ">=", (-1, True): ">"}[sign, one.strict]
@@ -350,7 +350,7 @@ def _polynomial(one: Polynomial, name: Names) -> str:
     return f"{left}{more} {relation} {_number(float(sign * one.bound))}"
 
 
-def _conjunction(rows: HalfSpaces, owner: int, name: Names) -> str:
+def _conjunction(rows: HalfSpaces, owner: int, name: VariableNames) -> str:
     """The rows of one owner; empty without any."""
     first, last = (int(end) for end in np.searchsorted(rows.owner, (owner, owner + 1)))
     texts = [_row(rows, r, name) for r in range(first, min(last, first + ROWS))]
@@ -359,7 +359,7 @@ def _conjunction(rows: HalfSpaces, owner: int, name: Names) -> str:
     return " and ".join(texts)
 
 
-def _row(rows: HalfSpaces, r: int, name: Names, *, negated: bool = False) -> str:
+def _row(rows: HalfSpaces, r: int, name: VariableNames, *, negated: bool = False) -> str:
     """A comparison with a positive first coefficient: `Y_0 >= 0.4`, `Y_0 <= Y_1`, `2 Y_0 - X_1 < 0.5`."""
     terms = [(float(rows.outputs[r, i]), name[1](i)) for i in np.flatnonzero(rows.outputs[r]).tolist()]
     if rows.inputs is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.report.row import ReportRow
 from bnn_vnnlib.result import Query, Rule, Verdict
 
 _CERTAIN = (
@@ -19,7 +19,7 @@ _CERTAIN = (
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class GuaranteeWords:
     """Words for one kind of certificate.
 
     Attributes
@@ -110,20 +110,20 @@ _HOW = {
 }
 
 
-def certain(rows: Iterable[Row]) -> str:
+def certain(rows: Iterable[ReportRow]) -> str:
     """What all bounds have in common; a sentence about posteriors where some network may have one."""
     start, of_posteriors, rest = _CERTAIN
     return start + (of_posteriors if any(not _plain(row) for row in rows) else "") + rest
 
 
-def _plain(row: Row) -> bool:
+def _plain(row: ReportRow) -> bool:
     """The network is known to have no posterior: of a run of ours, the question in words says so."""
     if row.variant is not None:
         return row.variant == "plain"
     return row.query is Query.DETERMINISTIC and row.unsat_means is not None and "posterior" not in row.unsat_means
 
 
-def guarantee(row: Row) -> Guarantee:
+def guarantee(row: ReportRow) -> GuaranteeWords:
     """The words for a row. Thresholds are among them, numbers that differ from row to row (the bounds) are not."""
     if row.tool is not None:
         return _of_tool(row)
@@ -131,13 +131,13 @@ def guarantee(row: Row) -> Guarantee:
     if row.confidence is not None:
         return _statistical(row, how)
     if row.verdict is Verdict.ERROR:
-        return Guarantee(
+        return GuaranteeWords(
             "Nothing: the input was refused, or the program failed.", "An error is no hint in either direction.", how
         )
     if not row.decided:
         return _undecided(row, how)
     if row.vacuous is not None:
-        return Guarantee(
+        return GuaranteeWords(
             "Nothing about this model: nothing can violate the property, whatever the network. Usually the property is "
             "a mistake.",
             "Everything.",
@@ -152,10 +152,12 @@ def guarantee(row: Row) -> Guarantee:
         case Query.DETERMINISTIC:
             return _deterministic(row, how)
         case None:
-            return Guarantee(f"The record says {row.verdict.value}, but not of which query: nothing follows.", "", how)
+            return GuaranteeWords(
+                f"The record says {row.verdict.value}, but not of which query: nothing follows.", "", how
+            )
 
 
-def _certificate(row: Row) -> str:
+def _certificate(row: ReportRow) -> str:
     """What the certificate beside the answer claims, if there is one."""
     found = row.details.get("certificate")
     claim = found.get("verdict") if isinstance(found, Mapping) else None
@@ -169,7 +171,7 @@ def _certificate(row: Row) -> str:
     return f"A certificate claims {claim}{less}; {checked}, without this program."
 
 
-def _statistical(row: Row, how: str) -> Guarantee:
+def _statistical(row: ReportRow, how: str) -> GuaranteeWords:
     """The guarantee behind a statistical answer, none of whose words is among those of certain bounds."""
     over = f"With confidence {row.confidence!r} over the drawn networks, not with certainty: "
     left = (
@@ -177,17 +179,17 @@ def _statistical(row: Row, how: str) -> Guarantee:
         "posterior. It says nothing of a run that was repeated until its answer was liked."
     )
     if not row.decided:
-        return Guarantee(f"{over}the bounds so far hold. They do not decide.", left, how)
+        return GuaranteeWords(f"{over}the bounds so far hold. They do not decide.", left, how)
     if row.query is Query.PROBABILISTIC:
         bound = f">= {_threshold(row.tau_safe)}" if row.verdict is Verdict.UNSAT else f"< {_threshold(row.tau_unsafe)}"
         said = "Every draw was verified on all of T; what was not proved of one counted against the bound."
-        return Guarantee(f"{over}P_safe {bound}. {said}", left, how)
+        return GuaranteeWords(f"{over}P_safe {bound}. {said}", left, how)
     value = _value(row)
     where = "(x, D(x)) is in V for no x of T" if row.verdict is Verdict.UNSAT else "(X, D(X)) is in V at the witness X"
-    return Guarantee(f"{over}{where}. {value}", left, how)
+    return GuaranteeWords(f"{over}{where}. {value}", left, how)
 
 
-def _value(row: Row) -> str:
+def _value(row: ReportRow) -> str:
     """What D(x) is."""
     if row.rule in (None, Rule.MEAN):
         return _EXPECTED
@@ -196,7 +198,7 @@ def _value(row: Row) -> str:
     return f"D(x) is a {(row.rule or '').replace(':', ' ')} of each output over the posterior."
 
 
-def _how(row: Row) -> str:
+def _how(row: ReportRow) -> str:
     """The method by its recorded name, and what of it this version can explain."""
     if row.method is None or row.query is None:
         return ""
@@ -204,9 +206,9 @@ def _how(row: Row) -> str:
     return f"Method: {row.method}. {known}".rstrip()
 
 
-def _undecided(row: Row, how: str) -> Guarantee:
+def _undecided(row: ReportRow, how: str) -> GuaranteeWords:
     if row.between:
-        return Guarantee(
+        return GuaranteeWords(
             f"Proved: {_threshold(row.tau_unsafe)} <= P_safe < {_threshold(row.tau_safe)}. That lies between the "
             "thresholds, where neither verdict applies.",
             "No method and no time would change this; other thresholds would.",
@@ -215,13 +217,13 @@ def _undecided(row: Row, how: str) -> Guarantee:
     why = "the time limit came first" if row.verdict is Verdict.TIMEOUT else "the bounds do not decide"
     bounded = row.p_safe is not None or row.decision is not None
     held = "The bounds so far hold with certainty all the same." if bounded else "There are no bounds."
-    return Guarantee(f"No verdict: {why}. {held}", f"{row.verdict.value} is no hint in either direction.", how)
+    return GuaranteeWords(f"No verdict: {why}. {held}", f"{row.verdict.value} is no hint in either direction.", how)
 
 
-def _probabilistic(row: Row, how: str) -> Guarantee:
+def _probabilistic(row: ReportRow, how: str) -> GuaranteeWords:
     """The guarantee behind a verdict on P_safe."""
     if row.verdict is Verdict.UNSAT:
-        return Guarantee(
+        return GuaranteeWords(
             f"Proved: P_safe >= {_threshold(row.tau_safe)}. A network drawn from the posterior violates the property "
             "at no input of T with at least this probability, and with at least the lower bound of P_safe, which is no "
             "smaller.",
@@ -235,7 +237,7 @@ def _probabilistic(row: Row, how: str) -> Guarantee:
         witness = "The components may violate at inputs of their own; X is one at which most of the probability does."
     else:
         witness = "X is an input at which that many violate; the bound there was made again before the verdict."
-    return Guarantee(
+    return GuaranteeWords(
         f"Proved: P_safe < {_threshold(row.tau_unsafe)}. A network drawn from the posterior violates the property "
         f"somewhere in T with a probability of at least 1 minus the upper bound of P_safe. {witness}",
         "Y beside X is the output of the mean network and need not violate: this is no counterexample in the "
@@ -244,7 +246,7 @@ def _probabilistic(row: Row, how: str) -> Guarantee:
     )
 
 
-def _decision(row: Row, how: str) -> Guarantee:
+def _decision(row: ReportRow, how: str) -> GuaranteeWords:
     value = _value(row)
     left = (
         "inputs outside of T were not examined."
@@ -252,18 +254,18 @@ def _decision(row: Row, how: str) -> Guarantee:
         else "Y beside X is the output of the mean network, which need not violate."
     )
     single = "Single networks of the posterior may do otherwise (that is the query probabilistic); "
-    return Guarantee(f"{_DECISION[row.verdict]} {value}", f"{single}{left}", how)
+    return GuaranteeWords(f"{_DECISION[row.verdict]} {value}", f"{single}{left}", how)
 
 
-def _deterministic(row: Row, how: str) -> Guarantee:
+def _deterministic(row: ReportRow, how: str) -> GuaranteeWords:
     """The guarantee behind a verdict on one network."""
     if _plain(row):
         subject, left = "the network", "Inputs outside of T were not examined." if row.verdict is Verdict.UNSAT else ""
     else:
         subject, left = _ONE_NETWORK if row.variant is None else _OF_VARIANT[row.variant.partition("_")[0]]
     if row.verdict is Verdict.UNSAT:
-        return Guarantee(f"Proved: {subject} violates the property at no input of T.", left, how)
-    return Guarantee(
+        return GuaranteeWords(f"Proved: {subject} violates the property at no input of T.", left, how)
+    return GuaranteeWords(
         f"Shown: {subject} violates the property at the witness X: (X, Y) was replayed in onnxruntime and lies in V by "
         "exact comparison.",
         left,
@@ -271,13 +273,13 @@ def _deterministic(row: Row, how: str) -> Guarantee:
     )
 
 
-def _of_tool(row: Row) -> Guarantee:
+def _of_tool(row: ReportRow) -> GuaranteeWords:
     """Another verifier's word is repeated, not vouched for."""
     says = f"{row.tool} says {row.verdict.value}. This is its word; bnn-vnnlib proved nothing here."
     if row.verdict is Verdict.SAT:
         says += f" Its witness, replayed in onnxruntime: {row.checked or 'not checked'}."
     left = _deterministic(row, "").open if row.decided else "No verdict is no hint in either direction."
-    return Guarantee(says, left, "")
+    return GuaranteeWords(says, left, "")
 
 
 def _threshold(value: float | None) -> str:

@@ -29,7 +29,7 @@ from bnn_vnnlib.printable import printable
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.report.guarantee import guarantee
 from bnn_vnnlib.report.pictures import Picture
-from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.report.row import ReportRow
 
 _TEXTS = ("run", "category", "network", "verdict", "query", "rule", "guarantee", "method", "reason", "shows",
           "violation", "unsat_means", "vacuous")  # fmt: skip
@@ -37,7 +37,7 @@ _MOST_INPUTS = 10
 """Longer witnesses are in the records; the page shows them as pictures only."""
 
 
-def page_data(rows: Sequence[Row], keys: Sequence[int], images: Mapping[int, Picture]) -> dict[str, Any]:
+def page_data(rows: Sequence[ReportRow], keys: Sequence[int], images: Mapping[int, Picture]) -> dict[str, Any]:
     """Everything that scripts need.
 
     Returns
@@ -86,18 +86,18 @@ def _coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
     return {"values": list(numbers), "codes": codes}
 
 
-def _interval(row: Row) -> list[float] | None:
+def _interval(row: ReportRow) -> list[float] | None:
     return None if row.p_safe is None else [_out(row.p_safe[0], down=True), _out(row.p_safe[1], down=False)]
 
 
-def _vectors(row: Row) -> list[list[Any]] | None:
+def _vectors(row: ReportRow) -> list[list[Any]] | None:
     if row.decision is None:
         return None
     lower, upper = row.decision
     return [as_json([_out(value, down=True) for value in lower]), as_json([_out(value, down=False) for value in upper])]
 
 
-def _more(row: Row) -> dict[str, Any]:
+def _more(row: ReportRow) -> dict[str, Any]:
     """What a row shows when it is opened."""
     more: dict[str, Any] = {}
     if row.x is not None and len(row.x) <= _MOST_INPUTS:
@@ -134,7 +134,7 @@ _LONG = 40
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of texts.
 
     Attributes
@@ -189,7 +189,7 @@ def markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", printable(text))
 
 
-def latex(text: str) -> str:
+def latex_text(text: str) -> str:
     """Text that LaTeX shows as it is, on one line.
 
     >>> latex("a_b & 50%")
@@ -203,7 +203,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _latex_line(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex, cells)) + r" \\"
+    return " & ".join(map(latex_text, cells)) + r" \\"
 
 
 _UNSEEN = re.compile(r"\\u[0-9a-f]{4}|\\.|[^\x20-\x7e]")

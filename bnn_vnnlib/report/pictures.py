@@ -16,7 +16,7 @@ import numpy as np
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.sidecar import sha256
-from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.report.row import ReportRow
 
 ImageShape = tuple[int, int, int]
 _MAX_VALUES = 2**18
@@ -74,7 +74,7 @@ def parse_shape(text: str) -> ImageShape:
     return channels, plane[0], plane[1]
 
 
-def pictures(rows: Sequence[Row], image: ImageShape | None, most: int) -> dict[int, Picture]:
+def pictures(rows: Sequence[ReportRow], image: ImageShape | None, most: int) -> dict[int, Picture]:
     """Pictures of the first `most` instances that have any, those with a witness first.
 
     Parameters
@@ -111,7 +111,7 @@ def pictures(rows: Sequence[Row], image: ImageShape | None, most: int) -> dict[i
     return found
 
 
-def _picture(row: Row, shape: ImageShape, sizes: set[int]) -> Picture | None:
+def _picture(row: ReportRow, shape: ImageShape, sizes: set[int]) -> Picture | None:
     """None where neither input nor witness has the shape; what sizes there are is added to `sizes`."""
     witness = None if row.x is None else np.array(row.x)
     centre = _centre(row, witness)
@@ -124,7 +124,7 @@ def _fitting(values: Floats | None, shape: ImageShape) -> Floats | None:
     return values if values is not None and values.size == prod(shape) and np.isfinite(values).all() else None
 
 
-def _centre(row: Row, witness: Floats | None) -> Floats | None:
+def _centre(row: ReportRow, witness: Floats | None) -> Floats | None:
     """The middle of the instance's box, from the property, if that is there and is the one that was verified."""
     from bnn_vnnlib.vnnlib import read_property
 

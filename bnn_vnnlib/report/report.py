@@ -15,7 +15,7 @@ from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.report import summary
 from bnn_vnnlib.report.guarantee import certain
-from bnn_vnnlib.report.page import Table, check_libraries, library, page_data, render
+from bnn_vnnlib.report.page import PageTable, check_libraries, library, page_data, render
 from bnn_vnnlib.report.pictures import ImageShape, pictures
 from bnn_vnnlib.report.source import ReportedFolder, conflicts, instance_keys, read_folder
 from bnn_vnnlib.result import Verdict
@@ -84,7 +84,7 @@ def write_report(
 
 def make_page(
     sources: Sequence[ReportedFolder], image: ImageShape | None = None, most: int = 200, plotly: str | None = None
-) -> tuple[str, tuple[Table, ...], int]:
+) -> tuple[str, tuple[PageTable, ...], int]:
     """The page of one or two folders, its tables, and how many pairs of results exclude each other.
 
     Parameters and errors are those of `write_report`; `plotly` as in `render`.
@@ -124,7 +124,7 @@ def _check_common(sources: Sequence[ReportedFolder], keys: Sequence[int]) -> Non
                          f"{sources[0].folder}", path=sources[1].folder)  # fmt: skip
 
 
-def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[str, Any]:
+def _frame(sources: Sequence[ReportedFolder], tables: Sequence[PageTable]) -> dict[str, Any]:
     """The part of the report's data that does not depend on single instances."""
     by_name = {table.name: table for table in tables}
     return {
@@ -142,7 +142,7 @@ def _frame(sources: Sequence[ReportedFolder], tables: Sequence[Table]) -> dict[s
     }
 
 
-def _write_tables(folder: Path, tables: Sequence[Table]) -> tuple[Path, ...]:
+def _write_tables(folder: Path, tables: Sequence[PageTable]) -> tuple[Path, ...]:
     """Write the tables that hold something; the file of an earlier report's table that would be empty now is taken
     away.
     """

@@ -13,13 +13,13 @@ from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.printable import printable
 from bnn_vnnlib.result import Query, Verdict
 
-Interval = tuple[float, float]
+Ends = tuple[float, float]
 Vector = tuple[float, ...]
 Word = TypeVar("Word", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One instance of one run.
 
     Attributes
@@ -56,7 +56,7 @@ class Row:
     tau_safe: float | None = None
     tau_unsafe: float | None = None
     rule: str | None = None
-    p_safe: Interval | None = None
+    p_safe: Ends | None = None
     decision: tuple[Vector, Vector] | None = None
     confidence: float | None = None
     draws: Mapping[str, Any] = field(default_factory=dict)
@@ -117,12 +117,12 @@ class Row:
         return self.verdict in (Verdict.SAT, Verdict.UNSAT)
 
 
-def read_row(run: str, place: str, record: Any, path: Path) -> Row:
+def read_row(run: str, place: str, record: Any, path: Path) -> ReportRow:
     """A record as a row.
 
     Parameters
     ----------
-    run, place : see `Row`
+    run, place : see `ReportRow`
     record : JSON values of an instance's record
     path : of the record, for messages
 
@@ -134,7 +134,7 @@ def read_row(run: str, place: str, record: Any, path: Path) -> Row:
     witness, asked = fields.inner("witness"), fields.inner("asked")
     method = fields.text("method")
     notes = fields.texts("notes")
-    return Row(
+    return ReportRow(
         run=run,
         place=place,
         category=fields.name("category"),
@@ -243,7 +243,7 @@ class _Fields:
             raise self._damaged(f"{'.'.join(keys)} has something that is no number")
         return number
 
-    def interval(self, key: str) -> Interval | None:
+    def interval(self, key: str) -> Ends | None:
         lower, upper = self.number(key, "lower"), self.number(key, "upper")
         if lower is None or upper is None:
             return None

@@ -18,14 +18,14 @@ from bnn_vnnlib.certificates.checked import outcome
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.sidecar import read_object, sidecar_path
 from bnn_vnnlib.readers import read_rows, read_start
-from bnn_vnnlib.report.row import Row, Vector, read_row
+from bnn_vnnlib.report.row import ReportRow, Vector, read_row
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.compare import OURS
 from bnn_vnnlib.runs.tables import published
 
 # 1. Folders
 
-Names = tuple[str, str, str]
+_Names = tuple[str, str, str]
 _COMPARISON = ("contradictions.csv", "disagreements.csv", "agreement.csv", "solved.csv")
 _VARIANT = re.compile(r"plain|mean|merged|draw_\d+")
 _OWN = frozenset({OURS, *(f"{OURS} {query}" for query in Query)})
@@ -44,7 +44,7 @@ class ReportedRun:
 
     label: str
     settings: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class ReportedFolder:
     runs: tuple[ReportedRun, ...]
     comparison: bool = False
     tables: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    same: Mapping[tuple[str, Names], Names] = field(default_factory=dict)
+    same: Mapping[tuple[str, _Names], _Names] = field(default_factory=dict)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ReportRow, ...]:
         """The rows of all runs, in the order of the runs."""
         return tuple(row for run in self.runs for row in run.rows)
 
@@ -117,17 +117,19 @@ def _ours_first(place: Path) -> tuple[bool, str]:
     return place.name not in _OWN, place.name
 
 
-def _compared(row: Row, tool: str, checked: str | None) -> Row:
+def _compared(row: ReportRow, tool: str, checked: str | None) -> ReportRow:
     _, at, variant = row.network.rpartition("@")
     plain = at and row.query is Query.DETERMINISTIC and _VARIANT.fullmatch(variant)
     theirs = None if tool in _OWN else tool
     return replace(row, variant=variant if plain else None, tool=theirs, checked=checked or row.checked)
 
 
-def _answers(lines: tuple[tuple[str, ...], ...]) -> tuple[dict[tuple[str, Names], str], dict[tuple[str, Names], Names]]:
+def _answers(
+    lines: tuple[tuple[str, ...], ...],
+) -> tuple[dict[tuple[str, _Names], str], dict[tuple[str, _Names], _Names]]:
     """What comparison.csv adds to the records: checks of witnesses, and which questions have the same answer."""
-    checked: dict[tuple[str, Names], str] = {}
-    same: dict[tuple[str, Names], Names] = {}
+    checked: dict[tuple[str, _Names], str] = {}
+    same: dict[tuple[str, _Names], _Names] = {}
     head, *rest = lines
     tools = [cell.removesuffix(": result") for cell in head if cell.endswith(": result")]
     for line in rest:
@@ -148,7 +150,7 @@ def _read_run(label: str, folder: Path, base: Path) -> ReportedRun:
     return ReportedRun(label, values, tuple(_rows(label, folder, base)))
 
 
-def _rows(label: str, folder: Path, base: Path) -> Iterator[Row]:
+def _rows(label: str, folder: Path, base: Path) -> Iterator[ReportRow]:
     """An instance is finished when its results file is there, beside the record."""
     for results in sorted((folder / "instances").glob("*/*.txt")):
         path = sidecar_path(results)
@@ -190,21 +192,21 @@ class Conflict:
     """Two rows of ours about the same files that cannot both be right: a fault of the program, or a forged record; or,
     where one of them has a confidence, one of the rare runs that are wrong."""
 
-    first: Row
-    second: Row
+    first: ReportRow
+    second: ReportRow
     what: str
 
 
-def instance_keys(runs: Sequence[ReportedRun], same: Mapping[tuple[str, Names], Names]) -> list[int]:
+def instance_keys(runs: Sequence[ReportedRun], same: Mapping[tuple[str, _Names], _Names]) -> list[int]:
     """A number for every row of all runs, in their order; rows of the same instance share it.
 
     Rows of one run never share a number: where it has the same names several times, the first belongs to the first of
     another run, and so on. `same` is that of `ReportedFolder`.
     """
-    numbers: dict[tuple[Names, int], int] = {}
+    numbers: dict[tuple[_Names, int], int] = {}
     keys = []
     for run in runs:
-        seen: Counter[Names] = Counter()
+        seen: Counter[_Names] = Counter()
         for row in run.rows:
             names = same.get((run.label, row.names), row.names)
             seen[names] += 1
@@ -212,9 +214,9 @@ def instance_keys(runs: Sequence[ReportedRun], same: Mapping[tuple[str, Names], 
     return keys
 
 
-def conflicts(rows: Sequence[Row], keys: Sequence[int]) -> Iterator[Conflict]:
+def conflicts(rows: Sequence[ReportRow], keys: Sequence[int]) -> Iterator[Conflict]:
     """Every pair of our own rows of one instance, of the same files, query and rule, that contradict each other."""
-    together: dict[int, list[Row]] = defaultdict(list)
+    together: dict[int, list[ReportRow]] = defaultdict(list)
     for row, key in zip(rows, keys, strict=True):
         if row.tool is None:
             together[key].append(row)
@@ -227,12 +229,12 @@ def conflicts(rows: Sequence[Row], keys: Sequence[int]) -> Iterator[Conflict]:
                 yield Conflict(first, second, what)
 
 
-def _same_question(first: Row, second: Row) -> bool:
+def _same_question(first: ReportRow, second: ReportRow) -> bool:
     known = first.hashes.keys() == second.hashes.keys() != set()
     return known and first.hashes == second.hashes and (first.query, first.rule) == (second.query, second.rule)
 
 
-def _conflict(first: Row, second: Row) -> str | None:
+def _conflict(first: ReportRow, second: ReportRow) -> str | None:
     """P_safe >= a excludes P_safe < b where a >= b; bounds on one number overlap; other queries have no thresholds."""
     if {first.verdict, second.verdict} == {Verdict.SAT, Verdict.UNSAT}:
         unsat, sat = (first, second) if first.verdict is Verdict.UNSAT else (second, first)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bnn_vnnlib.display import digits
-from bnn_vnnlib.report.guarantee import Guarantee, guarantee
-from bnn_vnnlib.report.page import Table
-from bnn_vnnlib.report.row import Row
+from bnn_vnnlib.report.guarantee import GuaranteeWords, guarantee
+from bnn_vnnlib.report.page import PageTable
+from bnn_vnnlib.report.row import ReportRow
 from bnn_vnnlib.report.source import Conflict, ReportedRun
 from bnn_vnnlib.result import Verdict
 
@@ -44,7 +44,7 @@ class _Problem:
     count: int
 
 
-def counts(runs: Sequence[ReportedRun]) -> Table:
+def counts(runs: Sequence[ReportedRun]) -> PageTable:
     """How often each verdict, by run, benchmark and query."""
     found: dict[tuple[str, ...], Counter[Verdict]] = defaultdict(Counter)
     seconds: dict[tuple[str, ...], float] = defaultdict(float)
@@ -57,17 +57,19 @@ def counts(runs: Sequence[ReportedRun]) -> Table:
     rows = [(*place, *(str(count[word]) for word in words), str(count.total()), f"{seconds[place]:.1f}")
             for place, count in found.items()]  # fmt: skip
     head = ("run", "benchmark", "query", *(word.value for word in words), "all", "seconds")
-    return Table("counts", "Verdicts by run, benchmark and query", head, tuple(rows), frozenset(range(3, 10)))
+    return PageTable("counts", "Verdicts by run, benchmark and query", head, tuple(rows), frozenset(range(3, 10)))
 
 
-def instances(rows: Sequence[Row]) -> Table:
+def instances(rows: Sequence[ReportRow]) -> PageTable:
     """One line an instance. Six digits, bounds rounded outward; all digits are in the run's own table.csv."""
     head = ("run", "benchmark", "network", "property", "query", "verdict", "guarantee", "P_safe lower", "P_safe upper",
             "D lower", "D upper", "seconds", "checked", "reason")  # fmt: skip
-    return Table("instances", "Instances", head, tuple(_instance(row) for row in rows), frozenset({7, 8, 9, 10, 11}))
+    return PageTable(
+        "instances", "Instances", head, tuple(_instance(row) for row in rows), frozenset({7, 8, 9, 10, 11})
+    )
 
 
-def _instance(row: Row) -> tuple[str, ...]:
+def _instance(row: ReportRow) -> tuple[str, ...]:
     p_low, p_high = ("", "") if row.p_safe is None else (_low(row.p_safe[0]), _high(row.p_safe[1]))
     d_low, d_high = ("", "") if row.decision is None else (
         " ".join(map(_low, row.decision[0])), " ".join(map(_high, row.decision[1])))  # fmt: skip
@@ -84,19 +86,19 @@ def _high(value: float) -> str:
     return digits(value, down=False)
 
 
-def disagreements(found: Sequence[Conflict]) -> Table:
+def disagreements(found: Sequence[Conflict]) -> PageTable:
     """Rows of ours that cannot both be right."""
     rows = [(one.what, *one.first.names, *(_answer(row) for row in (one.first, one.second))) for one in found]
     head = ("conflict", "benchmark", "network", "property", "first", "second")
-    return Table("conflicts", "Results that exclude each other", head, tuple(rows))
+    return PageTable("conflicts", "Results that exclude each other", head, tuple(rows))
 
 
-def _answer(row: Row) -> str:
+def _answer(row: ReportRow) -> str:
     bounds = "" if row.p_safe is None else f" [{_low(row.p_safe[0])}, {_high(row.p_safe[1])}]"
     return f"{row.run}: {row.verdict.value}{bounds}"
 
 
-def of_comparison(tables: Mapping[str, tuple[tuple[str, ...], ...]]) -> list[Table]:
+def of_comparison(tables: Mapping[str, tuple[tuple[str, ...], ...]]) -> list[PageTable]:
     """The tables that `compare` wrote; lines that are cut off are filled up."""
     found = []
     for name, title in OF_COMPARISON.items():
@@ -104,11 +106,11 @@ def of_comparison(tables: Mapping[str, tuple[tuple[str, ...], ...]]) -> list[Tab
         if head:
             width = len(head)
             lines = tuple((*row, *[""] * width)[:width] for row in rows)
-            found.append(Table(name, title, head, lines, frozenset(range(_TEXTS.get(name, width), width))))
+            found.append(PageTable(name, title, head, lines, frozenset(range(_TEXTS.get(name, width), width))))
     return found
 
 
-def problems(rows: Sequence[Row]) -> list[_Problem]:
+def problems(rows: Sequence[ReportRow]) -> list[_Problem]:
     """Everything without a verdict, errors first; `unknown` is none: its bounds are the answer."""
     groups: dict[tuple[str, Verdict, str], list[str]] = defaultdict(list)
     for row in rows:
@@ -118,7 +120,7 @@ def problems(rows: Sequence[Row]) -> list[_Problem]:
     return [_Problem(*group, tuple(groups[group][:_SHOWN]), len(groups[group])) for group in order]
 
 
-def _unsaid(row: Row) -> str:
+def _unsaid(row: ReportRow) -> str:
     """The reason of a row that records none."""
     if row.verdict is Verdict.ERROR:
         return "no reason is recorded"
@@ -126,15 +128,15 @@ def _unsaid(row: Row) -> str:
     return "the time limit came before a verdict" + ("; the bounds so far are valid" if bounded else "")
 
 
-def guarantees(rows: Sequence[Row]) -> list[tuple[str, str, Guarantee, int]]:
+def guarantees(rows: Sequence[ReportRow]) -> list[tuple[str, str, GuaranteeWords, int]]:
     """(query, verdict, words, how many) of every kind of certificate among the rows."""
-    found: Counter[tuple[str, str, Guarantee]] = Counter(
+    found: Counter[tuple[str, str, GuaranteeWords]] = Counter(
         (row.query.value if row.query else "not known", row.verdict.value, guarantee(row)) for row in rows
     )
     return [(*kind, count) for kind, count in sorted(found.items(), key=lambda item: item[0][:2])]
 
 
-def settings(runs: Sequence[ReportedRun]) -> Table:
+def settings(runs: Sequence[ReportedRun]) -> PageTable:
     """How each run was made: its run.json, thresholds, seeds, limits, versions and models as the records have them."""
     rows: list[tuple[str, str, str]] = []
     for run in runs:
@@ -148,7 +150,7 @@ def settings(runs: Sequence[ReportedRun]) -> Table:
         ]
         models = dict.fromkeys((row.network, row.hashes["model"]) for row in run.rows if "model" in row.hashes)
         rows += [(run.label, f"SHA-256 of {network}", digest) for network, digest in models]
-    return Table("settings", "Settings and versions", ("run", "what", "value"), tuple(rows))
+    return PageTable("settings", "Settings and versions", ("run", "what", "value"), tuple(rows))
 
 
 def _distinct(values: Iterable[object]) -> str:

@@ -19,13 +19,13 @@ from bnn_vnnlib.certificates.checked import outcome
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.benchmarks import Instance, existing
 from bnn_vnnlib.files.vnncomp import write_text
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.question.options import Guarantee, Options
 from bnn_vnnlib.readers import table_text
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.records import Again, AnyTask, Entry, Records
 from bnn_vnnlib.runs.run import How, Run
-from bnn_vnnlib.runs.task import Task, run_task
+from bnn_vnnlib.runs.task import InstanceTask, run_task
 from bnn_vnnlib.runs.tools import Tool, ToolTask, checked_sat, run_tool
 from bnn_vnnlib.system.durable import locked
 
@@ -35,7 +35,7 @@ _DECIDED = (Verdict.SAT, Verdict.UNSAT)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolAnswer:
     """What one tool said.
 
     Attributes
@@ -72,7 +72,7 @@ class Line:
     vnnlib: str
     kind: str
     label: str
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, ToolAnswer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def solved(lines: Sequence[Line], tool: str) -> tuple[Counter[Verdict], float]:
 
 # 2. Variants
 
-Kind = Literal["mean", "sampled", "merged"]
+VariantKind = Literal["mean", "sampled", "merged"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Variant:
     exact: bool = True
 
 
-def _write_variants(model: Path, folder: Path, kinds: Sequence[Kind], draws: int, seed: int) -> list[_Variant]:
+def _write_variants(model: Path, folder: Path, kinds: Sequence[VariantKind], draws: int, seed: int) -> list[_Variant]:
     """Write plain networks of a model into a folder.
 
     Parameters
@@ -255,7 +255,7 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared.
 
     Attributes
@@ -269,7 +269,7 @@ class Plan:
     """
 
     tools: tuple[Tool, ...]
-    kinds: tuple[Kind, ...] = ("mean",)
+    kinds: tuple[VariantKind, ...] = ("mean",)
     draws: int = 10
     seed: int = 0
     queries: tuple[str, ...] = ()
@@ -300,9 +300,9 @@ Follow = Callable[[Run, Iterator[Entry], str], None]
 
 def compare(
     instances: Sequence[Instance],
-    plan: Plan,
+    plan: ComparisonPlan,
     folder: Path,
-    where: Places,
+    where: Slots,
     again: Again,
     follow: Follow,
 ) -> list[Line]:
@@ -321,7 +321,7 @@ def compare(
         variants = _variants(instances, plan, folder)
         asked = [(one, variant) for one in instances for variant in variants[_model(one)]]
         files = [(variant.path, existing(one.prop) or one.prop) for one, variant in asked]
-        answers: list[dict[str, Answer]] = [{} for _ in asked]
+        answers: list[dict[str, ToolAnswer]] = [{} for _ in asked]
         for name, entries in _runs(asked, plan, folder, where, again, follow):
             for answer, entry, (model, prop) in zip(answers, entries, files, strict=True):
                 if entry is not None:
@@ -341,7 +341,7 @@ def _model(instance: Instance) -> Path:
     return existing(path) or path
 
 
-def _variants(instances: Sequence[Instance], plan: Plan, folder: Path) -> dict[Path, list[_Variant]]:
+def _variants(instances: Sequence[Instance], plan: ComparisonPlan, folder: Path) -> dict[Path, list[_Variant]]:
     found: dict[Path, list[_Variant]] = {}
     for instance in instances:
         model = _model(instance)
@@ -351,21 +351,21 @@ def _variants(instances: Sequence[Instance], plan: Plan, folder: Path) -> dict[P
     return found
 
 
-Asked = Sequence[tuple[Instance, _Variant]]
+_Asked = Sequence[tuple[Instance, _Variant]]
 
 
 def _runs(
-    asked: Asked,
-    plan: Plan,
+    asked: _Asked,
+    plan: ComparisonPlan,
     folder: Path,
-    where: Places,
+    where: Slots,
     again: Again,
     follow: Follow,
 ) -> Iterator[tuple[str, list[Entry | None]]]:
     """Every tool with its entries, one for each question (None: not asked)."""
     how = How(queries=("deterministic",), timeout=plan.timeout, seed=plan.seed)
 
-    def ours(instance: Instance, variant: _Variant, query: str) -> Task:
+    def ours(instance: Instance, variant: _Variant, query: str) -> InstanceTask:
         """Our own answer: on the plain network, or a query on the BNN itself."""
         model = variant.path if query == "deterministic" else _model(instance)
         prop = existing(instance.prop) or instance.prop
@@ -376,8 +376,8 @@ def _runs(
         given = () if query == "deterministic" else (f"--{k}={v}" for k, v in plan.given.items() if v is not None)
         arguments = (f"--query={query}", f"--seed={plan.seed}", *rule, *mixed, *given)
         name = f"{instance.onnx}@{variant.label}" if query == "deterministic" else instance.onnx
-        return Task(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit, arguments,
-                    query, plan.seed, where.threads, certificates=plan.certificates,
+        return InstanceTask(instance.category, name, instance.vnnlib, ((None, str(model)),), str(prop), limit,
+                            arguments, query, plan.seed, where.threads, certificates=plan.certificates,
                     own_timeout=instance.timeout)  # fmt: skip
 
     def through(
@@ -407,7 +407,9 @@ def _line(instance: Instance) -> tuple[str, str, str, float]:
     return instance.category, instance.onnx, instance.vnnlib, instance.timeout
 
 
-def _tool_task(instance: Instance, variant: _Variant, tool: Tool, plan: Plan, threads: int | None) -> ToolTask:
+def _tool_task(
+    instance: Instance, variant: _Variant, tool: Tool, plan: ComparisonPlan, threads: int | None
+) -> ToolTask:
     prop = existing(instance.prop) or instance.prop
     return ToolTask(instance.category, f"{instance.onnx}@{variant.label}", instance.vnnlib, tool, str(variant.path),
                     str(prop), plan.timeout or instance.timeout, threads, plan.seed, instance.timeout)  # fmt: skip
@@ -418,12 +420,14 @@ def _same_question(variant: _Variant, query: str) -> bool:
     return query == Query.DECISION and variant.kind == "merged" and variant.exact
 
 
-def _answer(entry: Entry, model: Path, prop: Path) -> Answer:
+def _answer(entry: Entry, model: Path, prop: Path) -> ToolAnswer:
     confidence = entry.record.get("confidence")
     shown = entry.verdict is Verdict.SAT and confidence is None  # with a confidence there is no witness to replay
     checked = checked_sat(entry.results, model, prop) if shown else None
     certificate = outcome(entry.record, entry.results)
-    return Answer(entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason, certificate, confidence)
+    return ToolAnswer(
+        entry.verdict, float(entry.record["run"]["run_time"]), checked, entry.reason, certificate, confidence
+    )
 
 
 def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
@@ -447,7 +451,7 @@ def write_comparison(folder: Path, lines: Sequence[Line]) -> None:
            *([tool, *(count[word] for word in Verdict), f"{taken:.2f}"] for tool, count, taken in totals)])  # fmt: skip
 
 
-def _cells(answer: Answer | None) -> list[str]:
+def _cells(answer: ToolAnswer | None) -> list[str]:
     if answer is None:
         return [""] * 4
     return [answer.verdict.value, f"{answer.seconds:.6f}", answer.checked or "", answer.certificate or ""]

@@ -27,7 +27,7 @@ from bnn_vnnlib.files.sidecar import read_object, sha256, sidecar_path, to_text
 from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.jobs.folder import Folder
 from bnn_vnnlib.result import Verdict
-from bnn_vnnlib.runs.task import Outcome, Task, certificate_path, unanswered
+from bnn_vnnlib.runs.task import InstanceTask, Outcome, certificate_path, unanswered
 from bnn_vnnlib.runs.tools import ToolTask
 from bnn_vnnlib.system.durable import make_folder, replacing
 
@@ -45,7 +45,7 @@ _SPECIAL = re.compile(r"[^A-Za-z0-9._+=-]+")
 _LONGEST = 150  # characters of a file's name, well below what file systems allow
 
 
-AnyTask = Task | ToolTask
+AnyTask = InstanceTask | ToolTask
 """One instance for our verifier, or for another tool."""
 
 

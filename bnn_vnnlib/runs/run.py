@@ -11,12 +11,12 @@ from typing import Any
 
 from bnn_vnnlib import __version__
 from bnn_vnnlib.files.benchmarks import Instance, existing
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Progress
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.records import AnyTask, Entry, Records, hashes
 from bnn_vnnlib.runs.tables import write_tables
-from bnn_vnnlib.runs.task import Outcome, Task, run_task, unanswered
+from bnn_vnnlib.runs.task import InstanceTask, Outcome, run_task, unanswered
 
 _FORMAT = 2
 """Version of the folder's format. Before 2, records did not say which options they were made with."""
@@ -59,14 +59,14 @@ class How:
             "memory": self.memory,
         }
 
-    def tasks(self, instances: Sequence[Instance], threads: int | None) -> list[Task]:
+    def tasks(self, instances: Sequence[Instance], threads: int | None) -> list[InstanceTask]:
         """The tasks, one for each query and instance."""
         return [self._task(instance, query, threads) for query in self.queries for instance in instances]
 
-    def _task(self, instance: Instance, query: str | None, threads: int | None) -> Task:
+    def _task(self, instance: Instance, query: str | None, threads: int | None) -> InstanceTask:
         """The task of one instance and query."""
         several = len(self.queries) > 1
-        return Task(
+        return InstanceTask(
             category=f"{instance.category}:{query or 'own'}" if several else instance.category,
             onnx=instance.onnx,
             vnnlib=instance.vnnlib,
@@ -134,7 +134,7 @@ class Run:
         kept = sum(self.records.place(task) not in open_ for task in self.tasks)
         return Progress(kept, kept + len(self.todo), kept, redone=self.redone)
 
-    def go(self, where: Places, function: Callable[[Any], Outcome] = run_task) -> Iterator[Entry]:
+    def go(self, where: Slots, function: Callable[[Any], Outcome] = run_task) -> Iterator[Entry]:
         """Run what is to be run and yield each entry once it is kept; the tables are written however it ends."""
         of = {id(task): hashes(task) for task in self.todo}
         try:

@@ -16,7 +16,7 @@ from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs.records import Entry, reason_of
 from bnn_vnnlib.system.durable import replacing
 
-Kind = Literal["text", "number", "numbers"]
+ColumnKind = Literal["text", "number", "numbers"]
 Record = Mapping[str, Any]
 
 
@@ -32,7 +32,7 @@ class _Column:
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     meaning: str
     value: Callable[[Record], Any]
 

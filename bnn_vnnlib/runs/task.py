@@ -16,7 +16,7 @@ from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.files.sidecar import as_json, read_object, sidecar_path, unfinished
 from bnn_vnnlib.files.vnncomp import read_result
-from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker
+from bnn_vnnlib.jobs.worker import Died, Overdue, WorkerKind, discard, own_worker
 from bnn_vnnlib.result import Query, Verdict
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LOG_TAIL = 20_000
 
 
 @dataclass(frozen=True)
-class Task:
+class InstanceTask:
     """What a process needs to know of one instance.
 
     Attributes
@@ -155,7 +155,7 @@ class _Attempt:
         return self.folder / "log.txt"
 
 
-def run_task(task: Task) -> Outcome:
+def run_task(task: InstanceTask) -> Outcome:
     """Decide one instance in a process that may crash, hang or be killed without harm to anybody else.
 
     A process that came back serves again; after a fault it is replaced. Refused input, a crash and a lack of memory are
@@ -175,7 +175,7 @@ def run_task(task: Task) -> Outcome:
                 discard()
 
 
-def decide(arguments: list[str], log: str) -> int:
+def work_off(arguments: list[str], log: str) -> int:
     """Exit code of a command line, worked off in the process of an instance: exactly as `bnn-vnnlib` works it off.
 
     Parameters
@@ -194,12 +194,12 @@ def decide(arguments: list[str], log: str) -> int:
     return 0
 
 
-def _decided(task: Task, attempt: _Attempt) -> Outcome:
+def _decided(task: InstanceTask, attempt: _Attempt) -> Outcome:
     """The outcome of an instance that a worker decides, within its limits of time and memory."""
-    worker, attempt.prepare_time = own_worker(Kind(task.threads, task.memory, MODULES))
+    worker, attempt.prepare_time = own_worker(WorkerKind(task.threads, task.memory, MODULES))
     attempt.begun = time.monotonic()
     limit = None if task.timeout is None else task.timeout + GRACE
-    code = worker.call(decide, task.command(attempt.results), str(attempt.log), limit=limit)
+    code = worker.call(work_off, task.command(attempt.results), str(attempt.log), limit=limit)
     taken = time.monotonic() - attempt.begun
     outcome = _read(attempt, taken)
     if outcome is None:
@@ -210,12 +210,12 @@ def _decided(task: Task, attempt: _Attempt) -> Outcome:
     if not (task.check and outcome.verdict is Verdict.SAT):
         return outcome
     check = task.check_command(attempt.results, outcome.record["query"])
-    worker.call(decide, check, str(attempt.log), limit=limit)
+    worker.call(work_off, check, str(attempt.log), limit=limit)
     said = attempt.log.read_text(errors="replace").split("\n", 1)[0]
     return replace(outcome, checked=said)
 
 
-def _cut_off(task: Task, attempt: _Attempt, error: Exception) -> Outcome:
+def _cut_off(task: InstanceTask, attempt: _Attempt, error: Exception) -> Outcome:
     """A process that is gone may have written its last words: `verify` ends itself where its time limit passes."""
     taken = time.monotonic() - attempt.begun
     outcome = _read(attempt, taken)

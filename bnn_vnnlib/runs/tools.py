@@ -16,7 +16,7 @@ from typing import Any
 from bnn_vnnlib import __version__
 from bnn_vnnlib.errors import InputError, OptionError, did_you_mean
 from bnn_vnnlib.files.vnncomp import read_result
-from bnn_vnnlib.jobs.worker import Died, Kind, Overdue, discard, own_worker, run_program
+from bnn_vnnlib.jobs.worker import Died, Overdue, WorkerKind, discard, own_worker, run_program
 from bnn_vnnlib.readers import read_bytes
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.runs.task import Outcome, tail, unanswered
@@ -216,7 +216,7 @@ def _call(words: list[str], log: Path, limit: float, threads: int | None) -> tup
     A worker starts the tool and belongs to its process group, so that none of what the tool starts outlives either.
     """
     log.touch()
-    worker, _ = own_worker(Kind(threads))
+    worker, _ = own_worker(WorkerKind(threads))
     begun = time.monotonic()
     try:
         code: int | str | None = worker.call(run_program, words, str(log), limit=limit)

@@ -31,7 +31,7 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Constraints, Problem, feasible, point_box
 from bnn_vnnlib.rounding import TINY, UNIT
-from bnn_vnnlib.splitting.frontier import Boxes, Frontier, paired
+from bnn_vnnlib.splitting.frontier import Frontier, OpenBoxes, paired
 
 # 1. Pairs
 
@@ -269,7 +269,7 @@ class Branching:
     ) -> None:
         self._bounds, self._weights, self._problem, self._open = bounds, weights, problem, open_
         pair = torch.nonzero(open_.flatten())[:, 0]
-        boxes = Boxes(pair, problem.lower[pair % len(problem)], problem.upper[pair % len(problem)])
+        boxes = OpenBoxes(pair, problem.lower[pair % len(problem)], problem.upper[pair % len(problem)])
         self._frontier = Frontier(boxes, open_.numel(), most, bounds.engine.deadline)
         self._witnesses = Witnesses(problem.lower.repeat(len(open_), 1))
 
@@ -279,7 +279,7 @@ class Branching:
         proved = (~self._frontier.open).reshape(self._open.shape) & self._open
         return self._witnesses.decided(proved)
 
-    def _step(self, boxes: Boxes) -> Boxes:
+    def _step(self, boxes: OpenBoxes) -> OpenBoxes:
         """The halves of what cannot be closed; a box that cannot be halved leaves its pair open."""
         left, steepness = self._cut(boxes)
         self._frontier.settle(self._witnesses.violated)
@@ -287,7 +287,7 @@ class Branching:
         self._frontier.give_up(points.owner)
         return halves
 
-    def _cut(self, boxes: Boxes) -> tuple[Boxes, Tensor]:
+    def _cut(self, boxes: OpenBoxes) -> tuple[OpenBoxes, Tensor]:
         """What is left of the boxes, and the slope (P, n) along each input."""
         problem = self._problem.items(boxes.owner % len(self._problem))
         pairs = Pairs(self._bounds, self._weights, boxes.owner // len(self._problem), problem)
@@ -314,9 +314,9 @@ class Branching:
             low, high = constrained(problem.constraints, low, high)
         kept = torch.nonzero((low <= high).all(-1) & ~self._witnesses.violated[boxes.owner])[:, 0]
         steepest = paired(self._bounds.engine.network, steepest)
-        return Boxes(boxes.owner[kept], low[kept], high[kept]), steepest[kept]
+        return OpenBoxes(boxes.owner[kept], low[kept], high[kept]), steepest[kept]
 
-    def _look(self, pairs: Pairs, boxes: Boxes, lower: Tensor, slope: Tensor, open_: Tensor) -> None:
+    def _look(self, pairs: Pairs, boxes: OpenBoxes, lower: Tensor, slope: Tensor, open_: Tensor) -> None:
         """Corner of the row that is nearest to a violation, and centre, as witnesses."""
         problem = pairs.problem
         worst = torch.where(open_, problem.worst(lower - problem.rows.bound), torch.inf)
@@ -329,7 +329,7 @@ class Branching:
             self._witnesses.look(pairs, boxes.owner, x, boxes.upper - boxes.lower)
 
 
-def _hull(problem: Problem, boxes: Boxes, least: Tensor, slope: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
+def _hull(problem: Problem, boxes: OpenBoxes, least: Tensor, slope: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
     """The hull of what the open cases leave of each box: (P, n) twice; empty (lower > upper) where nothing is left.
 
     least (P, R): the minima of the linear functions themselves; a better bound on the row would cut too much.

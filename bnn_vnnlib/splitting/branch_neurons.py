@@ -51,7 +51,7 @@ class _Whole(Items):
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(_Whole):
+class SignedParts(_Whole):
     """P parts of targets, the cases of the pairs: signs (P, H) int8, alpha and beta (P, H), mixture (P, R)."""
 
     signs: Tensor
@@ -59,7 +59,7 @@ class Parts(_Whole):
     beta: Tensor
     mixture: Tensor
 
-    def fixed(self, neuron: Tensor, sign: int) -> Parts:
+    def fixed(self, neuron: Tensor, sign: int) -> SignedParts:
         """The halves on which the neurons (P,) have the given sign."""
         return replace(self, signs=self.signs.scatter(-1, neuron[:, None], sign))
 
@@ -105,7 +105,7 @@ class Trees:
     closed : is told of the parts that are closed, with what closes them
     """
 
-    def __init__(self, roots: Pairs, most: int | None, closed: Callable[[Parts], None] | None = None) -> None:
+    def __init__(self, roots: Pairs, most: int | None, closed: Callable[[SignedParts], None] | None = None) -> None:
         self._roots, self._engine, self._told = roots, roots.bounds.engine, closed
         self._targets, self._kinks = _targets_of(roots.problem), kinks_of(self._engine.network)
         self._batch = min(256, at_once(16 * _elements(roots.bounds)))
@@ -130,13 +130,13 @@ class Trees:
         frontier.run(lambda parts: self._step(parts, _PART_STEPS), self._batch)
         return self._witnesses.decided(~frontier.open)
 
-    def _unsplit(self, some: _Whole) -> Parts:
+    def _unsplit(self, some: _Whole) -> SignedParts:
         """Targets as one part each, with their first row alone."""
         alpha = self._alpha[some.owner]
         zero = torch.zeros_like(alpha)
-        return Parts(some.owner, some.target, zero.to(torch.int8), alpha, zero, self._alone(some.target, 0))
+        return SignedParts(some.owner, some.target, zero.to(torch.int8), alpha, zero, self._alone(some.target, 0))
 
-    def _by_single_rows(self, some: _Whole) -> Parts:
+    def _by_single_rows(self, some: _Whole) -> SignedParts:
         """What no row closes for itself, with a mixture that favours the best one."""
         parts = self._unsplit(some)
         bound = self._targets.bound[parts.target]
@@ -152,7 +152,7 @@ class Trees:
         mixed = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-6)
         return replace(parts, mixture=mixed).pick(~closed)
 
-    def _step(self, parts: Parts, steps: int) -> Parts:
+    def _step(self, parts: SignedParts, steps: int) -> SignedParts:
         """The halves of the parts that stay open."""
         found = self._bound(parts, steps)
         closed, choice = self._closed(parts, found.margin), found.choice
@@ -167,7 +167,7 @@ class Trees:
         self._last_resort(parts.pick(stuck))
         return self._halves(parts.pick(~stuck), gain[~stuck])
 
-    def _halves(self, parts: Parts, gain: Tensor) -> Parts:
+    def _halves(self, parts: SignedParts, gain: Tensor) -> SignedParts:
         """The two halves of each part at one neuron: of a few candidates, that whose worse half has the best bound.
         Closed halves are left out.
         """
@@ -187,7 +187,7 @@ class Trees:
         self._tell(off.join(on), ~open_.mT.flatten())
         return off.pick(open_[:, 0]).join(on.pick(open_[:, 1]))
 
-    def _tell(self, parts: Parts, closed: Tensor) -> None:
+    def _tell(self, parts: SignedParts, closed: Tensor) -> None:
         if self._told is not None:
             self._told(parts.pick(closed))
 
@@ -197,7 +197,7 @@ class Trees:
         mixture[:, row] = 1.0
         return torch.where(torch.isfinite(self._targets.bound[target]), mixture, 0.0)
 
-    def _last_resort(self, parts: Parts) -> None:
+    def _last_resort(self, parts: SignedParts) -> None:
         """Solve the linear program that is left of each part whose signs are all known; what that leaves open stays
         open.
         """
@@ -210,7 +210,7 @@ class Trees:
                 self._look(part.owner, x)
                 self._frontier.give_up(part.owner)
 
-    def _solved(self, part: Parts) -> tuple[Parts, Tensor]:
+    def _solved(self, part: SignedParts) -> tuple[SignedParts, Tensor]:
         """Multipliers and mixture from min t, row_r(x) - b_r <= t and sign_j z_j(x) >= -s_j, each s_j at a price."""
         from scipy.optimize import linprog  # loaded here: see `refute`
 
@@ -242,7 +242,7 @@ class Trees:
         x = torch.as_tensor(found.x[None, : lower.shape[-1]], device=bound.device)
         return replace(part, beta=beta, mixture=mixture), x
 
-    def _closed(self, parts: Parts, margin: Tensor) -> Tensor:
+    def _closed(self, parts: SignedParts, margin: Tensor) -> Tensor:
         """The system has no solution: the mixed rows exceed their bounds, or reach them and all are strict."""
         bound, strict = self._targets.bound[parts.target], self._targets.strict[parts.target]
         return row_false(margin, 0.0, (strict | torch.isinf(bound)).all(-1))
@@ -254,7 +254,7 @@ class Trees:
         self._witnesses.look(pairs, root, x, problem.upper - problem.lower)
         self._frontier.settle(self._witnesses.violated)
 
-    def _bound(self, parts: Parts, steps: int) -> SplitBounds:
+    def _bound(self, parts: SignedParts, steps: int) -> SplitBounds:
         """Bounds of the waiting parts, grid by grid."""
         root = parts.owner
         out: list[Tensor | None] = [None] * 6

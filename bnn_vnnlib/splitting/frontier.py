@@ -66,7 +66,7 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes(Items):
+class OpenBoxes(Items):
     """Boxes of inputs: lower, upper (P, n)."""
 
     lower: Tensor
@@ -213,7 +213,7 @@ class Look:
 Bound = Callable[[Tensor, Tensor, Tensor], Look]
 """items (P,), lower, upper (P, n) -> bounds that do not depend on the other boxes."""
 
-Value = Callable[[Tensor, Tensor], Tensor]
+_Value = Callable[[Tensor, Tensor], Tensor]
 """items (P,), points x (P, n) -> values (P, R) of the rows, not rounded."""
 
 
@@ -235,7 +235,7 @@ class Effort:
 
 
 def minimise(
-    bound: Bound, value: Value | None, lower: Tensor, upper: Tensor, known: Tensor, effort: Effort, deadline: Deadline,
+    bound: Bound, value: _Value | None, lower: Tensor, upper: Tensor, known: Tensor, effort: Effort, deadline: Deadline,
     goal: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(N, R) lower bounds on the minima over boxes (N, n), at least the `known` ones.
@@ -255,7 +255,7 @@ def minimise(
 
 
 @dataclass(frozen=True, eq=False)
-class _Bounded(Boxes):
+class _Bounded(OpenBoxes):
     """Boxes with what is known of their rows, (P, R)."""
 
     known: Tensor
@@ -265,7 +265,7 @@ class _Search:
     """best (N, R) : the least value met at a point; closed (N, R) : the least bound of a box that is not split."""
 
     def __init__(
-        self, bound: Bound, value: Value | None, known: Tensor, effort: Effort, deadline: Deadline,
+        self, bound: Bound, value: _Value | None, known: Tensor, effort: Effort, deadline: Deadline,
         goal: Tensor | None,
     ) -> None:  # fmt: skip
         self._bound, self._value, self._effort, self.deadline, self._goal = bound, value, effort, deadline, goal
@@ -338,7 +338,7 @@ class _Search:
 
 
 @dataclass(frozen=True, eq=False)
-class _Nodes(Boxes):
+class _Nodes(OpenBoxes):
     """own (P,) : bounds of the boxes themselves; depth (P,) : halvings that led here; first (P,) : the first of the
     two halves, which follow each other, or -1; stuck (P,) : no float lies inside.
     """
@@ -349,7 +349,7 @@ class _Nodes(Boxes):
     stuck: Tensor
 
     @staticmethod
-    def leaves(boxes: Boxes, own: Tensor, depth: Tensor) -> _Nodes:
+    def leaves(boxes: OpenBoxes, own: Tensor, depth: Tensor) -> _Nodes:
         none, no = torch.full_like(depth, -1), torch.zeros_like(depth, dtype=torch.bool)
         return _Nodes(boxes.owner, boxes.lower, boxes.upper, own, depth, none, no)
 
@@ -370,7 +370,7 @@ class Forest:
     def __init__(self, problem: Problem, own: Tensor) -> None:
         index = torch.arange(len(problem), device=own.device)
         self.problem = problem
-        self.nodes = _Nodes.leaves(Boxes(index, problem.lower, problem.upper), own, torch.zeros_like(index))
+        self.nodes = _Nodes.leaves(OpenBoxes(index, problem.lower, problem.upper), own, torch.zeros_like(index))
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -384,7 +384,7 @@ class Forest:
         """Some boxes as items, in the instances of theirs."""
         return self._asked(self.nodes.pick(index))
 
-    def _asked(self, boxes: Boxes) -> Problem:
+    def _asked(self, boxes: OpenBoxes) -> Problem:
         return replace(self.problem.items(boxes.owner), lower=boxes.lower, upper=boxes.upper)
 
     def worst(self, among: Tensor, most: Tensor) -> Tensor:
@@ -406,7 +406,7 @@ class Forest:
         return index[rank < most[self.instance[index]]]
 
     def split(self, index: Tensor, steepness: Tensor, failures: Callable[[Problem], Tensor]) -> None:
-        """Halve boxes (P',) as `Boxes.halves` says, and bound the halves; a box that cannot be halved is left alone.
+        """Halve boxes (P',) as `OpenBoxes.halves` says, and bound the halves; what cannot be halved is left alone.
 
         Parameters
         ----------
@@ -414,9 +414,9 @@ class Forest:
         failures : bounds (2 P'') of the halves, which are given as items; where time ends it, nothing is split
         """
         nodes = self.nodes
-        halves, points = Boxes(index, nodes.lower[index], nodes.upper[index]).halves(steepness)
+        halves, points = OpenBoxes(index, nodes.lower[index], nodes.upper[index]).halves(steepness)
         nodes.stuck[points.owner] = True
-        boxes = Boxes(nodes.owner[halves.owner], halves.lower, halves.upper)
+        boxes = OpenBoxes(nodes.owner[halves.owner], halves.lower, halves.upper)
         count, parent = len(halves) // 2, halves.owner[: len(halves) // 2]
         new = _Nodes.leaves(boxes, failures(self._asked(boxes)), nodes.depth[halves.owner] + 1)
         side_by_side = torch.arange(2 * count, device=index.device).reshape(2, count).mT.flatten()

@@ -27,18 +27,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib import __version__, rules
+from bnn_vnnlib.arrays import Flags
 from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import CONFIDENCE, OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import Setting
 from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target, mean_output
-from bnn_vnnlib.sweeps.questions import draw_columns, settings_of, settled, with_seed
+from bnn_vnnlib.sweeps.questions import draw_columns, setting_of, settings_of, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.system.environment import plain_state
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 
 # 1. Readings
-
-Flags = NDArray[np.bool_]
 
 _YES, _NO, _OPEN = "yes", "no", "unknown"
 
@@ -225,7 +224,7 @@ class UncertaintyTask:
         from bnn_vnnlib.batch import verify_batch
 
         model = self.source.model
-        classes = is_classifier(settled(self.bounding, model))
+        classes = is_classifier(setting_of(self.bounding, model))
         index = np.repeat(np.arange(len(self.balls)), len(self.radii))
         radius = np.tile(np.array(self.radii), len(self.balls))
         lower, upper = self.balls.boxes(index, radius)
@@ -391,10 +390,10 @@ def uncertainty(
         raise OptionError("uncertainty bounds the decision: leave out the query")
     how = replace(how, query=Query.DECISION)
     model = source.model
-    setting = settled(how, model)
+    setting = setting_of(how, model)
     inputs.fit(model)
     target = _target(setting, inputs, reading, delta, own)
-    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
+    where, folder = Slots(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, _MAX_CHUNK)
     job = UncertaintyJob(source, inputs, target, sizes, reading, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))

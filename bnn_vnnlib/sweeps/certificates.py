@@ -16,7 +16,7 @@ from bnn_vnnlib.files.vnncomp import write_text
 from bnn_vnnlib.question.options import IN_COMMENTS, Options
 from bnn_vnnlib.requirements import Requirement, Row, between, property_text, robust, within
 from bnn_vnnlib.result import Query, Result
-from bnn_vnnlib.sweeps.questions import Asked, settled
+from bnn_vnnlib.sweeps.questions import AskedRows, setting_of
 from bnn_vnnlib.sweeps.sweeping import Pair
 from bnn_vnnlib.sweeps.table import Table
 
@@ -59,7 +59,7 @@ def chosen(text: str, pairs: Sequence[Pair], options: Options) -> list[Chosen]:
         source = named["" if pair.table.network is None or "" in named else str(pair.table.network[at])]
         if source.path is None:
             raise InputError("a certificate is about a file; this network is in memory")
-        setting = settled(options, source.model)
+        setting = setting_of(options, source.model)
         refuse(setting.model, setting.query, options.guarantee)
         found.append(Chosen(row, pair.table, at, source.path))
     return found
@@ -93,7 +93,7 @@ def _exact(values: NDArray[np.float64]) -> NDArray[np.object_]:
     return np.array([Decimal(float(v)) for v in values], object)
 
 
-def _requirement(asked: Asked, outputs: int, row: int) -> Requirement:
+def _requirement(asked: AskedRows, outputs: int, row: int) -> Requirement:
     """What one row asks for."""
     if asked.labels is not None and asked.labels[0] >= 0:
         return robust(outputs, int(asked.labels[0]))

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.files.arrays import integers, number, read_arrays, refuse_unknown
 from bnn_vnnlib.network.network import Floats, Model
-from bnn_vnnlib.sweeps.questions import Asked
+from bnn_vnnlib.sweeps.questions import AskedRows
 from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
 
@@ -126,13 +126,13 @@ class Target:
         labels = None if self.labels is None else self.labels[index]
         return Target(labels, None if self.center is None else self.center[index], self.delta)
 
-    def asked(self, model: Model, x: Floats) -> Asked:
+    def asked(self, model: Model, x: Floats) -> AskedRows:
         """What counts as a violation around each input: another label, or an output that is farther than delta away."""
         if self.delta is None:
-            return Asked(labels=mean_output(model, x).argmax(-1) if self.labels is None else self.labels)
+            return AskedRows(labels=mean_output(model, x).argmax(-1) if self.labels is None else self.labels)
         center = mean_output(model, x) if self.center is None else self.center
         # Any range is a fair question; the rounding of its ends moves it by less than 1e-15 of their size.
-        return Asked(lower=center - self.delta, upper=center + self.delta)
+        return AskedRows(lower=center - self.delta, upper=center + self.delta)
 
 
 def make_target(

@@ -26,7 +26,7 @@ _FOREIGN = ("outputs", "timeout", "strict")
 """Options that say nothing to a job of many boxes."""
 
 
-def settled(options: Options, model: Model) -> Setting:
+def setting_of(options: Options, model: Model) -> Setting:
     """The run over a model; refuses, before any work, what cannot be asked of it."""
     for name in options.given:
         if name in _FOREIGN:
@@ -58,7 +58,7 @@ def settings_of(options: Options) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AskedRows:
     """The violation of each of N rows: of its label, of its ranges of outputs, of its cases; or none at all.
 
     Attributes
@@ -80,12 +80,12 @@ class Asked:
         """Whether no violation is named, so that only bounds on the decision are asked for."""
         return self.labels is None and self.lower is None and self.a is None
 
-    def rows(self, index: NDArray[np.int64] | slice) -> Asked:
+    def rows(self, index: NDArray[np.int64] | slice) -> AskedRows:
         """What is asked of some of the rows."""
         picked = {
             name: None if values is None else values[index] for name, values in vars(self).items() if name != "case"
         }
-        return Asked(**picked, case=self.case)
+        return AskedRows(**picked, case=self.case)
 
     def arguments(self, outputs: int) -> Mapping[str, Any]:
         """`labels` or `properties` of `verify_batch`; neither where nothing is asked."""

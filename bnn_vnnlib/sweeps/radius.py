@@ -22,13 +22,13 @@ from bnn_vnnlib.errors import OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import CONFIDENCE, OPTIONS, Options
 from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.sweeps.inputs import Balls, Inputs, Target, make_target
-from bnn_vnnlib.sweeps.questions import Asked, settings_of, settled, with_seed
+from bnn_vnnlib.sweeps.questions import AskedRows, setting_of, settings_of, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import write_summary
 from bnn_vnnlib.system.environment import plain_state
@@ -43,7 +43,7 @@ Probe = Callable[[Index, Floats], tuple[NDArray[np.bool_], Floats]]
 
 _STATE = ("robust", "failed", "broken", "spared")
 
-NOTHING = -1.0
+_NOTHING_PROVED = -1.0
 """Radius that stands for one below all others: nothing is proved."""
 
 FINEST = 2.0**-40
@@ -79,16 +79,16 @@ class Bisection:
 
     Attributes
     ----------
-    robust : (N,) the largest radius certified so far, NOTHING where not even the input itself is
+    robust : (N,) the largest radius certified so far, nothing proved (-1) where not even the input itself is
     failed : (N,) the smallest one above at which neither was proved, inf
     broken : (N,) the smallest radius certified to fail, inf
-    spared : (N,) the largest one below at which neither was proved, NOTHING
+    spared : (N,) the largest one below at which neither was proved, else -1
     rounds : probes of all inputs that were open, so far
     """
 
     def __init__(self, count: int, radii: Radii) -> None:
         self._radii = radii
-        self.robust, self.spared = np.full(count, NOTHING), np.full(count, NOTHING)
+        self.robust, self.spared = np.full(count, _NOTHING_PROVED), np.full(count, _NOTHING_PROVED)
         self.failed, self.broken = np.full(count, np.inf), np.full(count, np.inf)
         self.rounds = 0
 
@@ -142,7 +142,7 @@ class Bisection:
         with np.errstate(invalid="ignore"):  # inf - inf has no middle, and is not used
             inside = np.where(high - low > radii.tolerance, (np.maximum(low, 0) + high) / 2, np.nan)
         radius = np.where(np.isinf(high), further, inside)
-        radius[low == NOTHING] = 0.0
+        radius[low == _NOTHING_PROVED] = 0.0
         radius[high <= 0] = np.nan
         return radius
 
@@ -155,8 +155,8 @@ class Bisection:
         np.maximum.at(self.spared, index[vain], radius[vain])
         # A proof that failed below what is proved now says nothing any more.
         self.failed[self.failed <= self.robust] = np.inf
-        self.spared[self.spared >= self.broken] = NOTHING
-        again = (self.spared == NOTHING) & np.isfinite(self.broken) & (self.broken > 0)
+        self.spared[self.spared >= self.broken] = _NOTHING_PROVED
+        again = (self.spared == _NOTHING_PROVED) & np.isfinite(self.broken) & (self.broken > 0)
         self.spared[again] = np.maximum(self.robust[again], 0.0)
 
 
@@ -224,9 +224,9 @@ class RadiusTask:
         still = search.open
         return Step(search.state, search.rounds, int((~still).sum())) if still.any() else self._columns(search, asked)
 
-    def _columns(self, search: Bisection, asked: Asked) -> Arrays:
+    def _columns(self, search: Bisection, asked: AskedRows) -> Arrays:
         """The columns of the table, from what the search knows."""
-        some, none = search.robust != NOTHING, np.isinf(search.broken)
+        some, none = search.robust != _NOTHING_PROVED, np.isinf(search.broken)
         ceiling = np.minimum(search.failed, search.broken)
         floor = np.maximum(search.spared, search.robust).clip(min=0.0)
         columns = {
@@ -246,7 +246,7 @@ class RadiusTask:
         return columns
 
     def _probe(
-        self, model: Model, asked: Asked, index: NDArray[np.int64], radius: Floats
+        self, model: Model, asked: AskedRows, index: NDArray[np.int64], radius: Floats
     ) -> tuple[NDArray[np.bool_], Floats]:
         """Certificates on the balls, and from which radius on they are certified to fail."""
         from bnn_vnnlib.batch import verify_batch
@@ -333,7 +333,7 @@ def radii(
     how = _with_thresholds(bounding or Options(), threshold, model)
     if chunk is not None and chunk < 1:
         raise OptionError(f"a chunk holds at least one input, not {chunk}")
-    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
+    where, folder = Slots(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, _MAX_CHUNK)
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
@@ -345,7 +345,7 @@ def radii(
         spent,
     )  # fmt: skip
     if folder is not None:
-        write_summary(folder.path / "summary.csv", [summary(result)])
+        write_summary(folder.path / "summary.csv", [radius_summary(result)])
     return result
 
 
@@ -356,7 +356,7 @@ def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Opt
         raise OptionError("--threshold sets both --tau-safe and --tau-unsafe: give either it or those two")
     if threshold is not None:
         OPTIONS["tau_safe"].check("threshold", threshold)
-    query = settled(how, model).query  # refuses `given` where they do not apply
+    query = setting_of(how, model).query  # refuses `given` where they do not apply
     if query is not Query.PROBABILISTIC:
         if how.guarantee == "statistical":
             raise OptionError("radii with guarantee statistical are those of P_safe: query probabilistic")
@@ -367,7 +367,7 @@ def _with_thresholds(how: Options, threshold: float | None, model: Model) -> Opt
     return replace(how, tau_safe=both, tau_unsafe=both) if len(given) < 2 else how
 
 
-def summary(result: RadiusResult) -> RadiusSummary:
+def radius_summary(result: RadiusResult) -> RadiusSummary:
     """Means over the inputs that have the radius in question."""
     robust, unrobust = ~np.isnan(result.robust), np.isfinite(result.unrobust)
     both = robust & unrobust

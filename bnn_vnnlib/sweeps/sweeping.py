@@ -16,13 +16,13 @@ from bnn_vnnlib.errors import InputError, OptionError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays
 from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.parts import Cost, PartsFolder, Step
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Watch
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.result import Query
 from bnn_vnnlib.setting import Setting
-from bnn_vnnlib.sweeps.questions import Asked, draw_columns, settings_of, settled, with_seed
+from bnn_vnnlib.sweeps.questions import AskedRows, draw_columns, setting_of, settings_of, with_seed
 from bnn_vnnlib.sweeps.source import Source, model_digest
 from bnn_vnnlib.sweeps.summary import Summary, summarise, write_summary
 from bnn_vnnlib.sweeps.table import Table
@@ -74,7 +74,7 @@ class BoxesTask:
     source: Source
     lower: Floats
     upper: Floats
-    asked: Asked
+    asked: AskedRows
     bounding: Options
     points: bool
     names: Arrays
@@ -141,7 +141,7 @@ class SweepJob:
         for block in blocks:
             table = self._pairs[block.pair].table
             if id(block.source) not in runs:
-                runs[id(block.source)] = settled(self._bounding, block.source.model)
+                runs[id(block.source)] = setting_of(self._bounding, block.source.model)
             setting = runs[id(block.source)]
             signature = setting.model.network.signature
             if table.lower.shape[1] != signature.input_size:
@@ -254,7 +254,7 @@ def sweep(
     ------
     InputError : tables, networks and options that do not fit, before any work; a folder that holds another sweep
     """
-    where, folder = Places(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
+    where, folder = Slots(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
     job = SweepJob(pairs, with_seed(bounding or Options(), folder), chunk, points, workers)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bnn_vnnlib.errors import InputError, names_arguments
 from bnn_vnnlib.files.arrays import Arrays, integers, number, read_arrays, refuse_unknown
-from bnn_vnnlib.sweeps.questions import Asked
+from bnn_vnnlib.sweeps.questions import AskedRows
 from bnn_vnnlib.sweeps.source import digest
 from bnn_vnnlib.system.environment import plain_state
 
@@ -32,7 +32,7 @@ class Table:
 
     lower: NDArray[np.float64]
     upper: NDArray[np.float64]
-    asked: Asked
+    asked: AskedRows
     network: NDArray[np.str_] | None = None
     group: NDArray[np.str_] | None = None
     path: Path | None = None
@@ -90,7 +90,7 @@ def make_table(arrays: dict[str, ArrayLike] | Arrays, path: Path | None = None) 
     return Table(lower, upper, _asked(named, path, len(lower)), texts["network"], texts["group"], path)
 
 
-def _asked(arrays: Arrays, path: Path | None, length: int) -> Asked:
+def _asked(arrays: Arrays, path: Path | None, length: int) -> AskedRows:
     """What the arrays of a table ask of the outputs; InputError where they say it twice, or not in full."""
     ways = [way for way in (("label",), ("output_lower", "output_upper"), ("a", "b")) if set(way) & set(arrays)]
     if len(ways) > 1:
@@ -98,9 +98,9 @@ def _asked(arrays: Arrays, path: Path | None, length: int) -> Asked:
     if "case" in arrays and ways != [("a", "b")]:
         raise InputError("'case' goes with 'a' and 'b'", path=path)
     if not ways:
-        return Asked()
+        return AskedRows()
     if ways[0] == ("label",):
-        return Asked(labels=integers(arrays, "label", path, length))
+        return AskedRows(labels=integers(arrays, "label", path, length))
     if ways[0] == ("a", "b"):
         return _cases(arrays, path, length)
     low, high = (number(arrays, side, path, dims=2, finite=False) for side in ways[0])
@@ -110,21 +110,21 @@ def _asked(arrays: Arrays, path: Path | None, length: int) -> Asked:
     bad = np.flatnonzero((low > high).any(1))
     if len(bad):
         raise InputError(f"row {bad[0]} allows no output: output_lower exceeds output_upper", path=path)
-    return Asked(lower=low, upper=high)
+    return AskedRows(lower=low, upper=high)
 
 
-def _cases(arrays: Arrays, path: Path | None, length: int) -> Asked:
+def _cases(arrays: Arrays, path: Path | None, length: int) -> AskedRows:
     a, b = number(arrays, "a", path, dims=3), number(arrays, "b", path, dims=2)
     if a.shape[:2] != b.shape or len(b) != length or b.shape[1] == 0:
         raise InputError(f"a must be ({length}, R, m) and b ({length}, R), found {a.shape} and {b.shape}", path=path)
     if "case" not in arrays:
-        return Asked(a=a, b=b, case=np.arange(b.shape[1]))
+        return AskedRows(a=a, b=b, case=np.arange(b.shape[1]))
     case = arrays["case"]
     if case.ndim == 2 and len(case) and (case == case[:1]).all():
         case = case[0]  # Parquet has no array that belongs to the table as a whole
     if case.shape != b.shape[1:]:
         raise InputError(f"case must hold {b.shape[1]} integers, the same for all rows, found {case.shape}", path=path)
-    return Asked(a=a, b=b, case=integers({"case": case}, "case", path, b.shape[1]))
+    return AskedRows(a=a, b=b, case=integers({"case": case}, "case", path, b.shape[1]))
 
 
 def _texts(arrays: Arrays, name: str, path: Path | None, length: int) -> NDArray[np.str_] | None:

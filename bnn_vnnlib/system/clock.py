@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-Part = TypeVar("Part")
-Found = TypeVar("Found")
+_Part = TypeVar("_Part")
+_Found = TypeVar("_Found")
 
 
 class OutOfTime(Exception):
@@ -49,9 +49,9 @@ class Deadline:
         if self.passed:
             raise OutOfTime
 
-    def reached(self, parts: Iterable[Part], work: Callable[[Part], Found]) -> list[Found]:
+    def reached(self, parts: Iterable[_Part], work: Callable[[_Part], _Found]) -> list[_Found]:
         """What the work makes of the parts, in their order, as far as time suffices."""
-        found: list[Found] = []
+        found: list[_Found] = []
         with suppress(OutOfTime):
             for part in parts:
                 self.check()

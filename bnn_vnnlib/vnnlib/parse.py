@@ -318,12 +318,12 @@ class _Builder2(_Builder):
         return int(major), int(minor)
 
     def network(self, parts: list[Any]) -> tree.DeclaredNetwork:
-        relation = parts[1] if isinstance(parts[1], tree.Relation) else None
+        relation = parts[1] if isinstance(parts[1], tree.DeclaredRelation) else None
         tensors = tuple(part for part in parts[1:] if isinstance(part, tree.DeclaredTensor))
         return tree.DeclaredNetwork(str(parts[0]), relation, tensors, parts[0].start_pos)
 
-    def relation(self, parts: list[Any]) -> tree.Relation:
-        return tree.Relation(str(parts[0]), str(parts[1]), parts[0].start_pos)
+    def relation(self, parts: list[Any]) -> tree.DeclaredRelation:
+        return tree.DeclaredRelation(str(parts[0]), str(parts[1]), parts[0].start_pos)
 
     def shape(self, parts: list[Any]) -> tuple[str, ...]:
         return tuple(str(part) for part in parts)

@@ -188,7 +188,7 @@ class DeclaredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class DeclaredRelation:
     """(equal-to name) or (isomorphic-to name)."""
 
     word: str
@@ -201,7 +201,7 @@ class DeclaredNetwork:
     """A network declared by a 2.x file."""
 
     name: str
-    relation: Relation | None
+    relation: DeclaredRelation | None
     tensors: tuple[DeclaredTensor, ...]
     at: int
 

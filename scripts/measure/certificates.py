@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "checker"))
 
 import bnn_vnnlib_check.cli as checker
 from bnn_vnnlib import read_model, read_property, verify
-from bnn_vnnlib.certificates.prove import certified, certify, refuse
+from bnn_vnnlib.certificates.prove import certified, refuse, write_proof
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.question.options import Options
@@ -67,7 +67,7 @@ def balls(
             setting = settle_run(network, Options(timeout=timeout, tau_safe=tau_safe, tau_unsafe=0.0), property_)
             wanted = Result(Verdict.UNSAT, Query.PROBABILISTIC, tau_safe, 0.0, "", 0.0, p_safe=Bounds(0.0, 1.0))
             start = time.process_time()
-            found = certify(path, {"model": model, "property": prop}, setting, property_, wanted)
+            found = write_proof(path, {"model": model, "property": prop}, setting, property_, wanted)
             spent["prove"] += (done := time.process_time()) - start
             if isinstance(found, str) or found.verdict != "unsat":
                 ends["no proof"] += 1

@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bnn_vnnlib.files.benchmarks import Instance
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.runs.records import Entry, Records
 from bnn_vnnlib.runs.run import How, Run
 
@@ -60,7 +60,7 @@ def main(
     """Print a table by benchmark, and every instance on which the verdicts are not the same."""
     console = Console()
     chosen = instances(corpus, only or [], timeout)
-    how, where = How(queries=("deterministic",), check=True), Places.shared(workers, None, None)
+    how, where = How(queries=("deterministic",), check=True), Slots.shared(workers, None, None)
     tasks = how.tasks([instance for instance, _ in chosen], where.threads)
     with Run.opened(tasks, Records(out), how.settings) as run:
         for _ in track(run.go(where), total=len(run.todo), console=Console(stderr=True)):

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Activation, Input, Kind, Linear, Node, Param, Shift
+from bnn_vnnlib.network.nodes import Activation, ActivationKind, Input, Linear, Node, Param, Shift
 from bnn_vnnlib.signature import Signature, Variable
 
 Layers = Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
-def dense_network(layers: Layers, kind: Kind = "relu", alpha: float = 0.0) -> Network:
+def dense_network(layers: Layers, kind: ActivationKind = "relu", alpha: float = 0.0) -> Network:
     """Weights (m, n) and biases (m,) with activations between; the tensors are W0, b0, W1, b1, ..."""
     tensors: dict[str, NDArray[np.float64]] = {}
     size = layers[0][0].shape[1]

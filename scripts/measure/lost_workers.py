@@ -26,7 +26,7 @@ import numpy as np
 import typer
 
 from bnn_vnnlib.files.benchmarks import read_benchmarks
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.runs.records import Records
 from bnn_vnnlib.runs.run import How, Run, selected
 from bnn_vnnlib.sweeps import Bounding, Pair, Source, make_table, sweep
@@ -114,7 +114,7 @@ def ran(benchmark: Path, only: list[str], folder: Path) -> dict[str, float]:
     """Seconds of the run here, and on the cluster; SystemExit if their results differ in more than their times."""
     instances, how, seconds = selected(read_benchmarks([benchmark]), only), How(), {}
     with cluster(folder) as (address, lose):
-        for name, where in (("here", Places(1, 1)), ("cluster, one worker killed", Places(2, 1, address))):
+        for name, where in (("here", Slots(1, 1)), ("cluster, one worker killed", Slots(2, 1, address))):
             begun = time.monotonic()
             records = Records(folder / f"run {where.scheduler is not None}")
             with Run.opened(how.tasks(instances, 1), records, how.settings) as opened:

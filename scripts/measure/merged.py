@@ -22,12 +22,12 @@ from bnn_vnnlib.model.files import write_model
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Floats
 from bnn_vnnlib.posteriors.merge import merge
-from bnn_vnnlib.posteriors.parts import Parts, read_parts
+from bnn_vnnlib.posteriors.parts import FileParts, read_parts
 
 POINTS = 100
 
 
-def predictive(parts: Parts, x: Floats, softmax: bool) -> Floats:
+def predictive(parts: FileParts, x: Floats, softmax: bool) -> Floats:
     """The average over the samples in float64, by the package's own evaluation of the original network."""
     if not isinstance(parts.posterior, WeightSamples):
         raise typer.BadParameter("needs a model with weight samples")

@@ -33,9 +33,9 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.network.nodes import Linear, params_of
-from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.posteriors.merge import merge
-from bnn_vnnlib.posteriors.parts import Parts
+from bnn_vnnlib.posteriors.parts import FileParts
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import from_property
@@ -123,7 +123,7 @@ def fairness(seconds: float = 30.0) -> None:
             most_apart(model, cast("GaussianDiagonal", model.posterior), asked, 0).max(),
         )
         row = []
-        for way in (model, side_by_side(model)):
+        for way in (model, by_itself(model)):
             begun = time.process_time()
             found = verify(way, asked if way is model else one_network(asked), timeout=seconds)
             shares = found.p_safe or Bounds(0.0, 1.0)
@@ -160,9 +160,9 @@ def tabular(points: int = 10, seconds: float = 6.0) -> None:
     print(f"CPU s a question {(time.process_time() - begun) / (4 * points):.1f}")
 
 
-def side_by_side(model: Model, second: Model | None = None) -> Model:
+def by_itself(model: Model, second: Model | None = None) -> Model:
     """The product network as a network by itself, for which the program knows no differences."""
-    found = product(model, second or model, "independent", same=second is None)
+    found = side_by_side(model, second or model, "independent", same=second is None)
     return replace(found, pair=None, onnx_bytes=b"")
 
 
@@ -208,7 +208,9 @@ def noise(posteriors: Path, points: int = 10, radius: float = 0.01, seconds: flo
         form = replace(with_weights(model, tensors), posterior=model.posterior)
         for x in inputs:
             ends = np.clip(x - radius, 0, 1).round(9), np.clip(x + radius, 0, 1).round(9)
-            way = differences(product(model, form, "noise"), equivalent(model, form, *ends, "0.000000001").property)[0]
+            way = differences(
+                side_by_side(model, form, "noise"), equivalent(model, form, *ends, "0.000000001").property
+            )[0]
             law = cast("GaussianDiagonal", way.model.posterior)
             drawn = sample(way.model.network, law, 200, torch.Generator().manual_seed(0))
             how = attacks.Attack(steps=12, restarts=2, deepest=True)
@@ -233,7 +235,7 @@ def merged(posteriors: Path, radius: float = 0.01, seconds: float = 8.0) -> None
     several = sample(model.network, cast("GaussianDiagonal", model.posterior), 8, torch.Generator().manual_seed(0))
     eight = WeightSamples({name: value.numpy() for name, value in several.items()}, np.full(8, 1 / 8))
     first = replace(model, posterior=eight, likelihood="gaussian")
-    parts = Parts(onnx.load_model_from_string(model.onnx_bytes), eight, "gaussian", first)
+    parts = FileParts(onnx.load_model_from_string(model.onnx_bytes), eight, "gaussian", first)
     second = model_from_proto(merge(parts, average="outputs")[0], likelihood="gaussian")
     found = verify((first, second), equivalent(first, second, *ends, 1).property, query="decision", timeout=seconds)
     rows = () if found.decision is None else found.decision.row_lower
@@ -363,7 +365,7 @@ def widths() -> None:
         model = random_net(sizes, "gaussian")
         for eps in (0.01, 0.05, 0.2):
             prop = fair(model, -0.5, 0.5, (), eps, 1).property
-            joined = product(model, model, "independent", same=True)
+            joined = side_by_side(model, model, "independent", same=True)
             asked = differences(joined, prop)[0]
             found, spent = [], []
             for network, posed in ((asked.model.network, asked.inner), (joined.network, prop)):

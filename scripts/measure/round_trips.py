@@ -21,8 +21,8 @@ from rich.table import Table
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach, model_from_proto
 from bnn_vnnlib.network.network import Floats, Posterior
-from bnn_vnnlib.posteriors.parts import Parts, read_parts
-from bnn_vnnlib.posteriors.simplify import Tool, run_tool, simplified
+from bnn_vnnlib.posteriors.parts import FileParts, read_parts
+from bnn_vnnlib.posteriors.simplify import Simplifier, cleaned_up, simplified
 
 
 def entries(posterior: Posterior) -> Floats:
@@ -33,7 +33,7 @@ def entries(posterior: Posterior) -> Floats:
     return np.sort(np.concatenate([tensor.reshape(-1) for tensor in tensors.values()]))
 
 
-def outcome(parts: Parts, proto: ModelProto) -> str:
+def outcome(parts: FileParts, proto: ModelProto) -> str:
     """What our reader makes of a file."""
     try:
         model = model_from_proto(proto)
@@ -44,7 +44,7 @@ def outcome(parts: Parts, proto: ModelProto) -> str:
     return "kept" if np.array_equal(entries(model.posterior), entries(parts.posterior)) else "CHANGED"
 
 
-def cells(parts: Parts, tool: Tool) -> list[str]:
+def cells(parts: FileParts, tool: Simplifier) -> list[str]:
     """The three ways of one tool."""
     found = []
     for embed in (False, True):
@@ -52,7 +52,7 @@ def cells(parts: Parts, tool: Tool) -> list[str]:
             raise typer.BadParameter("the model carries no posterior")
         full = attach(parts.plain, parts.posterior, likelihood=parts.likelihood, embed=embed)
         try:
-            found.append(outcome(parts, run_tool(tool, full, True)))
+            found.append(outcome(parts, cleaned_up(tool, full, True)))
         except InputError as error:
             found.append(f"the tool fails: {str(error)[:100]}")
     try:
@@ -68,7 +68,7 @@ def main(models: Annotated[list[Path], typer.Argument()]) -> None:
     table = Table("model", "tool", "file as it is", "embedded", "simplify --tool")
     for path in models:
         parts = read_parts(path)
-        for tool in get_args(Tool):
+        for tool in get_args(Simplifier):
             try:
                 label = f"{tool} {version(tool)}"
             except PackageNotFoundError:

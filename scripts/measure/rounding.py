@@ -72,7 +72,7 @@ def _activation(walk: Walk, node: Any, position: int, a: Block) -> None:
     walk.give(node.inputs[0], a.holding(carried))
 
 
-def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval.Result:
+def _interval(node: Any, weights: WeightBoxes, x: Interval) -> interval._Ranged:
     box = weights.param(node.weight)
     xc, xr = (x.lower + x.upper) / 2, (x.upper - x.lower) / 2
     radius = maps.apply(node, box.size, xr)
@@ -102,7 +102,7 @@ def careless() -> Iterator[None]:
         stack.enter_context(mock.patch.object(interval, "up", lambda x: x))
         stack.enter_context(mock.patch.object(Walk, "underflow", return_value=None))
         stack.enter_context(mock.patch.object(Walk, "rate", return_value=0.0))
-        stack.enter_context(mock.patch.object(walk, "least", _least))
+        stack.enter_context(mock.patch.object(walk, "least_of_rows", _least))
         yield
 
 

@@ -14,7 +14,7 @@ from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.network.nodes import Gap
-from bnn_vnnlib.network.pairs import in_differences, product
+from bnn_vnnlib.network.pairs import in_differences, side_by_side
 from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import from_cases, from_property
 from bnn_vnnlib.relations import fair, monotone
@@ -74,7 +74,7 @@ def test_one_slope_is_exact(size: float) -> None:
     from support.builders import model
 
     net = model([(np.eye(1), np.zeros(1))], [(np.full((1, 1), size**2), np.full(1, 4.0))])
-    asked = differences(product(net, net, "independent", same=True), monotone(net, 0, 1, 0).property)
+    asked = differences(side_by_side(net, net, "independent", same=True), monotone(net, 0, 1, 0).property)
     (way,) = [one for one in asked if one.only_safe]
     tails = TailBounds(way.model.network, way.model.posterior, torch.device("cpu"), Deadline())
     failures = tails.item_failures(from_property(way.inner))
@@ -112,7 +112,7 @@ def test_faces_cover_the_box() -> None:
     network = dense_network((3, 4, 1), "relu", seed=0)
     net = Model(network, GaussianDiagonal({}), None, None, b"")
     prop = fair(net, 0, 1, (), [0.1, 0, 0.2], 0, [0]).property
-    (way,) = [one for one in differences(product(net, net, "independent", same=True), prop) if one.only_safe]
+    (way,) = [one for one in differences(side_by_side(net, net, "independent", same=True), prop) if one.only_safe]
     boxes, rng = way.inner.boxes, np.random.default_rng(0)
     assert len(boxes) == 4
     for d in rng.uniform(-1, 1, (200, 3)) * [0.1, 0, 0.2]:

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from bnn_vnnlib.network import evaluate
-from bnn_vnnlib.problem.weight_sets import params_of
+from bnn_vnnlib.problem.weight_sets import all_params
 from support.networks import Array, Builder, dense_network
 from support.tails import (
     SMOOTH,
@@ -161,7 +161,7 @@ def test_variances_that_overflow(x: float, thorough: bool) -> None:
 
 AFFINE = [
     name for name in PIECES
-    if random_sources(bare(name)) and all(p.copies == 1 for p in params_of(bare(name)))
+    if random_sources(bare(name)) and all(p.copies == 1 for p in all_params(bare(name)))
     and name not in ("sqrt", "reciprocal", "product")
 ]  # fmt: skip
 

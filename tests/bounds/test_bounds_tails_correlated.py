@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import TailEngine
-from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.run import TailRun
 from bnn_vnnlib.bounds.tails.shared import Dense, Kron, Use, largest
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.methods.correlation import correlation, independent
@@ -267,7 +267,7 @@ def test_how_far_a_layer_varies_over_the_box(seed: int) -> None:
     shared = correlation(network, posterior)
     engine = TailEngine(network, correlation=shared)
     center = tensor(rng.normal(size=3)).reshape(1, 1, 3)
-    made = Run(
+    made = TailRun(
         network, weight_sets.mean_weights(network), weight_sets.centred(network, independent(posterior)),
         Interval(center - tensor(radius), center + tensor(radius)), engine._plan(tensor([[budget]]), False), shared,
     )  # fmt: skip

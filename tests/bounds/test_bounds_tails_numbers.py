@@ -12,7 +12,7 @@ from scipy import stats
 
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.tails.noise import Uses
-from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Split, Swing, Tail
+from bnn_vnnlib.bounds.tails.tail import MarginSplit, Martingale, Normal, Swing, Tail
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network import evaluate
@@ -119,13 +119,13 @@ def test_stopped_motions_against_quadrature(share: float) -> None:
     b = 2.0
     a = share * b
     for u in (-9.0, -3.0, -0.5, 0.0, 0.4, 2.0, 5.0):
-        split = Split(tensor(-u), tensor(0.0), tensor(a), tensor(b), torch.tensor(False))
+        split = MarginSplit(tensor(-u), tensor(0.0), tensor(a), tensor(b), torch.tensor(False))
         found = Tail((), split).failure(tensor(0.0)).item()
         exact = _stopped_probability(u, a, b)
         assert exact * (1 - 1e-9) <= found <= exact + 1e-7 * (share == 1) + 1e-10
-        folded = Split(tensor(-u), tensor(0.3), tensor(a), tensor(b), torch.tensor(False))
+        folded = MarginSplit(tensor(-u), tensor(0.3), tensor(a), tensor(b), torch.tensor(False))
         assert Tail((), folded).failure(tensor(0.0)).item() >= exact
-    fixed = Split(tensor(1.0), tensor(0.0), tensor(b), tensor(b), torch.tensor(True))
+    fixed = MarginSplit(tensor(1.0), tensor(0.0), tensor(b), tensor(b), torch.tensor(True))
     for t in (-1.0, 0.0, 3.0):
         exact = float(mpmath.ncdf((t - 1) / mpmath.sqrt(b)))
         assert Tail((), fixed).failure(tensor(t)).item() == pytest.approx(exact, rel=1e-10)
@@ -135,7 +135,7 @@ def test_a_variance_that_is_known_up_to_roundings() -> None:
     """Phi(u / sqrt(v)) for the v that serves u worst: the least one above the mean, the largest one below."""
     for u in (-2.0, -0.1, 0.1, 2.0):
         for least, most in ((1.0, 1.0), (0.5, 2.0), (0.0, 2.0)):
-            split = Split(tensor(-u), tensor(0.0), tensor(least), tensor(most), torch.tensor(True))
+            split = MarginSplit(tensor(-u), tensor(0.0), tensor(least), tensor(most), torch.tensor(True))
             found = Tail((), split).failure(tensor(0.0)).item()
             for v in (max(least, 1e-6), most):
                 assert found >= float(mpmath.ncdf(u / mpmath.sqrt(v))) * (1 - 1e-12)
@@ -144,7 +144,7 @@ def test_a_variance_that_is_known_up_to_roundings() -> None:
 def test_the_folded_part_fails_too() -> None:
     """With hardly any other noise the folded part alone takes the row below 0: Q - E Q may be as wide as L' N."""
     for mean in (0.6, 1.0, 2.5):
-        split = Split(tensor(mean), tensor(1.0), tensor(1e-12), tensor(1e-12), torch.tensor(False))
+        split = MarginSplit(tensor(mean), tensor(1.0), tensor(1e-12), tensor(1e-12), torch.tensor(False))
         assert Tail((), split).failure(tensor(0.0)).item() >= float(mpmath.ncdf(-mean))
 
 

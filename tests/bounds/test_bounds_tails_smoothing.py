@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails import claimed
-from bnn_vnnlib.bounds.tails.smoothing import Law, moments_of, smoothed
+from bnn_vnnlib.bounds.tails.smoothing import InputLaw, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Martingale
 from bnn_vnnlib.network.nodes import Activation
 from support.networks import Array, Builder, dense_network
@@ -21,7 +21,7 @@ from support.tails import node_values, random_deviations, record, surprising, te
 KINKED = [("relu", 0.0), ("leaky_relu", 0.0), ("leaky_relu", 0.3), ("leaky_relu", 1.0)]
 
 
-def laws(rng: np.random.Generator, count: int) -> Law:
+def laws(rng: np.random.Generator, count: int) -> InputLaw:
     """Random ones, with degenerate radii, variances and variations among them."""
 
     def some(scale: float) -> Array:
@@ -32,7 +32,7 @@ def laws(rng: np.random.Generator, count: int) -> Law:
     reach = radius + 6 * np.sqrt(most) + (rng.random(count) < 0.2)
     sides = [tensor(middle + sign * r)[None, None] for r in (radius, reach) for sign in (-1, 1)]
     near = np.minimum(some(0.3), 2 * reach)
-    return Law(
+    return InputLaw(
         Interval(sides[2], sides[3]), Interval(sides[0], sides[1]), tensor(least)[None, None],
         tensor(most)[None, None], tensor(near)[None, None],
     )  # fmt: skip

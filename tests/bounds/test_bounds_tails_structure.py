@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, run
 from bnn_vnnlib.bounds.tails import engine as tail_engine
-from bnn_vnnlib.bounds.tails.engine import Rows
+from bnn_vnnlib.bounds.tails.engine import ItemRows
 from bnn_vnnlib.bounds.tails.run import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
@@ -273,7 +273,7 @@ def test_what_tuning_spends_is_what_it_uses() -> None:
     weights = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
     box, budgets = (tensor([[0.0, 0.1]]), tensor([[0.1, 0.2]])), tensor([0.01])
     engine = TailEngine(network)
-    tuning = engine.start(Rows(network, *weights, box, tensor([[[1.0]]]), None, 1, slice(0, 1)), budgets)
+    tuning = engine.start(ItemRows(network, *weights, box, tensor([[[1.0]]]), None, 1, slice(0, 1)), budgets)
     tuning.shares += tensor(rng.normal(size=tuple(tuning.shares.shape)))
     plan, spent = tuning.plan(rounded=True)
     used = 0.0

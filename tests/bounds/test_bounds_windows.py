@@ -18,8 +18,8 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import INTERVAL
 from bnn_vnnlib.bounds.tails import TailEngine, claimed
 from bnn_vnnlib.bounds.tails import run as run_module
-from bnn_vnnlib.bounds.tails.engine import Rows
-from bnn_vnnlib.bounds.tails.run import Run
+from bnn_vnnlib.bounds.tails.engine import ItemRows
+from bnn_vnnlib.bounds.tails.run import TailRun
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.network.evaluate import evaluate
@@ -33,7 +33,7 @@ from support.tails import random_deviations, seed_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 WHOLE, WINDOWS = 0.0, float("inf")
-"""Values of `block.MOST`: no row has a window, every row keeps its own."""
+"""Values of `block.WHOLE_SHARE`: no row has a window, every row keeps its own."""
 
 
 def _pooled(make: Builder, x: int, size: int, stride: int, pad: int) -> int:
@@ -133,7 +133,7 @@ def _units(network: Network, boxes: int, items: int) -> list[tuple[Tensor, Tenso
     for position, node in enumerate(network.nodes):
         size = int(np.prod(node.shape))
         index = torch.as_tensor(rng.choice(size, min(size, 12), replace=False))
-        walk, end = backward.units(network, weights, ranges, position, index, items)
+        walk, end = backward.unit_walk(network, weights, ranges, position, index, items)
         form = end.form(lower.shape[-1])
         found.append((form.slope, form.offset, end.minimum(box), walk.largest))
     return found
@@ -146,9 +146,9 @@ def test_linear_bounds_are_those_of_whole_rows(
 ) -> None:
     """Of units of all nodes, at borders and inside, with weights in boxes."""
     network = NETWORKS[name]()
-    monkeypatch.setattr(block, "MOST", WHOLE)
+    monkeypatch.setattr(block, "WHOLE_SHARE", WHOLE)
     whole = _units(network, boxes, items)
-    monkeypatch.setattr(block, "MOST", WINDOWS)
+    monkeypatch.setattr(block, "WHOLE_SHARE", WINDOWS)
     windows = _units(network, boxes, items)
     for one, other in zip(whole, windows, strict=True):
         for mine, theirs in zip(one[:3], other[:3], strict=True):
@@ -172,9 +172,9 @@ def _tails(network: Network, thorough: bool, shared: bool) -> list[Tensor]:
     x = torch.as_tensor(rng.uniform(-1, 1, (2, network.signature.input_size)))
     engine = TailEngine(network, correlation=groups)
     outputs = torch.as_tensor(rng.normal(size=(1, 2, network.nodes[network.outputs[0]].shape[-1])))
-    rows = Rows(network, means, noise, (x - 0.02, x + 0.02), outputs, None, 1, slice(0, 2), groups)
+    rows = ItemRows(network, means, noise, (x - 0.02, x + 0.02), outputs, None, 1, slice(0, 2), groups)
     plan = engine._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), thorough)
-    run: Run = rows.run(plan)
+    run: TailRun = rows.run(plan)
     tail = run.tail(outputs, None)
     found = [tail.failure(outputs.new_full((), level)) for level in (-2.0, -0.5, 0.0, 0.5)]
     for position in claimed(network):
@@ -195,9 +195,9 @@ def test_tails_are_those_of_whole_rows(
     principal submatrix has no larger eigenvalue: the bound holds with whatever such rows, and differs a little.
     """
     network = NETWORKS[name]()
-    monkeypatch.setattr(block, "MOST", WHOLE)
+    monkeypatch.setattr(block, "WHOLE_SHARE", WHOLE)
     whole = _tails(network, thorough, shared)
-    monkeypatch.setattr(block, "MOST", WINDOWS)
+    monkeypatch.setattr(block, "WHOLE_SHARE", WINDOWS)
     for mine, theirs in zip(whole, _tails(network, thorough, shared), strict=True):
         torch.testing.assert_close(mine, theirs, **({"rtol": 1e-2, "atol": 1e-2} if shared else CLOSE))
 
@@ -226,7 +226,7 @@ def test_no_sampled_network_is_outside(name: str) -> None:
 
 def _run(
     network: Network, size: float, deadline: Deadline = Deadline(), *, shared: bool = False, thorough: bool = False
-) -> Run:
+) -> TailRun:
     """A pass over one small box, with deviations of this size."""
     rng = np.random.default_rng(3)
     posterior = GaussianDiagonal({name: sd**2 for name, sd in random_deviations(network, rng, size).items()})
@@ -237,7 +237,7 @@ def _run(
         groups = correlation(network, GaussianLowRank(factors, posterior.variances))
     x = torch.as_tensor(rng.uniform(-1, 1, (1, 1, network.signature.input_size)))
     plan = TailEngine(network)._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), thorough)
-    return Run(network, means, noise, Interval(x - 0.05, x + 0.05), plan, groups, deadline)
+    return TailRun(network, means, noise, Interval(x - 0.05, x + 0.05), plan, groups, deadline)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -276,18 +276,18 @@ def test_shortcuts_are_walks_that_stop_at_known_nodes(name: str, thorough: bool)
 def test_units_that_are_not_walked_do_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where weights are all but known: no line rests on units of fixed sign, or that others of a pool exceed."""
     network, walked = NETWORKS[name](), 0
-    real = Run._walked
+    real = TailRun._walked
 
-    def counted(self: Run, position: int, units: Tensor, known: bool) -> Iterator[Any]:
+    def counted(self: TailRun, position: int, units: Tensor, known: bool) -> Iterator[Any]:
         nonlocal walked
         walked += len(units)
         yield from real(self, position, units, known)
 
-    monkeypatch.setattr(Run, "_walked", counted)
+    monkeypatch.setattr(TailRun, "_walked", counted)
     outputs = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]], dtype=torch.float64)
     outputs = torch.nn.functional.pad(outputs, (0, network.signature.output_size - 2))
     fewer, count = _run(network, 1e-9).tail(outputs, None), walked
-    monkeypatch.setattr(Run, "_open", lambda self, position, levels: torch.ones_like(levels[:, :, :1]) > 0)
+    monkeypatch.setattr(TailRun, "_open", lambda self, position, levels: torch.ones_like(levels[:, :, :1]) > 0)
     every = _run(network, 1e-9).tail(outputs, None)
     assert 0 < count < walked - count
     torch.testing.assert_close(fewer.bounds[0].mean, every.bounds[0].mean, rtol=1e-6, atol=1e-6)

@@ -30,14 +30,14 @@ import by_hand
 from bnn_vnnlib.bounds import activations
 from bnn_vnnlib.bounds.tails import noise, tail
 from bnn_vnnlib.certificates import prove, trees
-from bnn_vnnlib.certificates.prove import Certified, certify, refuse
+from bnn_vnnlib.certificates.prove import Certified, refuse, write_proof
 from bnn_vnnlib.check_witness import check_witness
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.question import options
 from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.report.source import read_folder
 from bnn_vnnlib.result import Bounds, Query, Result, Verdict
-from bnn_vnnlib.runs.compare import Answer, Line, contradictions
+from bnn_vnnlib.runs.compare import Line, ToolAnswer, contradictions
 from bnn_vnnlib.setting import settle_run
 from bnn_vnnlib.vnnlib import match, read_property
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
@@ -99,7 +99,7 @@ def written(one: by_hand.Instance, **options: Any) -> tuple[tuple[Path, Path, Pa
     prop = match(read_property(paths[1]), model.network.signature, paths[1])
     result = bnn_vnnlib.verify(model, prop, **options)
     setting = settle_run(model, Options(**options), prop)
-    return paths, certify(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result), result
+    return paths, write_proof(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result), result
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -145,7 +145,7 @@ def test_images(tmp_path: Path, instance: str, query: Query, rule: str) -> None:
     refuse(model, query, "certain")
     result = Result(Verdict.UNSAT, query, 0.95, 0.95, "", 0.0, p_safe=Bounds(0.95, 1.0))
     path = tmp_path / "c.cert"
-    found = certify(path, files, setting, prop, result)
+    found = write_proof(path, files, setting, prop, result)
     assert isinstance(found, Certified), found
     assert rule in str(opened(path)[0]["proof"])
     said = checker.check(files["model"], files["property"], path, {"query": query.value})
@@ -184,7 +184,7 @@ def claimed(one: by_hand.Instance, query: Query, **options: Any) -> tuple[tuple[
     setting = settle_run(model, Options(**options), prop)
     certain = Bounds(0.0, 1.0) if query is Query.PROBABILISTIC else None
     result = Result(Verdict.UNSAT, query, 0.9, 0.1, "", 0.0, p_safe=certain)
-    return paths, certify(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result)
+    return paths, write_proof(paths[2], {"model": paths[0], "property": paths[1]}, setting, prop, result)
 
 
 def by_number(said: str) -> float:
@@ -421,7 +421,10 @@ def test_rows_of_a_sweep(tmp_path: Path, way: str) -> None:
 
 
 def test_an_accepted_certificate_settles_a_contradiction() -> None:
-    answers = {"a": Answer(Verdict.SAT, 1.0, "invalid"), "b": Answer(Verdict.UNSAT, 1.0, certificate="accepted")}
+    answers = {
+        "a": ToolAnswer(Verdict.SAT, 1.0, "invalid"),
+        "b": ToolAnswer(Verdict.UNSAT, 1.0, certificate="accepted"),
+    }
     (found,) = contradictions([Line("", "n", "p", "plain", "plain", answers)])
     assert found.finding == "a is wrong in real arithmetic: the certificate of b was accepted"
 
@@ -459,8 +462,8 @@ def test_what_the_prover_serves_the_checker_reads(tmp_path: Path) -> None:
     """The two lists of operators agree; there is no shared import."""
     from bnn_vnnlib_check.model import ACTIVATIONS
 
-    assert set(ACTIVATIONS) < set(prove.OPERATORS)
-    assert set(prove.OPERATORS) - set(ACTIVATIONS) == {
+    assert set(ACTIVATIONS) < set(prove._OPERATORS)
+    assert set(prove._OPERATORS) - set(ACTIVATIONS) == {
         "Add", "Constant", "Conv", "Flatten", "Gemm", "Identity", "MatMul", "Reshape", "Sub",
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ from bnn_vnnlib.methods.safety.portfolio import METHODS
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.pairs import Differences, differences
@@ -67,7 +67,7 @@ class Pair:
     def joined(self) -> Model:
         first = zoo.model_of(self.graph, "gaussian", "tiny" if self.coupling == "independent" else "narrow")
         second = first if self.coupling in ("same", "shared") else shifted(first)
-        return product(first, second, self.coupling, same=self.coupling == "same")
+        return side_by_side(first, second, self.coupling, same=self.coupling == "same")
 
     def asked(self, delta: float) -> Property:
         """All outputs are to differ by at most delta."""

@@ -62,7 +62,7 @@ class Case:
         if len(self.net.layers) > 2 and (self.low == self.high).all():
             point = torch.tensor(self.low)[None]
             asked = RowsAtPoints(point, point, torch.tensor(self.row)[None, None], torch.tensor([[self.bound]]))
-            ways = moments.failures(self.net, asked, Deadline())
+            ways = moments.failures_by_budget(self.net, asked, Deadline())
             return min(1.0, *(delta + float(values[0, 0]) for delta, values in ways))
         low, high, row = (torch.tensor(part)[None] for part in (self.low, self.high, self.row))
         question = RowsAtBoxes(low, high, row, torch.tensor([self.bound], dtype=torch.float64), torch.tensor([0]))

@@ -21,7 +21,7 @@ from bnn_vnnlib.network.network import (
     WeightSamples,
 )
 from bnn_vnnlib.network.nodes import Constant, Input, Linear, Node, Param, Scale
-from bnn_vnnlib.problem.weight_sets import params_of
+from bnn_vnnlib.problem.weight_sets import all_params
 from fuzz.onnx_graph import has_conv
 from fuzz.questions import Part, Question, Row
 from fuzz.specs import Spec
@@ -173,7 +173,7 @@ def other_family(ask: Ask, spec: Spec, rng: np.random.Generator) -> Ask | None:
 
 def _sources(network: Network) -> list[str]:
     fixed = {node.value.source for node in network.nodes if isinstance(node, Constant)}
-    return [param.source for param in params_of(network) if param.source not in fixed]
+    return [param.source for param in all_params(network) if param.source not in fixed]
 
 
 def _before(network: Network, tensor: np.ndarray, linear: bool) -> Network | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.gaussian.inversion import numbers, pairs, rest, series
+from bnn_vnnlib.gaussian.inversion import odd_numbers, pairs, rest, series
 
 
 def column(*values: float) -> Tensor:
@@ -119,4 +119,4 @@ def test_quadrants_are_bounded_from_below(one: float, other: float, shared: floa
 
 
 def test_numbers_are_odd_and_none_is_missing() -> None:
-    assert torch.cat(list(numbers(20, 3, column(0.0)))).tolist() == list(range(1, 25, 2))
+    assert torch.cat(list(odd_numbers(20, 3, column(0.0)))).tolist() == list(range(1, 25, 2))

@@ -32,7 +32,7 @@ def readers(suffix: str) -> tuple[Callable[[Path], object], ...]:
     """Whatever reads files with this suffix, from the inside of the package."""
     import bnn_vnnlib
     from bnn_vnnlib.check_witness import other_files
-    from bnn_vnnlib.files.benchmarks import read_table as read_instances
+    from bnn_vnnlib.files.benchmarks import read_instances as read_instances
     from bnn_vnnlib.files.sidecar import read_object
     from bnn_vnnlib.files.vnncomp import read_result
     from bnn_vnnlib.model.attachment import posterior_from_npz

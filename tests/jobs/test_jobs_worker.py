@@ -17,8 +17,8 @@ import pytest
 
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.jobs import worker as workers
-from bnn_vnnlib.jobs.pool import Places
-from bnn_vnnlib.jobs.worker import Died, Fleet, Kind, Overdue, Worker, discard, own_worker
+from bnn_vnnlib.jobs.pool import Slots
+from bnn_vnnlib.jobs.worker import Died, Fleet, Overdue, Worker, WorkerKind, discard, own_worker
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = """
@@ -38,7 +38,7 @@ with Places(1, 1).pool() as pool:
 
 @pytest.fixture
 def worker():
-    worker = Worker(Kind(threads=1))
+    worker = Worker(WorkerKind(threads=1))
     yield worker
     worker.end()
 
@@ -67,7 +67,7 @@ def test_it_answers_and_raises_and_goes_on(worker):
         worker.call(divmod, 1, 0)
     assert "In the worker process:" in caught.value.__notes__[0]
     with pytest.raises(OptionError, match=r"^workers must be at least 1, found 0$"):
-        worker.call(Places, 0)
+        worker.call(Slots, 0)
     with pytest.raises(RuntimeError, match="SystemExit"):
         worker.call(sys.exit, 3)
     with pytest.raises(RuntimeError, match="an answer that cannot be sent: lock"):
@@ -147,14 +147,14 @@ def test_a_signal_leaves_no_tool_and_none_of_its_helpers(tmp_path, signals):
 
 
 def test_a_thread_keeps_its_worker_until_another_kind_is_wanted():
-    first, seconds = own_worker(Kind(threads=1))
+    first, seconds = own_worker(WorkerKind(threads=1))
     try:
         assert seconds > 0
-        assert own_worker(Kind(threads=1)) == (first, 0.0)
-        second, _ = own_worker(Kind(threads=2))
+        assert own_worker(WorkerKind(threads=1)) == (first, 0.0)
+        second, _ = own_worker(WorkerKind(threads=2))
         assert first._process.returncode == -signal.SIGKILL
         with ThreadPoolExecutor(1) as pool:  # another thread, another worker
-            assert pool.submit(lambda: own_worker(Kind(threads=2))[0]).result() is not second
+            assert pool.submit(lambda: own_worker(WorkerKind(threads=2))[0]).result() is not second
             pool.submit(discard).result()
         assert second.call(pow, 2, 2) == 4
     finally:
@@ -171,18 +171,18 @@ def test_one_that_starts_while_the_run_ends_is_not_left_behind(tmp_path, monkeyp
     monkeypatch.setattr(workers, "PROGRAM", (str(program),))
     fleet = Fleet()
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(fleet.start, Kind())
+        started = pool.submit(fleet.start, WorkerKind())
         time.sleep(0.2)
         fleet.close()
         with pytest.raises(Died, match="the run was ended"):
             started.result(60)
     with pytest.raises(Died, match="the run was ended"):
-        fleet.start(Kind())
+        fleet.start(WorkerKind())
 
 
 def test_a_pool_takes_tasks_that_come_late_and_tells_what_failed():
     tasks, found = deque([1, 2]), {}
-    with Places(2).pool() as pool:
+    with Slots(2).pool() as pool:
         for task, result in pool.completed(tasks, lambda task: (divmod, 12, 3 - task)):
             found[task] = result
             if task == 1:
@@ -193,7 +193,7 @@ def test_a_pool_takes_tasks_that_come_late_and_tells_what_failed():
 
 def test_an_idle_worker_that_is_killed_costs_nothing_but_itself():
     """What the pools of pebble and loky do not survive."""
-    with Places(2, 1).pool() as pool:
+    with Slots(2, 1).pool() as pool:
         pids = {pid for _, pid in pool.completed(deque(range(6)), lambda _task: (pid_after, 0.2))}
         assert len(pids) == 2
         os.kill(min(pids), signal.SIGKILL)
@@ -207,6 +207,6 @@ def test_an_idle_worker_that_is_killed_costs_nothing_but_itself():
 
 def pid_after(seconds: float) -> int:
     """The number of this thread's worker, which takes so long to tell it."""
-    worker, _ = own_worker(Kind(1))
+    worker, _ = own_worker(WorkerKind(1))
     worker.call(time.sleep, seconds)
     return worker.call(os.getpid)

@@ -16,7 +16,7 @@ from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import ModelError, OptionError, PosteriorError, UnsupportedError
 from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, model_from_proto, read_model, replay
 from bnn_vnnlib.posteriors import simplify as module
-from bnn_vnnlib.posteriors.parts import Parts, read_parts, with_values, without_posterior
+from bnn_vnnlib.posteriors.parts import FileParts, read_parts, with_values, without_posterior
 from bnn_vnnlib.posteriors.simplify import Fingerprints, simplified
 from support.command import call
 
@@ -101,7 +101,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tool: Callable[[ModelProto], None])
         tool(copy)
         return copy
 
-    monkeypatch.setattr(module, "run_tool", run)
+    monkeypatch.setattr(module, "cleaned_up", run)
 
 
 def initializer(proto: ModelProto, name: str) -> onnx.TensorProto:
@@ -128,7 +128,7 @@ def other_bias(proto: ModelProto) -> None:
     tensor.CopyFrom(onnx.numpy_helper.from_array(1 + onnx.numpy_helper.to_array(tensor), "shift"))
 
 
-def parts_of(tmp_path: Path) -> Parts:
+def parts_of(tmp_path: Path) -> FileParts:
     proto = mlp()
     return read_parts(saved(proto, tmp_path / "b.onnx", gaussian(proto, ("W1", "b2")), None))
 

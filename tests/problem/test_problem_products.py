@@ -13,7 +13,7 @@ import torch
 from bnn_vnnlib import verify
 from bnn_vnnlib.check_witness import at_point
 from bnn_vnnlib.errors import UnsupportedError
-from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import feasible, from_property
 from bnn_vnnlib.problem.products import CELLS, in_cells
@@ -179,7 +179,7 @@ def test_products_over_both_networks(bound: float, verdict: Verdict) -> None:
     prop = parse_property(PAIR.format("(<= (* X[0,0] U[0,0]) 0.0)", bound))
     found = verify(NET, prop, timeout=60)
     assert found.verdict is verdict
-    joined = product(NET, NET, "independent", same=True)
+    joined = side_by_side(NET, NET, "independent", same=True)
     way = differences(joined, prop)[0]
     ((one,),) = way.inner.polynomials  # x_f x_g = x_f^2 - x_f d
     assert {columns: int(a) for a, columns in one.terms} == {(0, 0): 1, (0, 2): -1}
@@ -188,7 +188,7 @@ def test_products_over_both_networks(bound: float, verdict: Verdict) -> None:
 def test_three_factors_of_two_networks_are_the_same_in_differences() -> None:
     rng = np.random.default_rng(3)
     prop = parse_property(PAIR.format("(<= (* X[0,0] U[0,0] U[0,1]) 0.1)", 0.5))
-    ((inner,),) = differences(product(NET, NET, "independent", same=True), prop)[0].inner.polynomials
+    ((inner,),) = differences(side_by_side(NET, NET, "independent", same=True), prop)[0].inner.polynomials
     ((outer,),) = prop.polynomials
     for numbers in rng.integers(0, 9, (20, 4)).tolist():
         x = [Fraction(v, 8) for v in numbers]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnn_vnnlib.printable import printable
-from bnn_vnnlib.report.page import Table, latex, markdown, page_data
+from bnn_vnnlib.report.page import PageTable, latex_text, markdown, page_data
 from bnn_vnnlib.report.source import ReportedRun
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
 from bnn_vnnlib.result import Verdict
@@ -75,7 +75,7 @@ HOSTILE = "a|b `c` <script>x</script>\n\\input{/etc/passwd} & 50% $ # _ {} ~ ^ [
 
 
 def test_markdown_shows_names_as_they_are():
-    text = Table("t", "T", ("name", "n"), ((HOSTILE, "1"),), frozenset({1})).markdown()
+    text = PageTable("t", "T", ("name", "n"), ((HOSTILE, "1"),), frozenset({1})).markdown()
     lines = text.splitlines()
     assert lines[3] == "| --- | ---: |"
     assert len(lines) == 5
@@ -84,22 +84,22 @@ def test_markdown_shows_names_as_they_are():
 
 
 def test_latex_shows_names_as_they_are():
-    text = Table("t", "T", ("name",), ((HOSTILE,),)).latex()
+    text = PageTable("t", "T", ("name",), ((HOSTILE,),)).latex()
     assert r"\input" not in text
     assert r"\textbackslash{}input\{/etc/passwd\} \& 50\% \$ \# \_ \{\} \textasciitilde{} \textasciicircum{}" in text
     assert r"\begin{tabular}{l}" in text
-    assert r"\begin{longtable}{l}" in Table("t", "T", ("name",), (("a",),) * 41).latex()
+    assert r"\begin{longtable}{l}" in PageTable("t", "T", ("name",), (("a",),) * 41).latex()
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4))
 def test_any_text_keeps_its_place(cells):
-    table = Table("t", "T", tuple(cells), (tuple(cells),))
+    table = PageTable("t", "T", tuple(cells), (tuple(cells),))
     shown = [printable(cell, lines=True) for cell in cells]
     assert list(csv.reader(io.StringIO(table.csv(), newline=""))) == [shown, shown]
     assert len(table.markdown().splitlines()) == 5
-    assert all("\n" not in escape(cell) for cell in cells for escape in (markdown, latex))
+    assert all("\n" not in escape(cell) for cell in cells for escape in (markdown, latex_text))
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "a,b", 'say "x"', "two\nlines"])
 def test_csv_keeps_every_letter(cell):
-    assert list(csv.reader(io.StringIO(Table("t", "T", ("h",), ((cell,),)).csv(), newline=""))) == [["h"], [cell]]
+    assert list(csv.reader(io.StringIO(PageTable("t", "T", ("h",), ((cell,),)).csv(), newline=""))) == [["h"], [cell]]

@@ -12,7 +12,7 @@ import pytest
 
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import tools
-from bnn_vnnlib.runs.compare import Answer, Contradiction, Line, agreement, contradictions, solved
+from bnn_vnnlib.runs.compare import Contradiction, Line, ToolAnswer, agreement, contradictions, solved
 from bnn_vnnlib.runs.tools import RECIPES, Tool, ToolTask, run_tool, tool
 from support.command import call
 
@@ -100,7 +100,7 @@ def line(**words: str) -> Line:
     answers = {}
     for name, word in words.items():
         verdict, _, checked = word.partition("/")
-        answers[name] = Answer(Verdict(verdict), 1.0, checked or None)
+        answers[name] = ToolAnswer(Verdict(verdict), 1.0, checked or None)
     return Line("c", "n", "p", "mean", "mean", answers)
 
 
@@ -130,8 +130,8 @@ def test_a_contradiction_is_settled_by_the_witness(word, finding):
 
 def test_a_verdict_with_a_confidence_is_no_contradiction():
     """It may be wrong without a fault, so it is counted and listed apart; where both agree it counts like any other."""
-    sure, likely = Answer(Verdict.SAT, 1.0, "valid"), Answer(Verdict.UNSAT, 1.0, confidence=0.99)
-    one = replace(LINE, answers={"a": sure, "b": likely, "c": Answer(Verdict.UNSAT, 1.0)})
+    sure, likely = ToolAnswer(Verdict.SAT, 1.0, "valid"), ToolAnswer(Verdict.UNSAT, 1.0, confidence=0.99)
+    one = replace(LINE, answers={"a": sure, "b": likely, "c": ToolAnswer(Verdict.UNSAT, 1.0)})
     counts = agreement([one], ["a", "b", "c"])
     assert counts["a", "b"] == {"statistical disagreement": 1}
     assert counts["a", "c"] == {"contradict": 1}

@@ -19,7 +19,7 @@ import pytest
 
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.jobs import worker
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
 from bnn_vnnlib.runs.records import Records
@@ -67,7 +67,7 @@ def decide(arguments, log):
         os._exit(0)
     return 1 if what == "fault" else 0
 
-task.decide = decide
+task.work_off = decide
 worker.serve()
 """
 
@@ -380,7 +380,9 @@ def test_a_witness_is_checked_where_asked(stand_in, benchmark, tmp_path):
 
 def test_a_check_gets_the_options_of_its_query():
     """check-witness refuses what does not apply, too."""
-    task = tasks.Task("c", "n", "p", ((None, "n"),), "p", None, ("--likelihood=gaussian", "--tau-safe=0.9", "--seed=3"))
+    task = tasks.InstanceTask(
+        "c", "n", "p", ((None, "n"),), "p", None, ("--likelihood=gaussian", "--tau-safe=0.9", "--seed=3")
+    )
     assert task.check_command(Path("r"), "decision")[4:] == ["--likelihood=gaussian", "--seed=3"]
     assert task.check_command(Path("r"), "probabilistic")[4:] == ["--seed=3"]
 
@@ -458,18 +460,18 @@ def test_a_process_has_one_thread_unless_somebody_says_otherwise(
 def test_workers_follow_the_cores_and_their_threads(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert Places.shared(None, None, None) == Places(8, None)
-    assert Places.shared(None, 3, None) == Places(2, 3)
-    assert Places.shared(1, None, None) == Places(1, None)
+    assert Slots.shared(None, None, None) == Slots(8, None)
+    assert Slots.shared(None, 3, None) == Slots(2, 3)
+    assert Slots.shared(1, None, None) == Slots(1, None)
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    assert Places.shared(None, None, None) == Places(2, None)
+    assert Slots.shared(None, None, None) == Slots(2, None)
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert Places.shared(None, None, None) == Places(8, None)
+    assert Slots.shared(None, None, None) == Slots(8, None)
 
 
 def test_a_place_depends_on_the_line_alone(tmp_path):
     def place(category="c", onnx="onnx/a.onnx", vnnlib="vnnlib/p.vnnlib", limit=60.0):
-        task = tasks.Task(category, onnx, vnnlib, models=(), prop="", timeout=5, own_timeout=limit)
+        task = tasks.InstanceTask(category, onnx, vnnlib, models=(), prop="", timeout=5, own_timeout=limit)
         return Records(tmp_path).place(task)
 
     assert re.fullmatch(r"instances/c/a_p-[0-9a-f]{12}\.txt", place())
@@ -497,7 +499,7 @@ def test_a_task_lost_outside_its_process_is_an_error(stand_in, benchmark, tmp_pa
 
     instances = read_benchmarks([benchmark("unsat")])
     with Run.opened(How().tasks(instances, 1), Records(tmp_path / "out"), How().settings) as opened:
-        (entry,) = opened.go(Places(1, 1), lose)
+        (entry,) = opened.go(Slots(1, 1), lose)
     assert entry.verdict is Verdict.ERROR
     assert "the cluster is gone" in table(tmp_path / "out")[0]["reason"]
 

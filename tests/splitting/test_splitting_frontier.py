@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bnn_vnnlib.splitting.frontier import Boxes, Effort, Frontier, Look, minimise
+from bnn_vnnlib.splitting.frontier import Effort, Frontier, Look, OpenBoxes, minimise
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 
 
-def boxes(lower: list[list[float]], upper: list[list[float]]) -> Boxes:
+def boxes(lower: list[list[float]], upper: list[list[float]]) -> OpenBoxes:
     low, high = torch.tensor(lower, dtype=torch.float64), torch.tensor(upper, dtype=torch.float64)
-    return Boxes(torch.arange(len(low)), low, high)
+    return OpenBoxes(torch.arange(len(low)), low, high)
 
 
-def flat(some: Boxes) -> Tensor:
+def flat(some: OpenBoxes) -> Tensor:
     return torch.ones_like(some.lower)
 
 
@@ -71,7 +71,7 @@ def test_an_owner_is_given_up_where_its_tree_is_too_large(batch: int | None) -> 
         frontier = Frontier(boxes([[0.0]] * 4, [[1.0]] * 4), 4, most, Deadline())
         bounded = torch.zeros(4, dtype=torch.int64)
 
-        def step(some: Boxes, bounded: Tensor = bounded) -> Boxes:
+        def step(some: OpenBoxes, bounded: Tensor = bounded) -> OpenBoxes:
             bounded += torch.bincount(some.owner, minlength=4)
             width = (some.upper - some.lower)[:, 0]
             left = some.pick(width > 0.5 ** (some.owner + 1))
@@ -86,10 +86,10 @@ def test_an_owner_is_given_up_where_its_tree_is_too_large(batch: int | None) -> 
 def test_what_time_cuts_off_is_open(steps: int) -> None:
     """A step that does not end has closed nothing, and the owners that are done stay so."""
     left = [steps]
-    told: list[Boxes] = []
+    told: list[OpenBoxes] = []
     frontier = Frontier(boxes([[0.0]] * 2, [[1.0]] * 2), 2, None, Deadline(), told.append)
 
-    def step(some: Boxes) -> Boxes:
+    def step(some: OpenBoxes) -> OpenBoxes:
         left[0] -= 1
         if left[0] < 0:
             raise OutOfTime
@@ -107,7 +107,7 @@ def test_what_time_cuts_off_is_open(steps: int) -> None:
 def test_a_sweep_takes_every_item_once_and_in_order() -> None:
     seen: list[int] = []
 
-    def step(some: Boxes) -> Boxes:
+    def step(some: OpenBoxes) -> OpenBoxes:
         seen.extend(some.owner.tolist())
         return some.pick(some.owner % 2 == 0)
 
@@ -125,7 +125,7 @@ def test_a_sweep_takes_every_item_once_and_in_order() -> None:
 def test_what_a_sweep_has_no_time_for_is_open(steps: int) -> None:
     left = [steps]
 
-    def step(some: Boxes) -> Boxes:
+    def step(some: OpenBoxes) -> OpenBoxes:
         left[0] -= 1
         if left[0] < 0:
             raise OutOfTime

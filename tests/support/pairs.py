@@ -10,7 +10,7 @@ import torch
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.families import marginal_variances
 from bnn_vnnlib.network.network import GaussianDiagonal, Model, Network
-from bnn_vnnlib.network.pairs import product
+from bnn_vnnlib.network.pairs import side_by_side
 
 COUPLINGS = ("same", "independent", "noise")
 
@@ -37,8 +37,8 @@ def pair(network: Network, coupling: str, rng: np.random.Generator) -> Model:
     """The product of a network and its copy."""
     first = with_posterior(network, rng)
     if coupling == "same":
-        return product(first, first, "independent", same=True)
-    return product(first, with_posterior(disturbed(network, rng), rng), coupling)
+        return side_by_side(first, first, "independent", same=True)
+    return side_by_side(first, with_posterior(disturbed(network, rng), rng), coupling)
 
 
 def boxes_of(model: Model, scales: tuple[float, ...] = (1.0,)) -> WeightBoxes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bnn_vnnlib.files.sidecar import record, unfinished
-from bnn_vnnlib.report.row import Row, read_row
+from bnn_vnnlib.report.row import ReportRow, read_row
 from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
 from bnn_vnnlib.runs.records import Records, hashes
 from bnn_vnnlib.runs.task import Outcome
@@ -88,7 +88,7 @@ def values(result: Result | str, files: dict[str, Path]) -> dict:
 
 def row(
     result: Result | str, run: str = "run", names: tuple[str, str, str] = ("c", "n", "p"), seconds: float = 1.5
-) -> Row:
+) -> ReportRow:
     """A row as it is read from such a folder."""
     category, network, prop = names
     more = {"run": {"category": category, "network": network, "property": prop, "run_time": seconds, "checked": None}}

@@ -20,7 +20,7 @@ from bnn_vnnlib.network import evaluate, maps, nodes
 from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.problem import weight_sets
-from bnn_vnnlib.problem.weight_sets import params_of
+from bnn_vnnlib.problem.weight_sets import all_params
 from support.networks import Array
 from support.zoo import GRAPHS
 
@@ -39,8 +39,8 @@ def seed_of(text: str) -> int:
 def random_sources(network: Network) -> list[str]:
     """Sources that may carry a variance: no branch of its own, no rounded factor (the importer refuses both)."""
     fixed = {node.value.source for node in network.nodes if isinstance(node, nodes.Constant)}
-    fixed |= {param.source for param in params_of(network) if param.slack is not None}
-    return sorted({param.source for param in params_of(network)} - fixed)
+    fixed |= {param.source for param in all_params(network) if param.slack is not None}
+    return sorted({param.source for param in all_params(network)} - fixed)
 
 
 def random_deviations(network: Network, rng: np.random.Generator, size: float) -> dict[str, Array]:
@@ -106,7 +106,7 @@ class Case:
     network: Network
     deviations: dict[str, Array]
     budget: float
-    run: run.Run
+    run: run.TailRun
     tail: Tail
     noise: Recorder
 
@@ -167,19 +167,19 @@ def record(
 ) -> Case:  # fmt: skip
     """The tails of rows (R, m) over one box (n,)."""
     kept: list[Recorder] = []
-    runs: list[run.Run] = []
+    runs: list[run.TailRun] = []
 
     def recorder(*args: Any, **named: Any) -> Recorder:
         kept.append(Recorder(*args, **named))
         return kept[-1]
 
-    def running(*args: Any, real: Any = run.Run) -> run.Run:
+    def running(*args: Any, real: Any = run.TailRun) -> run.TailRun:
         runs.append(real(*args))
         return runs[-1]
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "Noise", recorder)
-        patch.setattr(engine, "Run", running)
+        patch.setattr(engine, "TailRun", running)
         failures(network, deviations, box, rows, torch.zeros(len(rows)), (budget,), thorough=thorough)
         kept.clear()
         tail = runs[-1].tail(rows[None], None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnn_vnnlib import OptionError
-from bnn_vnnlib.sweeps.radius import NOTHING, Bisection, Radii
+from bnn_vnnlib.sweeps.radius import _NOTHING_PROVED, Bisection, Radii
 
 RADII = Radii(largest=1.0, tolerance=0.01)
 
@@ -37,7 +37,7 @@ def test_both_radii_are_found_up_to_the_tolerance(pairs):
     search = Bisection(len(pairs), RADII)
     search.run(prober(safe, unsafe))
     below, above = safe < 0, safe >= 1
-    assert (search.robust[below] == NOTHING).all()
+    assert (search.robust[below] == _NOTHING_PROVED).all()
     assert (search.robust[above] == 1).all()
     inside = ~below & ~above
     assert (search.robust[inside] <= safe[inside]).all()
@@ -56,7 +56,7 @@ def test_proofs_that_fail_at_random_cost_tightness_and_never_truth(pairs, seed):
     rng = np.random.default_rng(seed)
     search = Bisection(len(pairs), RADII)
     search.run(prober(safe, unsafe, lambda index, radius: rng.random(len(index)) < 0.4))
-    known = search.robust != NOTHING
+    known = search.robust != _NOTHING_PROVED
     assert (search.robust[known] <= safe[known]).all()
     assert (search.broken >= unsafe).all()
     assert search.rounds < 200
@@ -88,7 +88,7 @@ def test_one_radius_an_input_while_all_is_decided():
 def test_an_input_that_is_unsafe_itself():
     search = Bisection(1, RADII)
     search.run(prober(np.array([-1.0]), np.array([0.0])))
-    assert search.robust[0] == NOTHING
+    assert search.robust[0] == _NOTHING_PROVED
     assert search.broken[0] == 0
     assert search.rounds == 1
 

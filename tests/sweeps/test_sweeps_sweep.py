@@ -22,7 +22,7 @@ from bnn_vnnlib.files.arrays import read_columns
 from bnn_vnnlib.jobs import progress
 from bnn_vnnlib.jobs.chunks import carry_out, growing, usual_chunk
 from bnn_vnnlib.jobs.parts import PartsFolder
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.jobs.progress import Progress
 from bnn_vnnlib.sweeps import Bounding, Pair, Radii, Source, make_inputs, make_table, radii, sweep
 from bnn_vnnlib.system.durable import LOCK, locked
@@ -316,12 +316,12 @@ def test_a_worker_that_is_killed_is_replaced_once(tmp_path, times):
     """By whoever looks for memory, for one; what it had in work is done again."""
     job = Killing(tmp_path, times)
     if times == 1:
-        columns, spent = carry_out(job, None, Places(2, 1), file="rows.parquet", order=("row",))
+        columns, spent = carry_out(job, None, Slots(2, 1), file="rows.parquet", order=("row",))
         assert columns["row"].tolist() == [0, 1, 2, 3]
         assert spent.rows == 4
         return
     with pytest.raises(InputError, match=r"ended from outside, twice at the same chunk \(signal SIGKILL"):
-        carry_out(job, None, Places(2, 1), file="rows.parquet", order=("row",))
+        carry_out(job, None, Slots(2, 1), file="rows.parquet", order=("row",))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")

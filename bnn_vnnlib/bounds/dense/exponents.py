@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, HiddenRanges, hidden
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import Rectangle, relu_planes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -92,7 +92,7 @@ _ROOM = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class QuadraticRow:
     """constant + alpha . z + beta . z^2 over the outputs z of a layer: (P, R), (P, R, H)."""
 
     constant: Tensor
@@ -101,10 +101,10 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges:
+class DenseRanges:
     """What is known of P boxes: the first layer, typical values of all layers, rectangles of the hidden ones."""
 
-    first: Hidden
+    first: HiddenRanges
     typical: list[Typical]
     rectangles: list[Rectangle]
 
@@ -135,16 +135,16 @@ class Exponents:
         below = [self.chain.layers[0].mean.shape[1], *widths]
         return max([4 * widths[k] * max(below[: k + 1]) for k in range(1, len(widths))], default=sum(below))
 
-    def ranges(self, lower: Tensor, upper: Tensor) -> Ranges:
+    def ranges(self, lower: Tensor, upper: Tensor) -> DenseRanges:
         """Ranges of the layers over boxes (P, n), with typical values at their centres."""
         first = hidden(self.chain.layers[0], lower, upper)
         expected = typical(self.chain, first.center)
-        found = Ranges(first, expected, [_rectangle(first.low, first.high, first.least, first.most, expected[0])])
+        found = DenseRanges(first, expected, [_rectangle(first.low, first.high, first.least, first.most, expected[0])])
         for place in range(1, len(self.chain.layers) - 1):
             found.rectangles.append(self._claimed(place, found))
         return found
 
-    def lines(self, ranges: Ranges, outputs: Tensor) -> Lines:
+    def lines(self, ranges: DenseRanges, outputs: Tensor) -> CentredForm:
         """Lines below -log E[exp(u . f) 1_G], u = outputs (P or 1, R, m), each entry rounded once at most."""
         last = self.chain.layers[-1]
         outputs = outputs.expand(len(ranges.first.center), -1, -1)
@@ -158,14 +158,14 @@ class Exponents:
         )  # fmt: skip
         return self._back(len(self.chain.layers) - 2, row, ranges)
 
-    def squares(self, ranges: Ranges, weights: Tensor) -> Lines:
+    def squares(self, ranges: DenseRanges, weights: Tensor) -> CentredForm:
         """Lines below -log E[exp(sum_j weights_j h_j^2) 1_G], h the last hidden layer's outputs, weights (P, R, H)
         exact."""
         zero = torch.zeros_like(weights)
         row = self._row(zero[..., 0], zero, zero, weights + 2 * UNIT * weights.abs() + TINY)
         return self._back(len(self.chain.layers) - 2, row, ranges)
 
-    def _claimed(self, place: int, ranges: Ranges) -> Rectangle:
+    def _claimed(self, place: int, ranges: DenseRanges) -> Rectangle:
         """Four sides of every neuron of a layer, each missed with probability exp(-level) at most."""
         layer, guess = self.chain.layers[place], ranges.typical[place]
         level = math.log(self.sides / self.budget) * (1 + 1e-12)
@@ -191,7 +191,7 @@ class Exponents:
             -low, high, torch.sqrt(root) * (1 - 4 * UNIT), torch.sqrt(most) * (1 + 4 * UNIT) + LEAST, guess
         )
 
-    def _multiple(self, scale: Tensor, weights: Tensor, linear: bool) -> Row:
+    def _multiple(self, scale: Tensor, weights: Tensor, linear: bool) -> QuadraticRow:
         """scale_i sum_j weights_ij h_j (or h_j^2) for every i: scale (P, H)."""
         product = scale[..., None] * weights
         paid = 2 * UNIT * product.abs() + TINY
@@ -200,11 +200,11 @@ class Exponents:
             return self._row(torch.zeros_like(scale), product, paid, zero)
         return self._row(torch.zeros_like(scale), zero, zero, product + paid)
 
-    def _row(self, constant: Tensor, alpha: Tensor, error: Tensor, beta: Tensor) -> Row:
+    def _row(self, constant: Tensor, alpha: Tensor, error: Tensor, beta: Tensor) -> QuadraticRow:
         """alpha is known up to the error, beta is an upper bound; relu is never negative, so that larger ones do."""
-        return Row(constant, alpha + error * (1 + 2 * UNIT) + 2 * UNIT * alpha.abs(), beta)
+        return QuadraticRow(constant, alpha + error * (1 + 2 * UNIT) + 2 * UNIT * alpha.abs(), beta)
 
-    def _back(self, place: int, row: Row, ranges: Ranges) -> Lines:
+    def _back(self, place: int, row: QuadraticRow, ranges: DenseRanges) -> CentredForm:
         """A row over the outputs of a hidden layer, taken to the input."""
         while True:
             self.deadline.check()
@@ -222,7 +222,9 @@ class Exponents:
             )  # fmt: skip
             place -= 1
 
-    def _crossed(self, place: int, row: Row, ranges: Ranges) -> tuple[DenseLayer, Tensor, tuple[Tensor, Tensor]]:
+    def _crossed(
+        self, place: int, row: QuadraticRow, ranges: DenseRanges
+    ) -> tuple[DenseLayer, Tensor, tuple[Tensor, Tensor]]:
         """A row taken from an activation's outputs to its inputs: the layer in front, the constant, and coefficients of
         (m, v).
         """
@@ -241,7 +243,7 @@ class Exponents:
         return self.chain.layers[place], total + error, (plane.mean, plane.square)
 
 
-def _over_inputs(layer: DenseLayer, constant: Tensor, plane: tuple[Tensor, Tensor], first: Hidden) -> Lines:
+def _over_inputs(layer: DenseLayer, constant: Tensor, plane: tuple[Tensor, Tensor], first: HiddenRanges) -> CentredForm:
     """constant + mean . m(x) + square . v(x), as lines below its negative."""
     mean, square = plane
     x, r = first.center[:, None], first.radius[:, None]
@@ -253,7 +255,7 @@ def _over_inputs(layer: DenseLayer, constant: Tensor, plane: tuple[Tensor, Tenso
     error = (mean.abs() @ size[0][..., None])[..., 0] + 4 * (square.abs() @ size[1][..., None])[..., 0]
     error = 4 * gamma(4 * sum(layer.mean.shape) + 64) * (error + constant.abs()) + LEAST
     error = error + 4 * TINY * (square.abs() @ layer.variance.sum(-1))  # squares that underflow
-    return Lines(-(value + error).nan_to_num(torch.inf, torch.inf), -(linear + 2 * bent * x))
+    return CentredForm(-(value + error).nan_to_num(torch.inf, torch.inf), -(linear + 2 * bent * x))
 
 
 def _rectangle(low: Tensor, high: Tensor, least: Tensor, most: Tensor, guess: Typical) -> Rectangle:

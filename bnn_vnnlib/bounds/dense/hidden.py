@@ -1,8 +1,9 @@
 """A hidden ReLU layer over boxes: linear bounds of c . G(x), G_k(x) = E relu(a_k(x)), a_k(x) ~ N(m_k(x), s_k(x)^2).
 
-1. `Lines`: linear lower bounds of functions over boxes, written from the centres of the boxes.
+1. `CentredForm`: linear lower bounds of functions over boxes, written from the centres of the boxes.
 
-2. `Hidden`. g(m, s) = E relu(N(m, s^2)) is convex and nondecreasing in (m, s), m is linear in x, s^2 = q is quadratic.
+2. `HiddenRanges`. g(m, s) = E relu(N(m, s^2)) is convex and nondecreasing in (m, s), m is linear in x, s^2 = q is
+quadratic.
 Below, for any tau:  g >= Phi(tau) m + phi(tau) s,  and  s(x) s_c >= q_c + p . (x - x_c)  with p_j = v_j x_cj, v the
 variances (Cauchy and Schwarz), so s >= (q_c + p . (x - x_c)) / sigma for every sigma >= s_c.
 Above:  g <= beta m + gamma s + kappa on the rectangle of (m, s), kappa from its four corners, gamma >= 0;
@@ -27,7 +28,7 @@ from bnn_vnnlib.rounding import TINY, UNIT, gamma
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class CentredForm:
     """f(x) >= value + slope . (x - center) for |x - center| <= radius: value (.., R), slope (.., R, n)."""
 
     value: Tensor
@@ -44,7 +45,7 @@ class Lines:
         return (self.value - reach - 2 * UNIT * (self.value.abs() + reach)).nan_to_num(-torch.inf, torch.inf)
 
 
-def mixed(weights: Tensor, lines: Lines, radius: Tensor) -> Lines:
+def mixed(weights: Tensor, lines: CentredForm, radius: Tensor) -> CentredForm:
     """sum_l weights_rl lines_l, weights >= 0: (.., R, L) over lines (.., L) -> (.., R); roundings are paid for."""
     used = torch.where(weights > 0, weights, 0.0)
     value, slope = lines.value.nan_to_num(0.0), lines.slope.nan_to_num(0.0)
@@ -52,14 +53,14 @@ def mixed(weights: Tensor, lines: Lines, radius: Tensor) -> Lines:
     total = (used @ value[..., None])[..., 0]
     error = 2 * gamma(2 * weights.shape[-1] + 8) * (used @ size[..., None])[..., 0] + TINY
     unusable = (used > 0) & ~torch.isfinite(lines.value)[..., None, :]
-    return Lines(torch.where(unusable.any(-1), -torch.inf, total - error), used @ slope)
+    return CentredForm(torch.where(unusable.any(-1), -torch.inf, total - error), used @ slope)
 
 
 # 2. The layer
 
 
 @dataclass(frozen=True, eq=False)
-class Hidden:
+class HiddenRanges:
     """Over P boxes |x - center| <= radius (P, n), all rounded outward; (P, H) each.
 
     middle, slack : m at the centre and the error of it; low, high : of m over the box; least, most : of s over the box;
@@ -115,7 +116,7 @@ class Hidden:
         value = beta * self.middle + gain * (sigma / 2 + spread / (2 * sigma)) * (1 + relative) + kappa + self.slack
         return beta, gain / sigma, value
 
-    def lines(self, weights: Tensor, constant: Tensor) -> Lines:
+    def lines(self, weights: Tensor, constant: Tensor) -> CentredForm:
         """Linear lower bounds of weights . G(x) + constant; weights (R, H), constant (R,), exact or rounded once."""
         alpha, share, low, _ = self._below
         beta, gain, high = self._above
@@ -130,10 +131,10 @@ class Hidden:
             TINY * len(self.layer.bias) * ((1 + self.center.abs()) * (1 + self.radius)).sum(-1, keepdim=True)
         )  # underflow
         error = relative * (size @ weights.abs().mT + constant.abs() + value.abs()) + lost + LEAST
-        return Lines(value - error, slope)
+        return CentredForm(value - error, slope)
 
 
-def hidden(layer: DenseLayer, lower: Tensor, upper: Tensor) -> Hidden:
+def hidden(layer: DenseLayer, lower: Tensor, upper: Tensor) -> HiddenRanges:
     """The layer over boxes (P, n)."""
     center = (lower + upper) / 2
     radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
@@ -150,7 +151,7 @@ def hidden(layer: DenseLayer, lower: Tensor, upper: Tensor) -> Hidden:
 
     least = torch.sqrt(squared((near**2 - TINY).clamp(min=0.0))) * (1 - relative)
     most = torch.sqrt(squared(far**2 + TINY)) * (1 + relative) + LEAST
-    return Hidden(
+    return HiddenRanges(
         layer, center, radius, middle, slack, middle - reach, middle + reach, least, most,
         squared((center**2 - TINY).clamp(min=0.0)), squared(center**2 + TINY),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from bnn_vnnlib.system.clock import Deadline
 
 
 @dataclass(eq=False)
-class Differences:
+class RangeDifferences:
     """The differences on G, from what is known of them so far."""
 
     network: Network

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.tails.run import EVENTS, Deviations, Plan, Run, claimed, powers, stages
+from bnn_vnnlib.bounds.tails.run import EVENTS, Deviations, TailPlan, TailRun, claimed, powers, stages
 from bnn_vnnlib.bounds.tails.shared import Correlation
 from bnn_vnnlib.bounds.tails.smoothing import smoothable
 from bnn_vnnlib.bounds.tails.tail import Tail
@@ -68,7 +68,7 @@ class Tuning:
         """The parameters between 0 and 1: the slopes and moves of all activations."""
         return [*self.slopes.values(), *self.moves.values()]
 
-    def plan(self, *, rounded: bool) -> tuple[Plan, Tensor]:
+    def plan(self, *, rounded: bool) -> tuple[TailPlan, Tensor]:
         """The plan, and what it spends (M,)."""
         share = torch.softmax(self.shares, -1) * self.level.exp()[:, None]
         sizes = [EVENTS * math.prod(self.network.nodes[place].shape) for place in self.places]
@@ -79,11 +79,11 @@ class Tuning:
             sides, middle, near = part.split([2 * size, 2 * size, size], -1)
             levels = [{k: z(p / k) for k in powers(self.network)} for p in (sides, middle)]
             found[place] = Deviations(levels[0], levels[1], z(near))
-        return Plan(found, dict(self.slopes), dict(self.moves), thorough=True), share.sum(-1) * (1 + 1e-10)
+        return TailPlan(found, dict(self.slopes), dict(self.moves), thorough=True), share.sum(-1) * (1 + 1e-10)
 
 
 def tuned(
-    tuning: Tuning, tail: Callable[[Plan], Tail], bound: Tensor, total: Callable[[Tensor], Tensor], steps: int,
+    tuning: Tuning, tail: Callable[[TailPlan], Tail], bound: Tensor, total: Callable[[Tensor], Tensor], steps: int,
     out_of_time: Callable[[], bool],
 ) -> None:  # fmt: skip
     """Descend on log(total failure of the rows + budget), and keep the best parameters of each item.
@@ -172,7 +172,7 @@ class TailEngine:
         outputs, inputs : C (N or 1, R, m), G (N or 1, R, n) or None, exact
         bound : (N or 1, R)
         budgets : (K,) or (K, N) probabilities that the ranges of an item may fail
-        thorough : see `Plan`
+        thorough : see `TailPlan`
         """
         self.check(deviations)
         budgets = budgets[:, None] if budgets.dim() == 1 else budgets
@@ -236,17 +236,17 @@ class TailEngine:
     def _rows(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
         inputs: Tensor | None, budgets: int, part: slice,
-    ) -> Rows:  # fmt: skip
+    ) -> ItemRows:  # fmt: skip
         groups = self.correlation
-        return Rows(self.network, means, deviations, box, outputs, inputs, budgets, part, groups, self.deadline)
+        return ItemRows(self.network, means, deviations, box, outputs, inputs, budgets, part, groups, self.deadline)
 
-    def _plan(self, budgets: Tensor, thorough: bool) -> Plan:
+    def _plan(self, budgets: Tensor, thorough: bool) -> TailPlan:
         """The plan that gives all events equal shares of the budgets (K, M or 1)."""
         share = budgets / max(self.events, 1) * (1 - 1e-12)
         levels = {k: quantile(share / k)[:, :, None] for k in powers(self.network)}
-        return Plan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
+        return TailPlan(dict.fromkeys(claimed(self.network), Deviations(levels, levels, levels[1])), thorough=thorough)
 
-    def start(self, rows: Rows, budgets: Tensor) -> Tuning:
+    def start(self, rows: ItemRows, budgets: Tensor) -> Tuning:
         """Equal shares, and from the lines that would be guessed (about: of curves, from the middle)."""
         slopes, moves = {}, {}
         first = rows.run(self._plan(budgets[None], False))
@@ -294,7 +294,7 @@ class TailEngine:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ItemRows:
     """The rows of some items, under K budgets."""
 
     network: Network
@@ -308,7 +308,7 @@ class Rows:
     correlation: Correlation | None = None
     deadline: Deadline = Deadline()
 
-    def to(self, dtype: torch.dtype) -> Rows:
+    def to(self, dtype: torch.dtype) -> ItemRows:
         """These rows, rounded to another floating type: for searches only."""
         box, inputs = (self.box[0].to(dtype), self.box[1].to(dtype)), self.inputs
         return replace(
@@ -317,13 +317,13 @@ class Rows:
             correlation=None if self.correlation is None else self.correlation.to(dtype),
         )  # fmt: skip
 
-    def run(self, plan: Plan) -> Run:
+    def run(self, plan: TailPlan) -> TailRun:
         """Ranges with that plan."""
         lower, upper = (side[None, self.part].expand(self.budgets, -1, -1) for side in self.box)
         box = Interval(lower, upper)
-        return Run(self.network, self.means, self.deviations, box, plan, self.correlation, self.deadline)
+        return TailRun(self.network, self.means, self.deviations, box, plan, self.correlation, self.deadline)
 
-    def tail(self, plan: Plan) -> Tail:
-        """Lower tails of the rows under a plan, as `Run.tail` makes them."""
+    def tail(self, plan: TailPlan) -> Tail:
+        """Lower tails of the rows under a plan, as `TailRun.tail` makes them."""
         inputs = None if self.inputs is None else some(self.inputs, self.part)
         return self.run(plan).tail(some(self.outputs, self.part), inputs)

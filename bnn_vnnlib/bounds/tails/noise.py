@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.block import Block, adjoint, dot, single
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR, Rules
 from bnn_vnnlib.bounds.tails.shared import Correlation, Shared
-from bnn_vnnlib.bounds.tails.tail import FOLD, Martingale, Normal, Split, Swing, Tail
+from bnn_vnnlib.bounds.tails.tail import FOLD, MarginSplit, Martingale, Normal, Swing, Tail
 from bnn_vnnlib.bounds.tails.variation import Moments, Variation
 from bnn_vnnlib.bounds.walk import Walk, filled
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes, aligned
@@ -37,12 +37,12 @@ from bnn_vnnlib.network.nodes import (
     Shift,
     Sum,
     Transpose,
+    WeightedMap,
 )
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 
 # 1. One map
 
-Weighted = Linear | Conv | Scale
 
 Range = tuple[Tensor, Tensor]
 """Range of a node, as its center and its radius."""
@@ -56,7 +56,7 @@ class Uses:
     node's input
     """
 
-    node: Weighted
+    node: WeightedMap
     box: ParamBox
     a: Block
     amplitude: Block | None
@@ -266,7 +266,7 @@ class Noise:
         least = least * (1 - 2 * (len(self.squares) + 16) * UNIT)
         most = _total(self._with(self.most, "most"), self.zero)
         folded = _root(_total(self._with(self.near_squares, "near_squares"), self.zero))
-        return Tail(bounds, Split(centred, folded, least, most, play == 0))
+        return Tail(bounds, MarginSplit(centred, folded, least, most, play == 0))
 
     def middle(self, level: Tensor) -> Tail:
         """The tail of the row's mean given the earlier stages, at the centre; `level` is m0 there."""
@@ -283,7 +283,7 @@ class Noise:
         squares = self._with(squares, "squares")
         return Martingale(mean, tuple(squares.values()), tuple(self.swings.get(source) for source in squares))
 
-    def weighted(self, walk: Walk, node: Weighted, position: int, a: Block) -> None:
+    def weighted(self, walk: Walk, node: WeightedMap, position: int, a: Block) -> None:
         """Go on with the mean of a weighted node, and charge its noise times h."""
         box, amplitude = self.deviations.param(node.weight), self.amplitude.pop(position, None)
         (source,) = node.inputs
@@ -295,7 +295,7 @@ class Noise:
         self._fold_all(node, position, a, source, uses, walk.ranges.values[source], shape)
         linear.weighted(walk, node, position, a)
 
-    def _independent(self, node: Weighted, position: int, source: int, uses: Uses, h: Interval) -> None:
+    def _independent(self, node: WeightedMap, position: int, source: int, uses: Uses, h: Interval) -> None:
         """What independent weights add to the squares."""
         if self.variation is None:
             self._charge(position, node.weight, uses.most([h.center_radius])[0], uses.terms)
@@ -311,13 +311,13 @@ class Noise:
             wanted.append(inside)
         found = uses.most(wanted)
         self._charge(position, node.weight, found[0], uses.terms)
-        add(self.near_squares, node.weight, found[1], uses.terms)
-        add(self.most, node.weight, found[2] if len(found) > 2 else found[0], uses.terms)
+        add_use(self.near_squares, node.weight, found[1], uses.terms)
+        add_use(self.most, node.weight, found[2] if len(found) > 2 else found[0], uses.terms)
         self._charge_least(node.weight, uses.least(*inside), uses.terms)
         self.play = self.play + inside[1].reshape(*inside[1].shape[:2], 1, -1).amax(-1)
 
     def _fold_all(
-        self, node: Weighted, position: int, a: Block, source: int, uses: Uses | None, h: Interval,
+        self, node: WeightedMap, position: int, a: Block, source: int, uses: Uses | None, h: Interval,
         shape: tuple[int, ...],
     ) -> None:  # fmt: skip
         """Charge the groups, and the folded part of all noise: s_j^2 is a sum of variances."""
@@ -360,7 +360,7 @@ class Noise:
             square = squares.dot(variance)
             self._charge(position, node.bias, square, terms)
             if self.detailed:
-                add(self.most, node.bias, square, terms)
+                add_use(self.most, node.bias, square, terms)
                 if reach is total:
                     sure = square - excess(squares.values, box, terms)
                 else:
@@ -415,7 +415,7 @@ class Noise:
         if near is not None and fresh is not None:
             self.near = self._fold(self.near, _twice(_rows(fresh, near)), terms)
 
-    def elements(self, node: Weighted, position: int, h: Interval, move: Callable[[Tensor], Tensor]) -> None:
+    def elements(self, node: WeightedMap, position: int, h: Interval, move: Callable[[Tensor], Tensor]) -> None:
         """The noise of the rows e_i and -e_i over the elements of a map, each of which uses a weight once: its own.
 
         move : from elements (K, M, *output shape) to the rows (K, M, R / 2)
@@ -457,7 +457,7 @@ class Noise:
         box, terms = self.deviations.param(weighted.weight), weighted.weight.shape[-1]
         root: Tensor | None = None
         if box.spread is not None:
-            add(self.squares, weighted.weight, squared(near).flatten(2) @ box.variance[0].mT, terms)
+            add_use(self.squares, weighted.weight, squared(near).flatten(2) @ box.variance[0].mT, terms)
             root = _copied(box.spread, weighted.weight)
         if self.shared is not None:
             square = 0.0 if box.spread is None else box.variance[0] * weighted.weight.copies
@@ -491,9 +491,9 @@ class Noise:
             self._grow(position, amplitude)
 
     def _charge(self, position: int, param: Param, square: Tensor, terms: int) -> None:
-        add(self.squares, param, square, terms)
+        add_use(self.squares, param, square, terms)
         if self.own and position not in self.own:
-            add(self.below, param, square, terms)
+            add_use(self.below, param, square, terms)
 
     def _charge_least(self, param: Param, square: Tensor, terms: int) -> None:
         if param.copies == 1:  # entries that are one variable could cancel
@@ -522,7 +522,7 @@ def _twice(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows], 2)
 
 
-def add(squares: _Squares, param: Param, square: Tensor, terms: int) -> None:
+def add_use(squares: _Squares, param: Param, square: Tensor, terms: int) -> None:
     """Add one use of a parameter; uses of a source at several nodes add up before they are squared."""
     square = square * (param.copies * (1 + gamma(4 * terms + 16))) + TINY
     if param.source in squares:

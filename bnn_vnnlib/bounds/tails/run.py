@@ -1,7 +1,7 @@
 """One chunk of items: ranges forwards, each claimed by a walk back, then the rows of the property.
 
-1. `Plan`: what is claimed of a network on the event G, and with which probability each claim may fail.
-2. `Run`: the claims in their order, and the rows.
+1. `TailPlan`: what is claimed of a network on the event G, and with which probability each claim may fail.
+2. `TailRun`: the claims in their order, and the rows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bnn_vnnlib.bounds import backward, block, interval
 from bnn_vnnlib.bounds.activations import ACTIVATIONS, KINKED
 from bnn_vnnlib.bounds.block import Block
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.tails.differences import Differences
+from bnn_vnnlib.bounds.tails.differences import RangeDifferences
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.shared import Correlation
-from bnn_vnnlib.bounds.tails.smoothing import Law, Smooth, moments_of, smoothed
+from bnn_vnnlib.bounds.tails.smoothing import InputLaw, Smooth, moments_of, smoothed
 from bnn_vnnlib.bounds.tails.tail import Levels, Tail
 from bnn_vnnlib.bounds.tails.variation import Variation
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk
@@ -72,7 +72,7 @@ class Deviations:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TailPlan:
     """What is free to choose: any choice is sound.
 
     deviations : of each claimed node; slopes, moves : of some activations, the choice of their lines and of those of
@@ -185,14 +185,14 @@ _LAST_ROWS = 0.5
 
 
 @dataclass(eq=False)
-class Run:
+class TailRun:
     """Some items under K budgets; units that the deadline does not suffice for keep the ranges of shortcuts."""
 
     network: Network
     means: WeightBoxes
     deviations: WeightBoxes
     box: Interval
-    plan: Plan
+    plan: TailPlan
     correlation: Correlation | None = None
     deadline: Deadline = Deadline()
     ranges: Ranges = field(default_factory=Ranges)
@@ -204,7 +204,7 @@ class Run:
         self.variation = Variation(self.means, self.deviations, self.correlation) if once else None
         self.smooth: dict[int, Smooth] = {}
         self._middles: dict[int, Interval] = {}
-        self._laws: dict[int, Law] = {}
+        self._laws: dict[int, InputLaw] = {}
         self._mean_layers: dict[int, Interval] = {}
         self._largest = 1
         for position, node in enumerate(self.network.nodes):
@@ -316,7 +316,7 @@ class Run:
         """The lines of bound 4 for an activation behind a claimed node that has noise of its own."""
         (source,) = node.inputs
         if self.variation is not None and self.plan.thorough and source in self.variation.variances:
-            law = Law(
+            law = InputLaw(
                 self.ranges.values[source], self._middles[source], *self.variation.variances[source],
                 self.variation.known[source],
             )  # fmt: skip
@@ -485,7 +485,7 @@ class Run:
     def _differences(self, position: int, size: int, deviation: Tensor, variation: Variation) -> Tensor:
         """(K, M, size): minus a bound of the variation; raises OutOfTime."""
         known = self.network, self.means, self.deviations, self.box, self.ranges
-        differences = Differences(*known, variation, self.deadline)
+        differences = RangeDifferences(*known, variation, self.deadline)
         found = differences.dense(position)
         if found is not None:
             return found.quantile({1: deviation})

@@ -47,12 +47,9 @@ from torch import Tensor
 from bnn_vnnlib.bounds.block import Block, over_rows
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Conv, Linear, Param, Scale, Shift
+from bnn_vnnlib.network.nodes import Linear, Param, Shift, WeightedMap
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.system.memory import at_once
-
-Weighted = Linear | Conv | Scale
-
 
 # 1. Groups
 
@@ -128,7 +125,7 @@ class Dense:
         size = a.abs() @ self.deviations(param).flatten()
         return a @ root.mT, gamma(2 * root.shape[1] + 8) * size
 
-    def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
+    def use(self, node: WeightedMap, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
         """How the group enters rows a (K or 1, M or 1, R, *output) over a map whose input has that shape; centers (K,
         M, *input).
         """
@@ -144,7 +141,7 @@ class Dense:
         return Use(deviation, error, lam, torch.full_like(lam, torch.inf), tuple(found), _slacks(error, centers))
 
     def _part(
-        self, node: Weighted, root: Tensor, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]
+        self, node: WeightedMap, root: Tensor, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """s_j (.., input), lam and the centers of some rows."""
         lead = a.shape[:3]
@@ -212,7 +209,7 @@ class Kron:
         size = rows.abs() @ self.deviations(param).flatten()
         return (torch.sqrt(self.spectrum) * found).flatten(3), gamma(2 * rows.shape[-1] + 16) * size
 
-    def use(self, node: Weighted, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
+    def use(self, node: WeightedMap, a: Tensor, shape: tuple[int, ...], centers: Sequence[Tensor]) -> Use:
         """How the group enters rows a (K or 1, M or 1, R, *output) over a map whose input has that shape; centers (K,
         M, *input).
         """
@@ -303,7 +300,7 @@ class Correlation:
         """Marginal standard deviations (1, *parameter shape) by each group that moves a parameter."""
         return [self.groups[i].deviations(param) for i in self.of(param)]
 
-    def reach(self, position: int, node: Weighted, near: Tensor) -> list[Tensor]:
+    def reach(self, position: int, node: WeightedMap, near: Tensor) -> list[Tensor]:
         """By each group that moves a map, the Lipschitz constants (K, M, *output) of sum_j |Delta_ij| near_j."""
         if not isinstance(node, Linear) or math.prod(node.shape) != node.shape[node.axis]:
             return [
@@ -358,7 +355,7 @@ class Shared:
         self.late = self.play = self.zero
 
     def weighted(
-        self, node: Weighted, position: int, a: Tensor, shape: tuple[int, ...], ranges: tuple[Tensor, Tensor],
+        self, node: WeightedMap, position: int, a: Tensor, shape: tuple[int, ...], ranges: tuple[Tensor, Tensor],
         near: Tensor | None, around: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor | float, Tensor | float]:  # fmt: skip
         """Charge a map; returns sum of s_j^2 of all groups there, and of those whose first node it is.

@@ -48,7 +48,7 @@ class Smooth:
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class InputLaw:
     """What is known of the input of an activation on G, (K or 1, M, *shape) each.
 
     z : its range; middle : the range of m; least, most : bounds of s^2; near : rho'
@@ -61,7 +61,7 @@ class Law:
     near: Tensor
 
 
-def smoothed(node: Activation, law: Law, lines: Lines, choice: Tensor | None = None) -> Smooth | None:
+def smoothed(node: Activation, law: InputLaw, lines: Lines, choice: Tensor | None = None) -> Smooth | None:
     """Relu, and LeakyRelu with a slope of at most 1; None for others.
 
     Where the plain lines are the better ones at the middle of the range of m, they are kept.
@@ -89,7 +89,7 @@ def smoothable(node: Node) -> bool:
     return isinstance(node, Activation) and _leak(node) is not None
 
 
-def moments_of(node: Activation, law: Law, near: Tensor, independent: bool) -> Moments | None:
+def moments_of(node: Activation, law: InputLaw, near: Tensor, independent: bool) -> Moments | None:
     """Relu and LeakyRelu: E(|f| + rho')^2 grows with s, and for m it is largest at an end of its range, by convexity.
 
     near : rho' of the output
@@ -118,7 +118,7 @@ def _leak(node: Activation) -> float | None:
             return None
 
 
-def _leaking(leak: float, c: Tensor, intercept: Tensor, law: Law, sign: int) -> tuple[Tensor, Tensor, Tensor]:
+def _leaking(leak: float, c: Tensor, intercept: Tensor, law: InputLaw, sign: int) -> tuple[Tensor, Tensor, Tensor]:
     """From relu to leak z + (1 - leak) relu(z): slope, intercept moved by sign, distance of slopes.
 
     The slope is rounded, which is paid for at m + d.

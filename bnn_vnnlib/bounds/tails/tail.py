@@ -175,7 +175,7 @@ class Martingale:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class MarginSplit:
     """Bound 3: E' and L', the bounds a, b of the variance of S, and whether it is fixed; all (K, M, R)."""
 
     mean: Tensor
@@ -190,7 +190,7 @@ class Tail:
     """Bounds on the lower tail of a row, each valid."""
 
     bounds: tuple[Normal | Martingale, ...]
-    split: Split | None = None
+    split: MarginSplit | None = None
 
     def failure(self, threshold: Tensor) -> Tensor:
         """Upper bound on P(the lower bound of the row <= threshold)."""
@@ -212,7 +212,7 @@ class Tail:
         return Tail(self.bounds + other.bounds, self.split or other.split)
 
 
-def _split_failure(threshold: Tensor, split: Split) -> Tensor:
+def _split_failure(threshold: Tensor, split: MarginSplit) -> Tensor:
     gap = _below(split.mean, threshold)
     z = gap.new_tensor(_SPLITS).reshape(-1, *(1,) * gap.dim())
     lost, drop = cdf_above(-z), z * split.folded * (1 + 4 * UNIT)
@@ -238,7 +238,7 @@ def _normal(gap: Tensor, spread: Tensor) -> Tensor:
     return torch.where(sure, 0.0, torch.where(gap > 0, cdf_above(-x.detach()), 1.0))
 
 
-def _stopped(gap: Tensor, split: Split) -> Tensor:
+def _stopped(gap: Tensor, split: MarginSplit) -> Tensor:
     """P(a Brownian motion stopped in [a, b] is at most -gap), rounded up; at a fixed time where the variance is."""
     from scipy import special  # loaded here: it is rarely needed, and slow to load
 

@@ -50,7 +50,7 @@ from bnn_vnnlib.network.layers import before
 from bnn_vnnlib.network.network import Gaussian, GaussianDiagonal, Network, WeightSamples
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
-from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, layered_lower, over, params_of
+from bnn_vnnlib.problem.weight_sets import BoxUnion, CentredUnion, SampledWeights, all_params, layered_lower, over_parts
 from bnn_vnnlib.rounding import TINY, UNIT, UP, gamma, squared
 from bnn_vnnlib.system.memory import at_once
 
@@ -70,7 +70,7 @@ def output_norms(
     weights : means, and marginal deviations as spreads (`weight_sets.marginal`)
     independent : no two weights depend on each other
     """
-    uses = Counter(param.source for param in params_of(network))
+    uses = Counter(param.source for param in all_params(network))
     alone = {name for name in weights.spreads if independent and uses[name] == 1}
     orders = _orders(network, weights, alone)
     if max(orders) > _HIGHEST:
@@ -275,7 +275,7 @@ class ByWeights:
 
     def _lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> Tensor:
         """Lower bounds (N, R) on the rows, from bounds on each box of weights."""
-        value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, outputs, inputs).lower)
+        value = over_parts(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, outputs, inputs).lower)
         if isinstance(self.mass, Tensor):
             return _weighted_sum(self.mass, value)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)  # (N, R, K)

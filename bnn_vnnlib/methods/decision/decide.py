@@ -260,7 +260,7 @@ class _Run:
         drawn = sample(network, task.posterior, _PREDICTIVE, generator)
         params = {name: value.to(self.point) for name, value in drawn.items()}
         smaller = _smaller(self._settings)
-        aim: attack.Aim = "mean" if task.rule.level is None else task.rule.level
+        aim: attack.AttackAim = "mean" if task.rule.level is None else task.rule.level
         x = attack.run(network, part, params, smaller, task.bounds.transform, aim=aim)[0][0]
         self.point[index] = x
         self.violated[index] = violates(self._expect, part, x)

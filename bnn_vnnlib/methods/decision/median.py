@@ -31,7 +31,7 @@ from bnn_vnnlib.methods.decision.method import Sampled, picked, rows_at, weights
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.problem.problem import Problem, Rows
-from bnn_vnnlib.problem.weight_sets import BoxUnion, Mass, SampledWeights, over
+from bnn_vnnlib.problem.weight_sets import BoxUnion, Mass, SampledWeights, over_parts
 from bnn_vnnlib.rounding import TINY, UNIT, gamma
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline
@@ -93,7 +93,7 @@ class WeightMedians:
         """(P, 2 m): below all quantiles of f_j(x), then of -f_j(x), for all x of the boxes (P, n)."""
         unit = torch.eye(self.bounds.engine.network.signature.output_size, dtype=lower.dtype, device=lower.device)
         rows = torch.cat([unit, -unit])[None]
-        value = over(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
+        value = over_parts(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)
         needed = lower.new_tensor([above(self.level), self.level]).repeat_interleave(len(unit))
         return quantile_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower, needed)

@@ -192,7 +192,7 @@ def _expectations_by_cells(task: DecisionTask) -> Steps:
 
 # 2. Softmax
 
-MAX_CLASSES = 64
+_MAX_CLASSES = 64
 """Classes, at most: all pairs of them are bounded."""
 
 _EVENT_BUDGETS = (1e-2, 1e-5)
@@ -210,8 +210,8 @@ def _no_softmax(task: DecisionTask) -> str | None:
         return "the decision is no expected softmax or sigmoid"
     if task.bounds.transform == "sigmoid" and task.network.signature.output_size > 1:
         return "each of several outputs has a sigmoid of its own"
-    if task.network.signature.output_size > MAX_CLASSES:
-        return f"there are more than {MAX_CLASSES} classes"
+    if task.network.signature.output_size > _MAX_CLASSES:
+        return f"there are more than {_MAX_CLASSES} classes"
     return task.no_closed_forms
 
 
@@ -308,8 +308,8 @@ def _softmax_by_tails(task: DecisionTask) -> Steps:
 
 
 def _softmax_by_safety_serves(task: DecisionTask) -> str | None:
-    if task.bounds.transform != "softmax" or not 2 <= task.network.signature.output_size <= MAX_CLASSES:
-        return f"the decision is no softmax of 2 to {MAX_CLASSES} outputs"
+    if task.bounds.transform != "softmax" or not 2 <= task.network.signature.output_size <= _MAX_CLASSES:
+        return f"the decision is no softmax of 2 to {_MAX_CLASSES} outputs"
     if isinstance(task.posterior, WeightSamples):
         return "the posterior is made of weight samples"
     return task.boxes_asked_for

@@ -27,7 +27,7 @@ from bnn_vnnlib.methods.safety.refine import (
     LargeVarianceItems,
     MorePoints,
     Stage,
-    Tuning,
+    TunedItems,
     large_variance_of,
     refine,
 )
@@ -114,7 +114,7 @@ def _stages(task: SafetyTask) -> list[Stage]:
     if boxes is not None and tails is not None and boxes.count > _FEW and not apart:  # of differences tails know more
         stages += [BoxSplitting(boxes, points, mass, only_likely=True) for mass in masses]
     if tails is not None:
-        stages += [Tuning(tails, task.problem, task.nothing), InputSplitting(task, tails)]
+        stages += [TunedItems(tails, task.problem, task.nothing), InputSplitting(task, tails)]
     if boxes is not None and (tails is None or boxes.count <= _FEW):
         stages += [BoxSplitting(boxes, points, mass) for mass in masses]
     return stages

@@ -12,7 +12,7 @@ probability. Upper: a point of T that violates for all weights of the box violat
 As the standard deviations vanish, the box of a given mass shrinks to the mean network, and this to branch and bound of
 the deterministic question.
 4. `InputSplitting`: the inputs are split under tail bounds, best first; failures of the parts add up.
-5. `Tuning`: budgets, shares and slopes of single items are tuned by gradient on their tail bounds.
+5. `TunedItems`: budgets, shares and slopes of single items are tuned by gradient on their tail bounds.
 6. `LargeVarianceItems`: the bounds for large variances, where tails have left something open.
 """
 
@@ -518,7 +518,7 @@ _SHARE = 0.01
 """Items that lose less than this share of what their instance has lost are left alone."""
 
 
-class Tuning:
+class TunedItems:
     """Tail bounds of single items, tuned.
 
     Parameters

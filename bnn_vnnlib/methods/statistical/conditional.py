@@ -36,7 +36,7 @@ from bnn_vnnlib.methods.safety.safety import SafetyTask
 from bnn_vnnlib.methods.safety.tails import SETTLED, TailBounds, why_no_tails
 from bnn_vnnlib.methods.statistical.sampling import DrawnNetworks, Sampling
 from bnn_vnnlib.network.families import only
-from bnn_vnnlib.network.layers import Split, random_layers, split
+from bnn_vnnlib.network.layers import NetworkSplit, random_layers, split_layers
 from bnn_vnnlib.network.network import Gaussian, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, feasible, point_box
@@ -94,9 +94,9 @@ class Conditional:
         return safe, unsafe, points
 
     @cached_property
-    def _split(self) -> Split:
+    def _split(self) -> NetworkSplit:
         network = self.task.bounds.engine.network
-        return split(network, random_layers(network, self.task.posterior), self.count)
+        return split_layers(network, random_layers(network, self.task.posterior), self.count)
 
     @property
     def _device(self) -> torch.device:

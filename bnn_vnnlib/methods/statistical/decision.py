@@ -293,12 +293,12 @@ class _Run:
         params = {name: values.to(problem.lower.device) for name, values in pilot.centers.items()}
         settings = self._settings
         smaller = replace(settings, restarts=min(settings.restarts, 8), pool=min(settings.pool, 8))
-        aim: attack.Aim = "mean" if self._rule.level is None else self._rule.level
+        aim: attack.AttackAim = "mean" if self._rule.level is None else self._rule.level
         x, values = attack.run(network, problem, params, smaller, self._bounds.transform, aim=aim)
         point, value = x[0], values[0]
         item = last_of_each(problem, torch.argsort(value, descending=True, stable=True))
         y = attack.transformed(evaluate(network, point, params), self._bounds.transform)
-        y = attack.summary(y, aim)[0]
+        y = attack.over_networks(y, aim)[0]
         rows = problem.rows
         left = (y[:, None] * rows.outputs).sum(-1) - rows.inner_bound
         left = left if rows.inputs is None else left + (point[:, None] * rows.inputs).sum(-1)

@@ -19,7 +19,7 @@ from bnn_vnnlib.model.recovery.graph import NORMAL, Flow, NotRecoverable, alone,
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 
 
-class Draws:
+class GraphDraws:
     """Values of a graph as functions of its Gaussian noise, at one input.
 
     Parameters

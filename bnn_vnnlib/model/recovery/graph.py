@@ -163,7 +163,7 @@ class NotRecoverable(UnsupportedError):
         self.kind = kind
 
 
-def diagnose(flow: Flow) -> None:
+def refuse_unrecoverable(flow: Flow) -> None:
     """Raise for every kind of export that is known to hold no posterior in a form that can be recovered."""
     _refuse_frozen(flow)
     random = [node for node in flow.nodes if is_random(node)]

@@ -20,7 +20,7 @@ from onnx import NodeProto, helper
 
 from bnn_vnnlib.arrays import Floats
 from bnn_vnnlib.model.attributes import float_attribute, raw_attribute
-from bnn_vnnlib.model.recovery.draws import Draws
+from bnn_vnnlib.model.recovery.draws import GraphDraws
 from bnn_vnnlib.model.recovery.graph import NORMAL, Flow, NotRecoverable
 
 _SEED, _TRIALS = 0x5EED, 4
@@ -54,7 +54,7 @@ class _Marginals:
         return (self.source >= 0) & (counts[self.source] > 1)
 
 
-def marginals(draws: Draws) -> _Marginals:
+def marginals(draws: GraphDraws) -> _Marginals:
     """Mean and standard deviation of every entry, provided that each is an affine function of one noise variable.
 
     Method: with w(z) the entries as a function of all noise variables, mean = w(0) and slope = w(1, ..., 1) - w(0). If
@@ -85,7 +85,7 @@ def flat(values: list[NDArray]) -> Floats:
     return np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
 
 
-def _check(draws: Draws, found: _Marginals) -> None:
+def _check(draws: GraphDraws, found: _Marginals) -> None:
     generator = np.random.default_rng(_SEED)
     for scale in np.geomspace(0.3, 8, _TRIALS):
         z = scale * generator.standard_normal(draws.size)
@@ -96,7 +96,7 @@ def _check(draws: Draws, found: _Marginals) -> None:
             raise _explained(draws, found, generator, int(wrong.sum()))
 
 
-def _explained(draws: Draws, found: _Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
+def _explained(draws: GraphDraws, found: _Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
     """Why no Gaussian is recovered: weights affine in several variables, or not affine at all."""
     a, b = (generator.standard_normal(draws.size) for _ in range(2))
     w_a, w_b, both = (flat(draws(z)) for z in (a, b, a + b))
@@ -323,7 +323,7 @@ def _used_once(flow: Flow, layer: _Layer) -> bool:
 
 def _axes_in_front(flow: Flow, noise: str, mean: str, root: str) -> int | None:
     """Axes that the noise adds; None unless every entry has noise of its own. Found by running the graph."""
-    shapes = [value.shape for value in Draws(flow, [mean, root, noise], feeds=some_input(flow)).at_zero]
+    shapes = [value.shape for value in GraphDraws(flow, [mean, root, noise], feeds=some_input(flow)).at_zero]
     whole = np.broadcast_shapes(*shapes)
     own = all(math.prod(shape) == math.prod(whole) for shape in shapes)
     return len(whole) - len(shapes[0]) if own else None
@@ -340,7 +340,7 @@ def some_input(flow: Flow) -> dict[str, Floats]:
 
 
 def _value(flow: Flow, name: str) -> Floats:
-    return np.asarray(Draws(flow, [name]).at_zero[0], np.float64)
+    return np.asarray(GraphDraws(flow, [name]).at_zero[0], np.float64)
 
 
 def _in_layout(flow: Flow, upper: _Layer, lower: _Layer) -> Floats | None:

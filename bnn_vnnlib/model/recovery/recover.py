@@ -16,15 +16,15 @@ from bnn_vnnlib.model.attributes import array_of, holders, inlined, raw_attribut
 from bnn_vnnlib.model.files import read_proto
 from bnn_vnnlib.model.folding import MOVES
 from bnn_vnnlib.model.operators import FROZEN_NOISE
-from bnn_vnnlib.model.recovery.draws import Draws
+from bnn_vnnlib.model.recovery.draws import GraphDraws
 from bnn_vnnlib.model.recovery.graph import (
     Flow,
     NotRecoverable,
-    diagnose,
     frozen,
     is_random,
     prune,
     refuse_activation_noise,
+    refuse_unrecoverable,
 )
 from bnn_vnnlib.model.recovery.local import LocalNoise, correlated, local_noises, marginals, some_input
 from bnn_vnnlib.model.stored import KEY, stored_posterior
@@ -105,7 +105,7 @@ def recover(proto: ModelProto, *, likelihood: str | None = None, frozen_noise: b
     if frozen_noise:
         notes += _released(proto, frozen(flow))
         flow = Flow(proto)
-    diagnose(flow)
+    refuse_unrecoverable(flow)
     if any(raw_attribute(node, "seed") is not None for node in flow.nodes if is_random(node)):
         notes.append("the random nodes have seeds, which say nothing about the posterior: taken as independent draws")
     variances = _without_local(proto, list(local_noises(flow)), notes)
@@ -148,15 +148,15 @@ def _drawn(proto: ModelProto, flow: Flow) -> dict[str, Floats]:
     if set(names).intersection(flow.outputs):
         message = "an output of the network is random by itself, without any input"
         raise NotRecoverable("not evaluated", message, node=names[0])
-    draws = Draws(flow, names)
+    draws = GraphDraws(flow, names)
     found = marginals(draws)
     if found.shared.any():  # one noise behind several weights: perhaps they are copies or parts of one drawn tensor
         names = _roots(flow, names)
-        draws = Draws(flow, names)
+        draws = GraphDraws(flow, names)
         found = marginals(draws)
     if found.shared.any():
         raise correlated(", ".join(names), int(found.shared.sum()), len(found.mean))
-    own_type = Draws(flow, names, double=False).at_zero
+    own_type = GraphDraws(flow, names, double=False).at_zero
     variances, start = {}, 0
     for name, mean, like in zip(names, draws.at_zero, own_type, strict=True):
         make_initializer(proto, name, np.asarray(mean).astype(like.dtype))
@@ -203,7 +203,7 @@ def _without_local(proto: ModelProto, layers: Sequence[LocalNoise], notes: list[
     variances: dict[str, Floats] = {}
     for layer in layers:
         if layer.weight not in holders(proto):
-            value = Draws(flow, [layer.weight], double=False).at_zero[0]
+            value = GraphDraws(flow, [layer.weight], double=False).at_zero[0]
             make_initializer(proto, layer.weight, value)
         variances[layer.weight] = layer.variance
         _without_noise(proto, layer, variances)
@@ -223,7 +223,7 @@ def _without_noise(proto: ModelProto, layer: LocalNoise, variances: dict[str, Fl
         total.op_type = "Identity"
         return
     spread = np.zeros(()) if layer.bias_variance is None else layer.bias_variance
-    mean = Draws(Flow(proto), [layer.mean], feeds=some_input(Flow(proto))).at_zero[0]
+    mean = GraphDraws(Flow(proto), [layer.mean], feeds=some_input(Flow(proto))).at_zero[0]
     spread = spread.reshape((1,) * (mean.ndim + layer.axes - spread.ndim) + spread.shape)
     bias = f"{total.output[0]}.bias"
     element = array_of(holders(proto)[layer.weight]).dtype

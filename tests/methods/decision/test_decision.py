@@ -45,7 +45,10 @@ def test_bounds_and_verdicts_against_sampled_networks(seed, widths, activation, 
         params = {name: torch.as_tensor(values) for name, values in net.posterior.samples.items()}
         share = torch.as_tensor(net.posterior.probabilities)[:, None, None]
     else:
-        params, share = sample(net.network, net.posterior, 3000, generator), torch.full((3000, 1, 1), 1 / 3000.0)
+        params, share = (
+            sample(net.network, net.posterior, 3000, generator),
+            torch.full((3000, 1, 1), 1 / 3000.0),
+        )
     question = from_labels(torch.as_tensor(lower), torch.as_tensor(upper), label, widths[-1])
     attacked = attack.run(net.network, question, params, Attack(steps=10, restarts=2), transform, aim="mean")[0][0]
     low, high = (torch.as_tensor(side) for side in (lower, upper))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from bnn_vnnlib.bounds.dense.hidden import Lines, hidden
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, hidden
 from bnn_vnnlib.gaussian import characteristic
-from bnn_vnnlib.gaussian.tanh import Rule
+from bnn_vnnlib.gaussian.tanh import Quadrature
 from bnn_vnnlib.methods.decision.by_weights import on_union
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep
 from bnn_vnnlib.methods.decision.regression.one_layer import TanhRows, _relaxation, rows_over
@@ -103,7 +103,7 @@ def test_bounds_of_fixed_margins_enclose_the_softmax() -> None:
     for width in (0.0, 0.3, 2.0):
         value, slope = (torch.randn(20, 3, k, generator=generator, dtype=torch.float64) for k in (1, 2))
         value = value[..., 0] * 2
-        margin = Lines(value[:, :, None] - value[:, None], slope[:, :, None] - slope[:, None])
+        margin = CentredForm(value[:, :, None] - value[:, None], slope[:, :, None] - slope[:, None])
         radius = torch.full((20, 2), width, dtype=torch.float64)
         found = classes(ClassPairs(margin, torch.zeros_like(margin.value), radius), None)
         for x in (torch.rand(200, 20, 2, generator=generator, dtype=torch.float64) * 2 - 1) * width:
@@ -117,7 +117,7 @@ def test_bounds_of_fixed_margins_enclose_the_softmax() -> None:
 
 
 def test_the_log_excess_is_paid_in_full() -> None:
-    margin = Lines(tensor(0.0, 1.0, -1.0, 0.0).reshape(1, 2, 2), torch.zeros(1, 2, 2, 1).double())
+    margin = CentredForm(tensor(0.0, 1.0, -1.0, 0.0).reshape(1, 2, 2), torch.zeros(1, 2, 2, 1).double())
     excess = tensor(0.0, 0.3, 0.2, 0.0).reshape(1, 2, 2)
     found = classes(ClassPairs(margin, excess, torch.zeros(1, 1).double()), tensor(0.1, 0.4)[None])
     low, high = 1 / (1 + torch.exp(-tensor(1.0, -1.0) + tensor(0.3, 0.2))), torch.sigmoid(tensor(1.0, -1.0))
@@ -291,11 +291,11 @@ def test_curvatures_of_tanh_over_a_box_lie_in_their_range(radius: float) -> None
 def test_the_rule_for_tanh_is_off_by_what_it_says_at_most(s: float) -> None:
     """Steps so wide that the error is seen."""
     fine = 0.001 * torch.arange(-12_000, 12_001, dtype=torch.float64)
-    exact = Rule(0.001, fine, 0.001 * torch.exp(-(fine**2) / 2) / ROOT)
+    exact = Quadrature(0.001, fine, 0.001 * torch.exp(-(fine**2) / 2) / ROOT)
     m, deviation = torch.linspace(-3, 3, 101, dtype=torch.float64), torch.full((101,), s, dtype=torch.float64)
     for step in (0.5, 1.0, 1.5):
         nodes = step * torch.arange(-20, 21, dtype=torch.float64)
-        rule = Rule(step, nodes, step * torch.exp(-(nodes**2) / 2) / ROOT)
+        rule = Quadrature(step, nodes, step * torch.exp(-(nodes**2) / 2) / ROOT)
         for found, truth, error in zip(
             rule.values(m, deviation), exact.values(m, deviation), rule.errors(deviation), strict=True
         ):

@@ -23,7 +23,7 @@ from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.gaussian.characteristic import Sums, _reach, quantiles
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.decision.median import quantile_lower
-from bnn_vnnlib.methods.decision.regression.medians import SHARES, OneLayerMedians, _rarely
+from bnn_vnnlib.methods.decision.regression.medians import _TAIL_SHARES, OneLayerMedians, _rarely
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
@@ -146,7 +146,7 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     monkeypatch.setattr(OneLayerMedians, "_means", means)
     point = torch.zeros(1, 2, dtype=torch.float64)
     found = source.sides(point - 0.1, point + 0.1)
-    expected = -2 * np.sqrt(1 / SHARES[-1] - 1) + drift  # the largest share is the cheapest
+    expected = -2 * np.sqrt(1 / _TAIL_SHARES[-1] - 1) + drift  # the largest share is the cheapest
     assert (found <= expected).all()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 

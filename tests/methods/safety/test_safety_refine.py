@@ -17,7 +17,7 @@ from bnn_vnnlib.batch import BatchResult, verify_batch
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.safety import portfolio as probabilistic
 from bnn_vnnlib.methods.safety import refine as stages
-from bnn_vnnlib.methods.safety.refine import FEW_INPUTS, LATER, Stage, Tuning, rarely, refine
+from bnn_vnnlib.methods.safety.refine import FEW_INPUTS, LATER, Stage, TunedItems, rarely, refine
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
 from bnn_vnnlib.network.network import Model
@@ -166,7 +166,7 @@ def test_tuning_waits_where_splits_are_cheap(inputs: int, first: int) -> None:
     net = random_model(0, [inputs, 2, 1])
     question = problem(np.zeros(inputs), np.ones(inputs), rows([[1.0]], [0.0]))
     tails = TailBounds(net.network, net.posterior, torch.device("cpu"), Deadline())  # type: ignore[arg-type]
-    stage = Tuning(tails, question, nothing_known(question, question.lower))
+    stage = TunedItems(tails, question, nothing_known(question, question.lower))
     assert [turn for turn in range(LATER + 5) if stage.due(turn)][:3] == [first, first + 1, first + 2]
 
 

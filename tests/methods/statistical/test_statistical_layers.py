@@ -16,7 +16,7 @@ from bnn_vnnlib.methods.statistical import conditional, safety
 from bnn_vnnlib.network import draws
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.layers import random_layers, split
+from bnn_vnnlib.network.layers import random_layers, split_layers
 from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.result import Verdict
 from contract import zoo
@@ -77,7 +77,7 @@ def test_the_two_parts_are_the_network(graph: str) -> None:
     x = torch.rand(5, net.network.signature.input_size, dtype=torch.float64)
     whole = evaluate(net.network, x, params)
     for count in range(1, len(layers)):
-        parts = split(net.network, layers, count)
+        parts = split_layers(net.network, layers, count)
         drawn = {name for layer in layers[:count] for name in layer}
         assert not drawn & set(parts.rest.tensors)
         h = evaluate(parts.first, x, {name: v for name, v in params.items() if name in parts.first.tensors})
@@ -172,4 +172,4 @@ def test_no_layer_is_certain_and_what_is_not_served_is_refused() -> None:
         verify(net, over, drawn_layers=1, **ASKED)
     layers = random_layers(net.network, net.posterior)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="uses W1 again"):  # as if the last one were drawn, and not the first
-        split(net.network, layers[::-1], 1)
+        split_layers(net.network, layers[::-1], 1)

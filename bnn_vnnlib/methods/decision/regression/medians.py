@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.walk import completed
-from bnn_vnnlib.gaussian.characteristic import Sums, quantiles, spread
+from bnn_vnnlib.gaussian.characteristic import Sums, deviations, quantiles
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, cdf
 from bnn_vnnlib.methods.decision.regression.one_layer import ReluRows, rows_over, squares, sums_at
 from bnn_vnnlib.network.dense_chain import DenseChain
@@ -31,7 +31,7 @@ from bnn_vnnlib.rounding import UNIT, gamma
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
-SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
+_TAIL_SHARES = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2)
 """Values of p that are tried; 0 serves points."""
 
 _UP = 1 + 1e-9
@@ -65,17 +65,17 @@ class OneLayerMedians:
         center = (lower + upper) / 2
         radius = torch.maximum(upper - center, center - lower) * (1 + 4 * UNIT)
         sums = self._sums(center)
-        law = quantiles(sums, lower.new_tensor(SHARES)).unflatten(0, (len(center), -1))  # (P, 2 m, L)
+        law = quantiles(sums, lower.new_tensor(_TAIL_SHARES)).unflatten(0, (len(center), -1))  # (P, 2 m, L)
         least, at = self._means(lower, upper), self._means(center, center)
         at = at.roll(at.shape[1] // 2, 1)  # E f(c) <= -(lower bound of -f)
         drift = (least + at).clamp(max=0.0) - 4 * UNIT * (least.abs() + at.abs())
         moves = self._variance(lower, upper, radius).repeat(1, 2)
-        share = lower.new_tensor(SHARES[1:])
+        share = lower.new_tensor(_TAIL_SHARES[1:])
         down = torch.sqrt(moves[..., None] * (1 / share - 1)) * _UP - drift[..., None]
         value = torch.cat([law[..., :1], law[..., 1:] - down], -1)
         value[..., 0] = torch.where((radius == 0).all(-1)[:, None], value[..., 0], -torch.inf)
         value = value - 4 * UNIT * (law.abs() + value.abs())
-        wide = spread(sums).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * _UP
+        wide = deviations(sums).unflatten(0, (len(center), -1)) + torch.sqrt(moves) * _UP
         plain = least - wide - 8 * UNIT * (least.abs() + wide)
         best = torch.maximum(value.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(-1), plain)
         return best.nan_to_num(-torch.inf, -torch.inf, -torch.inf)

@@ -82,7 +82,7 @@ _EIGENVALUE_ERROR = 1e-9
 """What the least eigenvalue is moved down by, relative to the norm."""
 
 
-def least(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
+def least_quadratic(slope: Tensor, curve: Tensor, r: Tensor) -> Tensor:
     """(B,) from g (B, n), symmetric H (B, n, n) and r (B, n); rounding is the caller's, relative to |g| r + r |H| r."""
     found = by_coordinates(slope, curve, r)
     if slope.shape[-1] == 1:
@@ -462,7 +462,7 @@ class TanhRows:
         added = (v * fit.curve.abs()) @ hidden.mean.abs()  # rounding of the curvature, entry by entry at most
         bend = bend + rounding * (added * (r @ hidden.mean.abs().mT).amax(-1, keepdim=True) + bend)
         lost = lost + rounding * ((slope.abs() + bend) * r).sum(-1) * 1.001
-        value = value + least(slope, curve, r) - lost
+        value = value + least_quadratic(slope, curve, r) - lost
         trivial = torch.minimum(rows.linear * lower, rows.linear * upper).sum(-1) + rows.constant - v.sum(-1)
 
         off = (v * fit.bent) @ hidden.mean.abs() + ((v * fit.dev) @ hidden.variance) * size

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.attack import transformed
-from bnn_vnnlib.bounds.dense.hidden import Lines
+from bnn_vnnlib.bounds.dense.hidden import CentredForm
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
@@ -65,12 +65,12 @@ class Samples(SoftmaxSource):
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
         parts = [self._sums(index, lower, upper, outputs) for index in self.samples.parts()]
         value, size, slope, number, sure = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
         error = 2 * gamma(2 * self.samples.count + 8)  # of a sum over all samples, in whatever order
-        return Lines(value - error * size - TINY, slope), number - error * sure - TINY
+        return CentredForm(value - error * size - TINY, slope), number - error * sure - TINY
 
     def _sums(self, index: Tensor, lower: Tensor, upper: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
         """Weighted sums (P, R, ..) over some samples: the lines' values, the sizes that their rounding is relative to,
@@ -80,7 +80,7 @@ class Samples(SoftmaxSource):
         radius = torch.maximum(upper - center, center - lower) * (1 + 2 * UNIT)
         margin = self._margins(self.samples.boxes(index), lower, upper, center)
         k, p = margin.value.shape[:2]
-        flat = Lines(margin.value.flatten(0, 1), margin.slope.flatten(0, 1))
+        flat = CentredForm(margin.value.flatten(0, 1), margin.slope.flatten(0, 1))
         pairs = ClassPairs(flat, torch.zeros_like(flat.value), radius.repeat(k, 1))
         lines, numbers = classes(pairs, None).rows(outputs.expand(p, -1, -1).repeat(k, 1, 1))
         value, numbers = (part.unflatten(0, (k, p)) for part in (lines.value, numbers))
@@ -89,12 +89,12 @@ class Samples(SoftmaxSource):
         summed = share * value, share * (value.abs() + moved), share[..., None] * slope
         return tuple(part.sum(0) for part in (*summed, share * numbers, share * numbers.abs()))
 
-    def _margins(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, center: Tensor) -> Lines:
+    def _margins(self, weights: WeightBoxes, lower: Tensor, upper: Tensor, center: Tensor) -> CentredForm:
         """(k, P, m, m), written from the centres."""
         m = self.count
         if m == 1:  # no margins at all
             zero = lower.new_zeros(weights.count, len(lower), 1, 1)
-            return Lines(zero, zero[..., None].expand(-1, -1, -1, -1, lower.shape[-1]))
+            return CentredForm(zero, zero[..., None].expand(-1, -1, -1, -1, lower.shape[-1]))
         unit = torch.eye(m, dtype=torch.float64, device=lower.device)
         off = ~torch.eye(m, dtype=torch.bool, device=lower.device)
         pairs = (unit[:, None] - unit)[off][None, :, : self.logits]
@@ -106,7 +106,7 @@ class Samples(SoftmaxSource):
         value = at.new_zeros(*at.shape[:2], m, m)
         slope = at.new_zeros(*at.shape[:2], m, m, center.shape[-1])
         value[:, :, off], slope[:, :, off] = at, form.slope
-        return Lines(value, slope)
+        return CentredForm(value, slope)
 
 
 def _at(form: LinearForm, center: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import Exponents, typical
-from bnn_vnnlib.bounds.dense.hidden import Lines, mixed
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, mixed
 from bnn_vnnlib.methods.decision.method import picked
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxSource
 from bnn_vnnlib.methods.decision.softmax.one_layer import GRAIN, OneLayerSoftmax
@@ -60,23 +60,25 @@ class _Questions:
         """All rows (P, R, m), those from below first."""
         return torch.cat([self.below.flatten(1, 3), self.above.flatten(1, 2)], 1)
 
-    def classes(self, found: Lines, radius: Tensor, delta: float) -> Classes:
+    def classes(self, found: CentredForm, radius: Tensor, delta: float) -> Classes:
         """Bounds on every D_i from lines below -T of the rows; those that are not wanted get 0 from below."""
         count = math.prod(self.below.shape[1:4])
-        low, high = (Lines(found.value[:, part], found.slope[:, part]) for part in (slice(count), slice(count, None)))
+        low, high = (
+            CentredForm(found.value[:, part], found.slope[:, part]) for part in (slice(count), slice(count, None))
+        )
         chords = _chords(low, radius)
         shape = self.below.shape[1:4]
-        chords = Lines(chords.value.unflatten(1, shape), chords.slope.unflatten(1, shape))
+        chords = CentredForm(chords.value.unflatten(1, shape), chords.slope.unflatten(1, shape))
         below, least = _below(chords, radius, delta)
         shape = self.above.shape[1:3]
         paid = high.value.unflatten(1, shape) + self.entropy
         paid = paid - 2 * UNIT * (paid.abs() + self.entropy.abs())
-        above, most = _above(Lines(paid, high.slope.unflatten(1, shape)), radius, delta)
+        above, most = _above(CentredForm(paid, high.slope.unflatten(1, shape)), radius, delta)
         return self._all(below, least, above, most, radius)
 
-    def _all(self, below: Lines, least: Tensor, above: Lines, most: Tensor, radius: Tensor) -> Classes:
+    def _all(self, below: CentredForm, least: Tensor, above: CentredForm, most: Tensor, radius: Tensor) -> Classes:
         m = self.above.shape[-1]
-        lines = Lines(
+        lines = CentredForm(
             below.value.new_zeros(len(radius), m).scatter(1, self.wanted, below.value),
             below.slope.new_zeros(len(radius), m, radius.shape[-1]).scatter(
                 1, self.wanted[..., None].expand_as(below.slope), below.slope
@@ -114,7 +116,7 @@ def _entropy(p: Tensor) -> Tensor:
     return terms.sum(-1) - 2 * (ELEMENTARY + gamma(p.shape[-1] + 8)) * terms.abs().sum(-1) - 4 * ELEMENTARY
 
 
-def _chords(lines: Lines, radius: Tensor) -> Lines:
+def _chords(lines: CentredForm, radius: Tensor) -> CentredForm:
     """Lines below -exp(T) from lines below -T; -inf where that is of no use."""
     reach = lines.reach(radius)
     middle = -lines.value
@@ -126,27 +128,27 @@ def _chords(lines: Lines, radius: Tensor) -> Lines:
     rate = torch.where(moves, (right - left) / (2 * reach), 0.0)
     half = torch.where(moves, (left + right) / 2 * up + 16 * UNIT * right, right * up)
     useful = (end <= HUGE) & torch.isfinite(lines.value)
-    return Lines(
+    return CentredForm(
         torch.where(useful, -half, -torch.inf), torch.where(useful[..., None], rate[..., None] * lines.slope, 0.0)
     )
 
 
-def _below(chords: Lines, radius: Tensor, delta: float) -> tuple[Lines, Tensor]:
+def _below(chords: CentredForm, radius: Tensor, delta: float) -> tuple[CentredForm, Tensor]:
     """Lines and numbers (P, C) below D_i, from lines (P, C, L, m - 1) below the terms of -U."""
     ones = torch.ones_like(chords.value[..., None, :])
     total = mixed(ones, chords, radius[:, None, None])
-    total = Lines(total.value[..., 0], total.slope[..., 0, :])  # (P, C, L)
+    total = CentredForm(total.value[..., 0], total.slope[..., 0, :])  # (P, C, L)
     most = -total.minimum(radius[:, None])
     power = chords.value.new_tensor(BELOW)
     line = _tangent(total, -total.value, power, radius, delta)
     number = _tangent(total, most, power, radius, delta).minimum(radius[:, None])
     least = line.minimum(radius[:, None])
     best = least.argmax(-1, keepdim=True)
-    found = Lines(line.value.gather(-1, best)[..., 0], _gathered(line.slope, best))
+    found = CentredForm(line.value.gather(-1, best)[..., 0], _gathered(line.slope, best))
     return found, torch.maximum(number, least).amax(-1).clamp(min=0.0)
 
 
-def _tangent(total: Lines, at: Tensor, power: Tensor, radius: Tensor, delta: float) -> Lines:
+def _tangent(total: CentredForm, at: Tensor, power: Tensor, radius: Tensor, delta: float) -> CentredForm:
     """a (1 - delta) - b U, for the tangent at about U = `at`; 0 where U is not known."""
     known = torch.isfinite(total.value)
     s = torch.maximum(at.clamp(1e-300, 1e100) ** (1 / power), (1 - power) / power * (1 + 4 * UNIT))
@@ -154,23 +156,23 @@ def _tangent(total: Lines, at: Tensor, power: Tensor, radius: Tensor, delta: flo
     fall = 1 / (power * (1 + s) ** 2)
     a = (1 / (1 + s) + s * fall) * (1 - 2.0**-40) - 2.0**-60
     b = s ** (1 - power) * fall * (1 + 2.0**-40)
-    moved = Lines(torch.where(known, total.value, 0.0), b[..., None] * total.slope)
+    moved = CentredForm(torch.where(known, total.value, 0.0), b[..., None] * total.slope)
     size = a + b * moved.value.abs() + moved.reach(radius[:, None])
     value = a * (1 - delta) + b * moved.value - 16 * UNIT * size
-    return Lines(torch.where(known, value, 0.0), torch.where(known[..., None], moved.slope, 0.0))
+    return CentredForm(torch.where(known, value, 0.0), torch.where(known[..., None], moved.slope, 0.0))
 
 
-def _above(lines: Lines, radius: Tensor, delta: float) -> tuple[Lines, Tensor]:
+def _above(lines: CentredForm, radius: Tensor, delta: float) -> tuple[CentredForm, Tensor]:
     """Lines below -D_i and numbers above it (P, m), from lines (P, L', m) below H - T."""
-    flat = Lines(lines.value.flatten(1), lines.slope.flatten(1, 2))
+    flat = CentredForm(lines.value.flatten(1), lines.slope.flatten(1, 2))
     chords = _chords(flat, radius)
     value = (chords.value - delta * (1 + 4 * UNIT)) * (1 + 4 * UNIT)
     value, slope = value.reshape(lines.value.shape), chords.slope.reshape(lines.slope.shape)
     trivial = ~torch.isfinite(value)
-    line = Lines(torch.where(trivial, -1.0, value), slope)
+    line = CentredForm(torch.where(trivial, -1.0, value), slope)
     least = line.minimum(radius[:, None])
     best = least.argmax(1, keepdim=True)
-    found = Lines(line.value.gather(1, best)[:, 0], _gathered(line.slope.transpose(1, 2), best.transpose(1, 2)))
+    found = CentredForm(line.value.gather(1, best)[:, 0], _gathered(line.slope.transpose(1, 2), best.transpose(1, 2)))
     return found, (-least.amax(1)).clamp(max=1.0)
 
 
@@ -223,7 +225,7 @@ class ExponentialMoments(SoftmaxSource):
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n); raises OutOfTime."""
         found = [self._rows(exponents, lower, upper, outputs) for exponents in self._exponents]
         lines, numbers, radius = found[0]
@@ -233,7 +235,7 @@ class ExponentialMoments(SoftmaxSource):
 
     def _rows(
         self, exponents: Exponents, lower: Tensor, upper: Tensor, outputs: Tensor
-    ) -> tuple[Lines, Tensor, Tensor]:
+    ) -> tuple[CentredForm, Tensor, Tensor]:
         ranges = exponents.ranges(lower, upper)
         mean = ranges.typical[-1].m
         asked = _questions(mean, _wanted(outputs, torch.softmax(mean, -1)))
@@ -276,7 +278,7 @@ class WithMoments(SoftmaxSource):
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
         if context is None:
             context = self.context(lower, upper)
@@ -287,16 +289,16 @@ class WithMoments(SoftmaxSource):
         low, high = lower[noisy], upper[noisy]
         line, number = self.moments.rows(low, high, picked(outputs, noisy))
         radius = (high - low) / 2
-        line = _better(Lines(lines.value[noisy], lines.slope[noisy]), line, radius)
+        line = _better(CentredForm(lines.value[noisy], lines.slope[noisy]), line, radius)
         numbers = numbers.index_copy(0, noisy, torch.maximum(numbers[noisy], number))
-        return Lines(
+        return CentredForm(
             lines.value.index_copy(0, noisy, line.value), lines.slope.index_copy(0, noisy, line.slope)
         ), numbers
 
 
-def _better(first: Lines, second: Lines, radius: Tensor) -> Lines:
+def _better(first: CentredForm, second: CentredForm, radius: Tensor) -> CentredForm:
     """(P, R): of each pair the one with the larger minimum; both are below the rows."""
     ahead = second.minimum(radius) > first.minimum(radius)
-    return Lines(
+    return CentredForm(
         torch.where(ahead, second.value, first.value), torch.where(ahead[..., None], second.slope, first.slope)
     )

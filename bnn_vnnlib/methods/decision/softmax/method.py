@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Lines
+from bnn_vnnlib.bounds.dense.hidden import CentredForm
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.methods.decision.method import picked, rows_at
 from bnn_vnnlib.methods.deterministic import MAX_SPLIT_INPUTS
@@ -45,7 +45,7 @@ class SoftmaxSource(ABC):
     @abstractmethod
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows outputs (P or 1, R, m) . D over boxes (P, n)."""
 
     def context(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class SoftmaxRows:
         if self.law_distance > 0:
             moved = self.law_distance * (outputs.amax(-1) - outputs.amin(-1)) * (1 + 8 * UNIT)
             lines, numbers = (
-                Lines(lines.value - moved - 2 * UNIT * (lines.value.abs() + moved), lines.slope),
+                CentredForm(lines.value - moved - 2 * UNIT * (lines.value.abs() + moved), lines.slope),
                 numbers - moved - 2 * UNIT * (numbers.abs() + moved),
             )
         center = (lower + upper) / 2
@@ -179,9 +179,9 @@ class SoftmaxRows:
         return torch.maximum(lines.minimum(radius), numbers.nan_to_num(-torch.inf)), lines.slope
 
 
-def _plus(lines: Lines, inputs: Tensor, center: Tensor, radius: Tensor) -> Lines:
+def _plus(lines: CentredForm, inputs: Tensor, center: Tensor, radius: Tensor) -> CentredForm:
     """Add g . x = g . center + g . (x - center); each sum of slopes is one rounding."""
     slope = lines.slope + inputs
     at, size = (inputs @ center[..., None])[..., 0], (inputs.abs() @ center.abs()[..., None])[..., 0]
     paid = 2 * gamma(2 * center.shape[-1] + 8) * size + 4 * UNIT * (lines.value.abs() + at.abs()) + TINY
-    return Lines(lines.value + at - paid - 2 * UNIT * Lines(at, slope).reach(radius), slope)
+    return CentredForm(lines.value + at - paid - 2 * UNIT * CentredForm(at, slope).reach(radius), slope)

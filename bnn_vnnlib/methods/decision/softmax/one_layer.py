@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.bounds.dense.exponents import typical
-from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, hidden
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, HiddenRanges, hidden
 from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
@@ -84,21 +84,21 @@ class OneLayerSoftmax(SoftmaxSource):
         noise, shift = noise * off[..., None], shift * off
         return mean.flatten(0, 1), noise.flatten(0, 1), bias.flatten(), shift.flatten()
 
-    def margins(self, neurons: Hidden) -> Lines:
+    def margins(self, neurons: HiddenRanges) -> CentredForm:
         """Lines (P, m, m) below the means of f_i - f_j over the boxes."""
         mean, _, bias, _ = self._differences
         m, boxes = self.count, len(neurons.center)
         margin = neurons.lines(mean, bias)
-        return Lines(margin.value.reshape(boxes, m, m), margin.slope.reshape(boxes, m, m, -1))
+        return CentredForm(margin.value.reshape(boxes, m, m), margin.slope.reshape(boxes, m, m, -1))
 
-    def pairs(self, neurons: Hidden) -> ClassPairs:
+    def pairs(self, neurons: HiddenRanges) -> ClassPairs:
         """Margins and log excesses of all ordered pairs over the boxes."""
         mean, noise, _, shift = self._differences
         # -(f_i - f_j) has the coefficients -mean
         excess = log_excess(neurons, -mean, noise, shift).reshape(len(neurons.center), self.count, self.count)
         return ClassPairs(self.margins(neurons), excess, neurons.radius)
 
-    def above(self, neurons: Hidden, pairs: ClassPairs) -> Tensor:
+    def above(self, neurons: HiddenRanges, pairs: ClassPairs) -> Tensor:
         """v' (P, m): the log excess of f_i - softmax(E f) . f, from above.
 
         Its coefficients are sums of p_l (W_i - W_l), p the softmax without its i-th entry, of total p at most: so |a|
@@ -132,7 +132,7 @@ class OneLayerSoftmax(SoftmaxSource):
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
         if context is None:
             context = self.context(lower, upper)
@@ -156,9 +156,9 @@ class OneLayerSoftmax(SoftmaxSource):
         value = pairs.margin.value.flatten(1).gather(1, index)
         slope = pairs.margin.slope.flatten(1, 2)
         slope = slope.gather(1, index[..., None].expand(-1, -1, slope.shape[-1]))
-        return _Comparison(Lines(value, slope), (below + above) * _UP, neurons)
+        return _Comparison(CentredForm(value, slope), (below + above) * _UP, neurons)
 
-    def mean_correction(self, neurons: Hidden) -> Tensor:
+    def mean_correction(self, neurons: HiddenRanges) -> Tensor:
         """(P, m, m): by how much E(f_i - f_j) may fall short of the same margin of the mean network."""
         falls = self._differences[0].clamp(max=0.0).abs()
         short = neurons.excess @ falls.mT
@@ -169,9 +169,9 @@ class OneLayerSoftmax(SoftmaxSource):
 class _Comparison:
     """margin : Lines (P, R) below the mean margins; needed (P, R) : what they must exceed."""
 
-    margin: Lines
+    margin: CentredForm
     needed: Tensor
-    neurons: Hidden
+    neurons: HiddenRanges
 
     @property
     def spare(self) -> Tensor:
@@ -220,7 +220,7 @@ class Tilted(SoftmaxSource):
 
     def rows(
         self, lower: Tensor, upper: Tensor, outputs: Tensor, context: Tensor | None = None
-    ) -> tuple[Lines, Tensor]:
+    ) -> tuple[CentredForm, Tensor]:
         """Lines and numbers (P, R) below the rows (P or 1, R, m) over boxes (P, n)."""
         m = self.count
         low = lower.new_zeros(len(lower), m)
@@ -230,10 +230,10 @@ class Tilted(SoftmaxSource):
             low[small] = self._below(lower[small], upper[small])
         high = 1 - (low.sum(-1, keepdim=True) - low) + 4 * m * UNIT
         flat = lower.new_zeros(len(lower), m, lower.shape[-1])
-        found = Classes(Lines(low, flat), Lines(-high, flat), low, high, (upper - lower) / 2)
+        found = Classes(CentredForm(low, flat), CentredForm(-high, flat), low, high, (upper - lower) / 2)
         return found.rows(outputs)
 
-    def _cost(self, neurons: Hidden) -> Tensor:
+    def _cost(self, neurons: HiddenRanges) -> Tensor:
         """(P,): about what the width of a box costs; nothing rests on it."""
         weights = self.layers.last.mean
         return ((neurons.high - neurons.low) / 2) @ (weights.amax(0) - weights.amin(0))
@@ -268,7 +268,7 @@ class _Moments:
     """log E exp(u . f) over boxes, from both sides, for rows u (P, R, m)."""
 
     layers: DenseChain
-    neurons: Hidden
+    neurons: HiddenRanges
 
     def above(self, rows: Tensor) -> Tensor:
         """(P, R), rounded up; inf where it is out of reach."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Hidden, Lines, mixed
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, HiddenRanges, mixed
 from bnn_vnnlib.gaussian.normal import LEAST, ROUND
 from bnn_vnnlib.gaussian.relu import exponential_excess
 from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
@@ -42,7 +42,7 @@ class ClassPairs:
     radius (P, n). The diagonal of the lines is 0.
     """
 
-    margin: Lines
+    margin: CentredForm
     excess: Tensor
     radius: Tensor
 
@@ -55,13 +55,13 @@ class ClassPairs:
 class Classes:
     """Lines and numbers below and above each D_i: lines (P, m), numbers (P, m)."""
 
-    below: Lines
-    above: Lines
+    below: CentredForm
+    above: CentredForm
     low: Tensor
     high: Tensor
     radius: Tensor
 
-    def rows(self, outputs: Tensor) -> tuple[Lines, Tensor]:
+    def rows(self, outputs: Tensor) -> tuple[CentredForm, Tensor]:
         """Lines and numbers below the rows outputs (P or 1, R, m): (P, R) each; the best kappa of each."""
         outputs = outputs.expand(len(self.low), -1, -1)
         found = [self._row(outputs, kappa) for kappa in _shifts(outputs)]
@@ -71,14 +71,14 @@ class Classes:
         slope = torch.stack([line.slope for line, _ in found])
         chosen = slope.gather(0, best[..., None].expand(-1, -1, -1, slope.shape[-1]))[0]
         at = torch.stack([line.value for line, _ in found]).gather(0, best)[0]
-        return Lines(at, chosen), numbers
+        return CentredForm(at, chosen), numbers
 
-    def _row(self, outputs: Tensor, kappa: Tensor) -> tuple[Lines, Tensor]:
+    def _row(self, outputs: Tensor, kappa: Tensor) -> tuple[CentredForm, Tensor]:
         """Lines and numbers below rows, by kappa times sum_i D_i = 1 and the classes' bounds."""
         share = outputs - kappa
         moved = UNIT * share.abs().amax(-1)  # c - kappa was rounded, and the D_i add up to 1
         weights = torch.cat([share.clamp(min=0.0), -share.clamp(max=0.0)], -1)
-        sides = Lines(
+        sides = CentredForm(
             torch.cat([self.below.value, self.above.value], -1), torch.cat([self.below.slope, self.above.slope], -2)
         )
         line = mixed(weights, sides, self.radius)
@@ -87,7 +87,7 @@ class Classes:
         size = (weights @ ends.abs()[..., None])[..., 0] + kappa[..., 0].abs()
         number = number + kappa[..., 0] - moved - 2 * gamma(2 * weights.shape[-1] + 8) * size
         paid = moved + 4 * UNIT * (line.value.abs() + kappa[..., 0].abs())
-        return Lines(line.value + kappa[..., 0] - paid, line.slope), number
+        return CentredForm(line.value + kappa[..., 0] - paid, line.slope), number
 
 
 def _shifts(outputs: Tensor) -> list[Tensor]:
@@ -108,7 +108,7 @@ def classes(pairs: ClassPairs, log_excess_above: Tensor | None) -> Classes:
     return Classes(below, above, low, torch.minimum(high, rest), pairs.radius)
 
 
-def _below(pairs: ClassPairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor]:
+def _below(pairs: ClassPairs, reach: Tensor, off: Tensor) -> tuple[CentredForm, Tensor]:
     """Lines below the D_i, and numbers below them, from margins and log excesses of pairs."""
     middle = pairs.excess - pairs.margin.value
     slack = 4 * UNIT * (middle.abs() + reach)
@@ -123,24 +123,24 @@ def _below(pairs: ClassPairs, reach: Tensor, off: Tensor) -> tuple[Lines, Tensor
     half, rate = (torch.where(off, part, 0.0) for part in (half, rate))
     # -zeta as a line below -Z: chords, whose slopes multiply those of the margins
     moving = mixed(
-        rate[..., None, :], Lines(torch.zeros_like(pairs.margin.value), pairs.margin.slope), pairs.radius[:, None]
+        rate[..., None, :], CentredForm(torch.zeros_like(pairs.margin.value), pairs.margin.slope), pairs.radius[:, None]
     )
     top = 1 + half.sum(-1)
     zeta = (top * (1 + gamma(half.shape[-1] + 8))) - moving.value[..., 0]
     slope = moving.slope[..., 0, :]
     w = 1 / zeta
     value = 2 * w - w * w * zeta
-    value = value - 16 * UNIT * w - gamma(2 * slope.shape[-1]) * w * w * Lines(zeta, slope).reach(pairs.radius)
+    value = value - 16 * UNIT * w - gamma(2 * slope.shape[-1]) * w * w * CentredForm(zeta, slope).reach(pairs.radius)
     lost = (useless & off).any(-1)
     value = torch.where(lost, 0.0, value)
-    line = Lines(value, torch.where(lost[..., None], 0.0, (w * w)[..., None] * slope))
+    line = CentredForm(value, torch.where(lost[..., None], 0.0, (w * w)[..., None] * slope))
     largest = 1 + torch.where(off, right * up, 0.0).sum(-1)
     number = (1 / largest) * (1 - gamma(half.shape[-1] + 8))
     number = torch.where(lost, 0.0, torch.maximum(number, line.minimum(pairs.radius)).clamp(min=0.0))
     return line, number
 
 
-def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None) -> tuple[Lines, Tensor]:
+def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None) -> tuple[CentredForm, Tensor]:
     """Lines below -D_i, and numbers above D_i."""
     middle, slope, reach = pairs.margin.value.mT, pairs.margin.slope.transpose(1, 2), reach.mT  # F_ji at [i, j]
     middle = middle.nan_to_num(-HUGE, HUGE, -HUGE).clamp(-HUGE, HUGE)  # lowering F is sound
@@ -149,10 +149,10 @@ def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None)
     paid = 2 * ELEMENTARY * rate * (1 + reach)
     least = 1 + torch.where(off, torch.exp((middle - reach).clamp(min=-HUGE) - 4 * UNIT * HUGE), 0.0).sum(-1) * down
     least = least * (1 - gamma(rate.shape[-1] + 8))
-    zeta = mixed(rate[..., None, :], Lines(torch.zeros_like(middle), slope), pairs.radius[:, None])
+    zeta = mixed(rate[..., None, :], CentredForm(torch.zeros_like(middle), slope), pairs.radius[:, None])
     at = (1 + (rate - paid).sum(-1)) * (1 - gamma(rate.shape[-1] + 8)) + zeta.value[..., 0]
     slope = zeta.slope[..., 0, :]
-    far = Lines(at, slope).reach(pairs.radius)
+    far = CentredForm(at, slope).reach(pairs.radius)
     bottom, top = torch.maximum(at - far, least), torch.maximum(at + far, least)
     bottom = torch.maximum(bottom, torch.ones_like(bottom))
     top = torch.maximum(top, bottom)
@@ -162,17 +162,17 @@ def _above(pairs: ClassPairs, reach: Tensor, off: Tensor, excess: Tensor | None)
     value = factor * (fall * at - level)  # below -D_i
     size = factor * (fall * (at.abs() + far) + level)
     value = value - (16 * UNIT + gamma(8)) * size
-    line = Lines(value.nan_to_num(-torch.inf, torch.inf, -torch.inf), (factor * fall)[..., None] * slope)
+    line = CentredForm(value.nan_to_num(-torch.inf, torch.inf, -torch.inf), (factor * fall)[..., None] * slope)
     number = torch.minimum(-line.minimum(pairs.radius), factor / bottom * (1 + 8 * UNIT)).nan_to_num(1.0).clamp(max=1.0)
     useless = ~torch.isfinite(line.value)
-    return Lines(torch.where(useless, -1.0, line.value), torch.where(useless[..., None], 0.0, line.slope)), number
+    return CentredForm(torch.where(useless, -1.0, line.value), torch.where(useless[..., None], 0.0, line.slope)), number
 
 
 _MAX_PRODUCT = 1 - 2.0**-20
 """(b s)^2 stays below, so that 1 minus it keeps its digits."""
 
 
-def log_excess(neurons: Hidden, weights: Tensor, square: Tensor, constant: Tensor) -> Tensor:
+def log_excess(neurons: HiddenRanges, weights: Tensor, square: Tensor, constant: Tensor) -> Tensor:
     """Upper bounds v (P, R) over the boxes; inf where there is none.
 
     weights a (R, H) or (P, R, H), square b^2 alike, constant Var(U_0) (R,) or (P, R).

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bnn_vnnlib.gaussian.normal import cdf
-from bnn_vnnlib.methods.safety.large_variance.lines import Lines, Neurons, halves, summed
+from bnn_vnnlib.methods.safety.large_variance.lines import LineTerms, Neurons, half_line_moments, summed
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.rounding import UP
 
@@ -67,7 +67,7 @@ class Chaos:
     """
 
     weights: Weights
-    lines: Lines
+    lines: LineTerms
     factor: Tensor
     error: Tensor
     norm: Tensor
@@ -90,9 +90,9 @@ class Chaos:
         return found + theta * self.off + 1e-9
 
 
-def chaos(layer: Neurons, weights: Weights, lines: Lines) -> Chaos:
+def chaos(layer: Neurons, weights: Weights, lines: LineTerms) -> Chaos:
     """Q of the rows, and G."""
-    e1, e2, _, _ = halves(weights)
+    e1, e2, _, _ = half_line_moments(weights)
     ends = torch.stack([torch.zeros_like(e1), weights.mean, e1 + e2 / 2, e2 / 2])
     full = (weights.dev**2 + (ends.amax(0) - ends.amin(0)) ** 2 / 4) * (1 + 1e-9) + 1e-9 * weights.mean**2
     root = torch.sqrt(lines.coefficient * (1 + _LEANING))[:, None] * (1 + 1e-9)
@@ -141,7 +141,7 @@ def _smallest(weights: Weights) -> Tensor:
     return _LEAST / (weights.mean.abs() + weights.dev)
 
 
-def _local(weights: Weights, lines: Lines, near: Tensor) -> Tensor:
+def _local(weights: Weights, lines: LineTerms, near: Tensor) -> Tensor:
     """u_j for |y| <= near (A, H)."""
     mean, dev = weights.mean, weights.dev
     positive = cdf(mean / dev)

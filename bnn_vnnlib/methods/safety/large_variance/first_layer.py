@@ -36,10 +36,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.hidden import Hidden
+from bnn_vnnlib.bounds.dense.hidden import HiddenRanges
 from bnn_vnnlib.gaussian.normal import ABSOLUTE, LEAST, cdf, density, log_cdf_above
 from bnn_vnnlib.gaussian.relu import SAFE, log_moment, log_moment_below, relu_mean, relu_square
-from bnn_vnnlib.methods.safety.large_variance.lines import inputs
+from bnn_vnnlib.methods.safety.large_variance.lines import unit_inputs
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import UNIT, UP, gamma
 from bnn_vnnlib.system.memory import at_once
@@ -55,16 +55,16 @@ _MIN_ARGUMENT = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class UnitLaw:
     """m, s : (P, 1, H); blur : (P,) bound on the total variation to the law at any x of the boxes (nearly points)."""
 
     m: Tensor
     s: Tensor
     blur: Tensor
 
-    def pick(self, some: Tensor) -> Law:
+    def pick(self, some: Tensor) -> UnitLaw:
         """The law at some of the points."""
-        return Law(self.m[some], self.s[some], self.blur[some])
+        return UnitLaw(self.m[some], self.s[some], self.blur[some])
 
     def above(self, alpha: Tensor, beta: Tensor) -> Tensor:
         """log E exp(alpha h + beta h^2) for alpha, beta (P, R, H) of any sign, rounded up."""
@@ -120,11 +120,11 @@ class Law:
         return mean, second, torch.sqrt((second - mean**2).clamp(min=0.0)) + 1e-3 * s
 
 
-def law_of(first: Hidden) -> Law:
+def law_of(first: HiddenRanges) -> UnitLaw:
     """The law of the first layer over boxes of size nearly zero; its blur pays for their size."""
     relative = gamma(8) + (first.high - first.low) / first.least + (first.most / first.least) ** 2 - 1
     blur = relative.sum(-1).nan_to_num(1.0, 1.0)
-    return Law(((first.low + first.high) / 2)[:, None], first.most[:, None], blur)
+    return UnitLaw(((first.low + first.high) / 2)[:, None], first.most[:, None], blur)
 
 
 _ALLOWED = 1e-9
@@ -189,7 +189,7 @@ class FirstLayer:
 
 def first_layer(first: DenseLayer, point: Tensor, lower: Tensor, upper: Tensor) -> FirstLayer:
     """The layer at points (Q, n) of boxes (Q, n)."""
-    at, off = inputs(first, point), gamma(point.shape[1] + 16)
+    at, off = unit_inputs(first, point), gamma(point.shape[1] + 16)
     low, high = (lower - point).clamp(max=0.0) * UP, (upper - point).clamp(min=0.0) * UP
     # squares of inputs underflow below 1e-162: no variance may be so large that this counts beside 1e-200
     known = torch.isfinite(at.m + at.s).all(1) & (first.variance < _MAX_VARIANCE).all()
@@ -198,7 +198,7 @@ def first_layer(first: DenseLayer, point: Tensor, lower: Tensor, upper: Tensor) 
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowWeights:
     """w_k ~ N(mean, variance), and extra: (Q, K, H) each."""
 
     mean: Tensor
@@ -206,7 +206,7 @@ class Rows:
     extra: Tensor
 
 
-def moments(layer: FirstLayer, rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
+def row_moments(layer: FirstLayer, rows: RowWeights, theta: Tensor) -> tuple[Tensor, Tensor]:
     """(Q, K, n): mean and standard deviation of U_j. For choices only."""
     gap = layer.m - theta
     ratio = gap / layer.s
@@ -217,11 +217,11 @@ def moments(layer: FirstLayer, rows: Rows, theta: Tensor) -> tuple[Tensor, Tenso
     return rows.mean @ first, torch.sqrt(total.clamp(min=0.0)) + 1e-9 * rows.mean.abs() @ torch.sqrt(second) + LEAST
 
 
-def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tuple[Tensor, Tensor]:
+def slope_quantiles(layer: FirstLayer, rows: RowWeights, theta: Tensor, log_share: float) -> tuple[Tensor, Tensor]:
     """(Q, K, n), (Q, K, n): U_j and -U_j exceed these with probability at most exp(log_share) each; theta (Q, H). Rates
     that are out of reach end as nan, and are left out.
     """
-    _, spread = moments(layer, rows, theta)
+    _, spread = row_moments(layer, rows, theta)
     found = []
     m, s, x = (layer.m - theta)[:, :, None], layer.s[:, :, None], layer.point[:, None]
     off = log_cdf_above(-m / s)[:, None]
@@ -247,13 +247,13 @@ def slopes(layer: FirstLayer, rows: Rows, theta: Tensor, log_share: float) -> tu
     return found[0], found[1]
 
 
-def kinks(layer: FirstLayer, rows: Rows, theta: Tensor, reach: tuple[Tensor, Tensor], log_share: float) -> Tensor:
+def kinks(layer: FirstLayer, rows: RowWeights, theta: Tensor, reach: tuple[Tensor, Tensor], log_share: float) -> Tensor:
     """(Q, K): what the kinks of a row cost, exceeded with probability at most exp(log_share)."""
     mass, fall, rise = (part[:, None] for part in _cells(layer, theta, *reach))
     return cost(mass, fall, rise, rows, log_share)
 
 
-def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: Rows, log_share: float) -> Tensor:
+def cost(mass: Tensor, fall: Tensor, rise: Tensor, rows: RowWeights, log_share: float) -> Tensor:
     """(Q, K): sum_k w_k^+ fall_k + w_k^- rise_k exceeds it with probability at most exp(log_share), where (fall_k,
     rise_k), independent of each other and of w, take their values with these masses, all (Q, K or 1, H, C), and else 0.
     Rates that are out of reach end as infinite or nan, and are left out.

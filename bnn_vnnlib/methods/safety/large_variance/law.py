@@ -50,7 +50,7 @@ from bnn_vnnlib.gaussian.characteristic import half_line
 from bnn_vnnlib.gaussian.inversion import series
 from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, density, log_cdf_above
 from bnn_vnnlib.gaussian.relu import log_half_moment
-from bnn_vnnlib.methods.safety.large_variance.lines import SHARES, Lines, Neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import LEVEL_SHARES, LineTerms, Neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, no_sides
 from bnn_vnnlib.rounding import UP
 
@@ -109,7 +109,7 @@ class Terms:
 
     layer: Neurons
     weights: Weights
-    lines: Lines
+    lines: LineTerms
     k: Tensor
     sides: tuple[_Side, _Side]
     more: Sides
@@ -135,7 +135,7 @@ class Terms:
         return tuple(_rules(self, side) for side in self.sides)
 
 
-def terms(layer: Neurons, weights: Weights, lines: Lines, theta: Tensor, more: Sides | None = None) -> Terms:
+def terms(layer: Neurons, weights: Weights, lines: LineTerms, theta: Tensor, more: Sides | None = None) -> Terms:
     """The terms of A rows at their theta (A,)."""
     k = (lines.curvature + theta[:, None] * lines.per_rate) * UP
     lift, share = _outer(layer, torch.zeros_like(layer.m), -1)
@@ -165,7 +165,7 @@ def _outer(layer: Neurons, start: Tensor, sign: int) -> tuple[Tensor, Tensor]:
 
 
 def _side(
-    weights: Weights, sign: int, pieces: tuple[Tensor, Tensor, Tensor], rest: Tensor, lines: Lines, count: int
+    weights: Weights, sign: int, pieces: tuple[Tensor, Tensor, Tensor], rest: Tensor, lines: LineTerms, count: int
 ) -> _Side:
     mean, dev = weights.mean, weights.dev
     inner, outer = (sign * (sign * mean - part * dev).clamp(min=0.0) for part in (_CUT, -_CUT))
@@ -180,17 +180,17 @@ def _pieces(layer: Neurons) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     = 0.
     """
     m, s, ramp, reach = layer.m, layer.s, layer.ramp, layer.reach
-    rho, top, excess = layer.rho[..., None], SHARES[-1], (reach - ramp)[..., None]
+    rho, top, excess = layer.rho[..., None], LEVEL_SHARES[-1], (reach - ramp)[..., None]
     lift, share = _outer(layer, ramp, 1)
     lifts, slopes, shares = [lift], [torch.ones_like(lift)], [share]
     inner = _nodes(layer)[1]
     for low, high in ((-ramp, 0 * ramp), (0 * ramp, ramp)):
         z, weight = _rule(low, high, inner, m, s)
         a = (z + ramp[..., None]) / (2 * ramp[..., None])
-        for place, part in enumerate(SHARES):
+        for place, part in enumerate(LEVEL_SHARES):
             level = torch.minimum(layer.levels[..., place], ramp)[..., None]
             lift = z.clamp(min=0.0) + level * torch.minimum(a, 1 - a) + rho * a * z.abs()
-            if place == len(SHARES) - 1:
+            if place == len(LEVEL_SHARES) - 1:
                 lift = lift + excess * torch.maximum(a, 1 - a)
             for kept, value in ((lifts, lift), (slopes, a), (shares, part * weight)):
                 kept.append(value)
@@ -222,7 +222,7 @@ _LAGRANGE = _lagrange()
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class LatticeTerms:
     """The laws of A rows' terms on lattices, and Y as a `gaussian.inversion.Law`: masses (A, H, C) at start (A, H) +
     step (A,) times 0, 1, .. ; total (A, H): of the absolute weights behind them.
     """
@@ -274,7 +274,7 @@ class Spread:
         return envelope(self.terms, w)
 
 
-def spread(terms: Terms) -> Spread:
+def lattice_terms(terms: Terms) -> LatticeTerms:
     """The laws of Y on a lattice, which are made for one row at a time."""
     values, weights = zip(*(_points(terms, row) for row in range(len(terms.k))), strict=True)
     start = torch.stack([value.amin(1) for value in values])
@@ -283,7 +283,7 @@ def spread(terms: Terms) -> Spread:
     cells = int((width / step).amax()) + 8  # at most MOST + 8
     masses = torch.stack([_interpolated(*row, cells) for row in zip(values, weights, start, step, strict=True)])
     total = torch.stack([weight.abs().sum(1) for weight in weights]) * UP
-    return Spread(terms, masses, start - 2 * step[:, None], step, total)
+    return LatticeTerms(terms, masses, start - 2 * step[:, None], step, total)
 
 
 def _points(terms: Terms, row: int) -> tuple[Tensor, Tensor]:
@@ -369,7 +369,7 @@ def _rules(terms: Terms, side: _Side) -> list[tuple[float, Tensor, Tensor]]:
     found = [(1.0, _log_error(half, s, outer), straight * _ellipses(half)[1])]
     if side is terms.sides[1]:
         ramp, excess = layer.ramp[..., None], (layer.reach - layer.ramp).clamp(min=0.0)[..., None]
-        found.append((2 * SHARES[-1], _log_error(excess / 2, s, inner), straight * _ellipses(excess / 2)[1]))
+        found.append((2 * LEVEL_SHARES[-1], _log_error(excess / 2, s, inner), straight * _ellipses(excess / 2)[1]))
         r, y = _ellipses(ramp / 2)
         line = 1 + r / 4
         steep = 1.5 + excess / (2 * ramp) + 2 * rho * line
@@ -405,7 +405,7 @@ def far_below(terms: Terms, target: Tensor, spread: Tensor) -> Tensor:
         swing = torch.logaddexp(log_half_moment(over, zero, m, s), off)
         pull = torch.minimum(lam * far, 600.0 / (usual + last + 2 * reach))
         more = strip * torch.exp(pull * (1 + rho) * reach)
-        more = more * ((1 - SHARES[-1]) * torch.expm1(pull * usual) + SHARES[-1] * torch.expm1(pull * last))
+        more = more * ((1 - LEVEL_SHARES[-1]) * torch.expm1(pull * usual) + LEVEL_SHARES[-1] * torch.expm1(pull * last))
         grown = torch.logaddexp(swing, torch.log(more.clamp(min=1e-300)))
         swing = torch.where(positive, swing, torch.where(pull < lam * far, torch.inf, grown))
         each = swing + (lam * (drift + k * far**2)).clamp(min=0.0) + torch.log(mass)
@@ -427,7 +427,7 @@ def envelope(terms: Terms, waves: Tensor) -> Tensor:
     layer = terms.layer
     low, high, mass, positive = terms.cells
     near = torch.minimum(low.abs(), high.abs())[..., None]
-    last = SHARES[-1]
+    last = LEVEL_SHARES[-1]
     above, beyond = cdf(layer.m / layer.s), cdf((layer.m - layer.ramp) / layer.s)
     share = (1 - last * (~positive).to(mass))[..., None]
     part = torch.where(positive, above[..., None], beyond[..., None])[..., None]
@@ -458,7 +458,7 @@ _ENOUGH = 1e-5
 _SMOOTH = ((1e-5, 6.0), (1e-3, 5.0), (0.01, 4.0), (0.03, 3.5), (0.1, 3.0))
 """eta over the standard deviation of Y, and c."""
 
-BEYOND = 6.5
+_DEVIATIONS = 6.5
 """Standard deviations above the mean within which the wave is right."""
 
 _LOST = 5e-9
@@ -470,7 +470,7 @@ section 1.
 def below(terms: Terms, targets: Tensor) -> Tensor:
     """(A, T): bounds on P(Y <= targets (A, T))."""
     lines, highest = terms.lines, targets.amax(1)
-    law, period = spread(terms), lines.center.clamp(min=0.0) + BEYOND * lines.spread + highest
+    law, period = lattice_terms(terms), lines.center.clamp(min=0.0) + _DEVIATIONS * lines.spread + highest
     waves = series(law, period, block=BLOCK, most=2 * BLOCK * BLOCKS, enough=_ENOUGH)
     lost = _LOST * (1 + terms.k.shape[1])
     smooth, c = (targets.new_tensor(part) for part in zip(*_SMOOTH, strict=True))

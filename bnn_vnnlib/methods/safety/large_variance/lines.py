@@ -18,8 +18,8 @@ Gaussian isoperimetric inequality and median <= mean of a convex function (Kwapi
     M_j = sum r'_i e(nu_ji, sig_ji) >= E R'_j,    h_j = sum r'^2_i sig_ji^2,
 as R'_j is a function of a standard Gaussian vector with Lipschitz constant sup over delta of the root of
 delta' Cov(E_j) delta <= h_j. So R'_j is dominated by a variable that takes the level M_j + y_l sqrt(h_j) with
-probability Phi(y_l) - Phi(y_{l-1}), independent of zeta_j and of the last layer, but for the event `BEYOND` of each
-neuron.
+probability Phi(y_l) - Phi(y_{l-1}), independent of zeta_j and of the last layer, but for the event `PAST_LEVELS` of
+each neuron.
 
 2. Lines below D relu(zeta + v), the gradient G that they leave, and a bound on r . |G| by independent terms.
 
@@ -62,15 +62,15 @@ from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from bnn_vnnlib.rounding import PAID, UP, gamma
 
-LEVELS = (0.0, 0.8, 1.8, 5.2)
+EXCESS_LEVELS = (0.0, 0.8, 1.8, 5.2)
 """y_l; the slopes of the lines are chosen for the last but one."""
 
-_BELOW = (0.0, *(NormalDist().cdf(level) for level in LEVELS[:-1]), 1.0)
+_BELOW = (0.0, *(NormalDist().cdf(level) for level in EXCESS_LEVELS[:-1]), 1.0)
 
-SHARES = tuple(high - low for low, high in itertools.pairwise(_BELOW))
-"""Probabilities of the levels; what exceeds the last one is paid for as BEYOND."""
+LEVEL_SHARES = tuple(high - low for low, high in itertools.pairwise(_BELOW))
+"""Probabilities of the levels; what exceeds the last one is paid for as PAST_LEVELS."""
 
-BEYOND = NormalDist().cdf(-LEVELS[-1]) * UP
+PAST_LEVELS = NormalDist().cdf(-EXCESS_LEVELS[-1]) * UP
 """P(R'_j exceeds the last level), for one neuron."""
 
 _NARROW = 0.01
@@ -81,7 +81,7 @@ _STEEPEST = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class UnitInputs:
     """zeta at P points: m, s (P, H); size (P, H) sums of absolute terms behind m; blur (P,) bound on the total
     variation that rounding of m and s costs; served (P,) whether it is known.
     """
@@ -93,14 +93,14 @@ class Inputs:
     served: Tensor
 
 
-def inputs(first: DenseLayer, points: Tensor) -> Inputs:
+def unit_inputs(first: DenseLayer, points: Tensor) -> UnitInputs:
     """The hidden layer's inputs zeta at points (P, n), and what their rounding costs."""
     off = gamma(points.shape[1] + 16)
     m, size = points @ first.mean.mT + first.bias, points.abs() @ first.mean.abs().mT + first.bias.abs()
     square = points**2 @ first.variance.mT + first.bias_variance
     s = torch.sqrt(square.clamp(min=1e-280))
     blur = (off * size / s + off).sum(1) * UP
-    return Inputs(m, s, size, blur, (square > 1e-200).all(1) & (blur < 1e-3))
+    return UnitInputs(m, s, size, blur, (square > 1e-200).all(1) & (blur < 1e-3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
     mean, variance = first.mean, first.variance
     center = (lower + upper) / 2
     r = torch.maximum(upper - center, center - lower) * UP
-    at = inputs(first, center)
+    at = unit_inputs(first, center)
     m, s, size = at.m, at.s, at.size
     kappa = variance * center[:, None] / (s**2)[..., None]
     common = (kappa * s[..., None]).sum(1) / s.sum(1)[:, None]
@@ -157,7 +157,7 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
     nu_error = PAID * (mean.abs() + (size[..., None] * kappa).abs())
     h = (radius**2 @ variance.mT) * UP
     expected = (mean_abs(nu.abs() + nu_error, torch.sqrt(variance)) @ radius[..., None])[..., 0] * UP
-    plain = (expected[..., None] + h.new_tensor(LEVELS) * torch.sqrt(h)[..., None]) * UP
+    plain = (expected[..., None] + h.new_tensor(EXCESS_LEVELS) * torch.sqrt(h)[..., None]) * UP
     reach = plain[..., -1:] / (1 - rho.clamp(max=_STEEPEST))[..., None]
     served = at.served & (rho < _STEEPEST).all(1)
     return Neurons(
@@ -167,7 +167,7 @@ def neurons(first: DenseLayer, lower: Tensor, upper: Tensor) -> Neurons:
 
 
 THETAS = tuple(0.25 * 32 ** (k / 11) for k in range(12))
-"""Values of theta, over one by `Lines.scale`; the best one is chosen."""
+"""Values of theta, over one by `LineTerms.scale`; the best one is chosen."""
 
 _ROOT = 1.45
 """root_i over the one that is best on average: with a larger one c_i is smaller, and Q, whose moments are dear, counts
@@ -176,7 +176,7 @@ less.
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class LineTerms:
     """What the rows need. Arrays (A, H) but for constant, rate, width (A,) and coefficient (A, n).
 
     up, down : E of a over zeta for D > 0 and D < 0, errors below 1e-9; slope_mean : E A_j, up to 1e-9 E |D|;
@@ -202,19 +202,19 @@ class Lines:
     scale: Tensor
 
 
-def halves(weights: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def half_line_moments(weights: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """E D 1[D > 0], E D 1[D < 0], E D^2 1[D > 0], E D^2 1[D < 0]."""
     mean, dev = weights.mean, weights.dev
     first, second = relu_mean(mean, dev), relu_square(mean, dev)
     return first, mean - first, second, mean**2 + dev**2 - second
 
 
-def lines(layer: Neurons, weights: Weights) -> Lines:
+def lines(layer: Neurons, weights: Weights) -> LineTerms:
     """The lines of A rows; `layer` has A boxes."""
     m, s = layer.m, layer.s
     up = cdf(m / s)
     down, squared, bent = _ramps(layer)
-    e1, e2, s1, s2 = halves(weights)
+    e1, e2, s1, s2 = half_line_moments(weights)
     slope = e1 * up + e2 * down
     square = s1 * up + s2 * squared
     gradient = summed(slope, layer.nu)
@@ -235,7 +235,7 @@ def lines(layer: Neurons, weights: Weights) -> Lines:
     spread = ((largest - ((e1 + e2) * z1) ** 2).clamp(min=0.0) + 1e-18 * largest).sum(1) + weights.bias_dev**2
     spread = torch.sqrt(spread) + 1e-9 * weights.bias.abs() + LEAST
     excess = (square * layer.h).sum(1)
-    return Lines(
+    return LineTerms(
         up, down, slope, torch.maximum(square - slope**2, 1e-12 * square), tilt, size, curvature, layer.h / 2 * UP,
         coefficient, constant + paid,
         center, spread, excess, torch.sqrt(excess) + (coefficient * around).sum(1) + 1e-6 * spread,
@@ -251,7 +251,7 @@ def _ramps(layer: Neurons) -> tuple[Tensor, Tensor, Tensor]:
     z = m[..., None] + s[..., None] * m.new_tensor(_NODES)
     a = ((z / ramp[..., None] + 1) / 2).clamp(0.0, 1.0)
     weight = m.new_tensor(_GAUSS / _GAUSS.sum())
-    height = (torch.minimum(layer.levels, ramp[..., None]) * m.new_tensor(SHARES)).sum(-1)
+    height = (torch.minimum(layer.levels, ramp[..., None]) * m.new_tensor(LEVEL_SHARES)).sum(-1)
     return _ramp_mean(m, s, ramp), a**2 @ weight, height * (torch.minimum(a, 1 - a) @ weight)
 
 

@@ -11,7 +11,7 @@ Proof: with u = E[M | h] / s the left side is Phi(-u), and E[e^{-lam M} | h] = e
 kap falls: at the best u, d log kap / d eta = u - eta, and there phi(u) / Phi(-u) = eta, a hazard that exceeds u. Hence
     P(M <= 0) <= delta + P(s^2 < S, G) + kap(lam sqrt S) e^{lam bound} E[e^{-lam a . f(x)} 1_G],
     P(s^2 < S, G) <= e^{rho (S - noise)} E[e^{-rho sum_j (a^2 sig^2)_j h_j^2} 1_G],
-which spends SPARE of delta once more for each row.
+which spends SPARE_SHARE of delta once more for each row.
 log Phi(-u) + eta u is concave in u, so that its maximum is at most its value at u0 plus |slope at u0| times the
 distance to the maximum, which is below 1 where the slopes at u0 - 1 and u0 + 1 differ in sign.
 
@@ -37,7 +37,8 @@ the variances v_i of the second layer's inputs. Here it is bounded by the parabo
 
 m_i = mu_i . h + b_i, v_i = sig_i^2 . h^2 + noise. About any numbers e_k, with a = h - e, this is C + alpha . h +
 beta . h^2 + a' K a / 2, K = mu' diag(q) mu. The h_k are independent and their moments L_k = log E e^{alpha h_k +
-beta h_k^2} are known (`first_layer.Law`). With d_k the tilted mean of h_k less e_k, and g standard Gaussian, K = F F',
+beta h_k^2} are known (`first_layer.UnitLaw`). With d_k the tilted mean of h_k less e_k, and g standard Gaussian,
+K = F F',
     e^{a' K a / 2} = E_g e^{g . F' a}    (Hubbard and Stratonovich).
 Let J be the event that |(K a)_k| <= b_k for all k. On J, under the law of g shifted by F' a, y = F g leaves |y_k| <=
 Y_k = b_k + z root K_kk for some k with probability at most e = 2 H Phi(-z). So e^{a' K a / 2} (1 - e) <= E_g[e^{y .
@@ -69,12 +70,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges, Typical, typical
-from bnn_vnnlib.bounds.dense.hidden import Lines, hidden
+from bnn_vnnlib.bounds.dense.exponents import DenseRanges, Exponents, Typical, typical
+from bnn_vnnlib.bounds.dense.hidden import CentredForm, hidden
 from bnn_vnnlib.gaussian.normal import LEAST, cdf, density
-from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, log_moment_active, relu_mean
+from bnn_vnnlib.gaussian.relu import Rectangle, Surface, log_moment, log_moment_active, relu_mean
 from bnn_vnnlib.methods.safety.large_variance.chaos import eigenvalues
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
+from bnn_vnnlib.methods.safety.large_variance.first_layer import UnitLaw, law_of
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.rounding import gamma
 from bnn_vnnlib.system.clock import Deadline
@@ -90,8 +91,6 @@ BENDS = (0.0, 0.4, 1.0)
 
 _PAID = 1e-11
 """Relative error allowed to sums of products here, 40 times what a thousand terms need."""
-
-Surface = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +199,7 @@ def _by_tangents(
     return found
 
 
-REACH = 3.5
+PRODUCT_DEVIATIONS = 3.5
 """z: each y_j escapes its reach Y_j with a probability of at most 2 Phi(-z), which is paid for."""
 
 _STEPS = 3
@@ -210,7 +209,7 @@ _MAX_EIGENVALUE = 0.98
 """Largest eigenvalue of the quadratic form that is served: beyond, its Gaussian mean is next to infinite."""
 
 
-def first_moments(dense: DenseLayer, law: Law, found: Parabola, spent: float, *, bent: bool) -> Tensor:
+def first_moments(dense: DenseLayer, law: UnitLaw, found: Parabola, spent: float, *, bent: bool) -> Tensor:
     """(P, R): log E exp of sums of parabolas (P, R, H2) but for their constants, on J; infinite where there is none.
 
     Parameters
@@ -246,7 +245,9 @@ def _about(dense: DenseLayer, found: Parabola, center: Tensor) -> tuple[Tensor, 
     return (found.slope * gap + found.bend * gap**2 / 2).sum(-1), slope, slope @ dense.mean
 
 
-def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tensor, Tensor], spent: float) -> Tensor:
+def _second(
+    dense: DenseLayer, law: UnitLaw, found: Parabola, at: tuple[Tensor, Tensor, Tensor], spent: float
+) -> Tensor:
     """(P, R): what the quadratic form adds to the logarithm."""
     alpha, beta, center = at
     form = torch.einsum("pri,ik,il->prkl", found.bend, dense.mean, dense.mean)
@@ -263,14 +264,14 @@ def _second(dense: DenseLayer, law: Law, found: Parabola, at: tuple[Tensor, Tens
     second = -torch.log1p(-values.clamp(max=_MAX_EIGENVALUE)).sum(-1) / 2 + pulled / (
         2 * (1 - largest.clamp(max=_MAX_EIGENVALUE))
     )
-    escaped = 2 * form.shape[-1] * float(cdf(torch.tensor(-REACH, dtype=torch.float64))) * (1 + 1e-9)
+    escaped = 2 * form.shape[-1] * float(cdf(torch.tensor(-PRODUCT_DEVIATIONS, dtype=torch.float64))) * (1 + 1e-9)
     rounded = 1e-9 * (reach * law.s).sum(-1)  # y times what the tilted means are off by
     total = second * (1 + 1e-9) - math.log1p(-escaped) + rounded
     return torch.where(usable & (largest < _MAX_EIGENVALUE), total, torch.inf)
 
 
-def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
-    """(P, R, H): the reaches Y that the y_j keep to but for what `REACH` says; not finite where there is none."""
+def _reach(form: Tensor, center: Tensor, law: UnitLaw, spent: float) -> Tensor:
+    """(P, R, H): the reaches Y that the y_j keep to, but for what `PRODUCT_DEVIATIONS` says; not finite: none."""
     exponent = math.log(2 * form.shape[-1] / spent)
     mean, _, spread = law.plain()
     variance = ((form * spread[:, :, None]) ** 2).sum(-1)  # products first: squares of a small K underflow
@@ -283,7 +284,7 @@ def _reach(form: Tensor, center: Tensor, law: Law, spent: float) -> Tensor:
     shift = torch.einsum("prkl,prl->prk", form, mean - center).abs()
     paid = _PAID * torch.einsum("prkl,prl->prk", form.abs(), mean + center + law.s)
     diagonal = form.diagonal(dim1=-2, dim2=-1).clamp(min=0.0)
-    return (bound + shift + paid + REACH * torch.sqrt(diagonal)) * (1 + 1e-9)
+    return (bound + shift + paid + PRODUCT_DEVIATIONS * torch.sqrt(diagonal)) * (1 + 1e-9)
 
 
 _WIDEST = 256
@@ -306,7 +307,7 @@ class AtPoints:
     """What is known of P points at a budget: the first layer's law, typical values, ranges (P, 1, H2)."""
 
     chain: DenseChain
-    law: Law
+    law: UnitLaw
     typical: list[Typical]
     ranges: Rectangle
 
@@ -372,14 +373,14 @@ def _half_square(weights: Tensor, low: Tensor, s: Tensor, sign: float) -> Tensor
     return scale * (cdf(-middle * root) - cdf((start - middle) * root)).clamp(min=0.0) + cdf(start) + 1e-12
 
 
-def at_points(chain: DenseChain, lower: Tensor, upper: Tensor, budget: float) -> AtPoints:
+def laws_at_points(chain: DenseChain, lower: Tensor, upper: Tensor, budget: float) -> AtPoints:
     """The law, the typical values and the ranges at boxes (P, n) of size nearly zero; P(not G) <= budget."""
     first = hidden(chain.layers[0], lower, upper)
     law, expected = law_of(first), typical(chain, first.center)
     return AtPoints(chain, law, expected, _ranges(chain.layers[1], law, expected[1], budget))
 
 
-def _ranges(dense: DenseLayer, law: Law, guess: Typical, budget: float) -> Rectangle:
+def _ranges(dense: DenseLayer, law: UnitLaw, guess: Typical, budget: float) -> Rectangle:
     """Ranges of the (m, s) of the second layer that fail with probability `budget` at most, by Chernoff's bound."""
     level = math.log(4 * dense.outputs / budget) * (1 + 1e-12)
     reach = math.sqrt(2 * level)
@@ -417,7 +418,7 @@ _BUDGETS = (1e-1, 3e-2, 1e-2, 1e-3, 1e-5)
 SHARPER = (3e-2, 5e-3, 3e-4, 1e-5)
 """Probabilities delta behind two hidden layers, whose ranges cost more."""
 
-SPARE = 0.02
+SPARE_SHARE = 0.02
 """Share of delta spent on s^2 >= S."""
 
 _MOMENT_RATES = (0.3, 0.5, 0.75, 1.0, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0, 5.5, 8.0)
@@ -440,7 +441,7 @@ class RowsAtPoints:
     bound: Tensor
 
 
-def failures(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
+def failures_by_budget(chain: DenseChain, question: RowsAtPoints, deadline: Deadline) -> list[tuple[float, Tensor]]:
     """Pairs of a budget delta and bounds (P, R), at most 1, on the probability that the row holds at x while G does; as
     many budgets as time suffices for.
 
@@ -476,7 +477,7 @@ def _with(exponents: Exponents, question: RowsAtPoints) -> Tensor:
     logs = _at_rates(lam[..., None] * -a, lambda rows: _above(exponents.lines(ranges, rows), ranges))
     shift = lam * question.bound
     logs = logs + shift + 1e-12 * (1 + logs.abs() + shift.abs())
-    spent = SPARE * exponents.budget
+    spent = SPARE_SHARE * exponents.budget
     noise = (a * a) @ last.bias_variance
     least = _least_variance(exponents, ranges, (a * a) @ last.variance, noise, spent)
     return _best(logs, log_kappa(lam * torch.sqrt(least)), spent) * (1 + 1e-12)
@@ -487,9 +488,9 @@ def _sharper(chain: DenseChain, budget: float, question: RowsAtPoints, deadline:
     4.
     """
     last, a = chain.layers[-1], question.outputs
-    at = at_points(chain, question.lower, question.upper, budget)
+    at = laws_at_points(chain, question.lower, question.upper, budget)
     lam = _rates(at.typical[-1], a)
-    shift, spent = lam * question.bound, SPARE * budget
+    shift, spent = lam * question.bound, SPARE_SHARE * budget
     variance, noise = (a * a) @ last.variance, (a * a) @ last.bias_variance
     least = least_variance(at, variance, noise, noise.new_tensor(_MOMENT_RATES), spent, deadline)
     factor = log_kappa(lam * torch.sqrt(least))
@@ -539,7 +540,7 @@ def least_variance(
     return _with_noise(best, noise, variance.shape[-1])
 
 
-def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, noise: Tensor, spent: float) -> Tensor:
+def _least_variance(exponents: Exponents, ranges: DenseRanges, variance: Tensor, noise: Tensor, spent: float) -> Tensor:
     """(P, R): S with P(s^2 < S, G) <= spent, s^2 = noise + sum_j variance_j h_j^2; variance (P, R, H)."""
     guess = ranges.typical[-2].output[:, None]
     spread = torch.sqrt(((variance * guess * guess) ** 2).sum(-1)) + 1e-100
@@ -548,7 +549,7 @@ def _least_variance(exponents: Exponents, ranges: Ranges, variance: Tensor, nois
     return _with_noise(_at_least(logs, rho, spent), noise, variance.shape[-1])
 
 
-def _above(below: Lines, ranges: Ranges) -> Tensor:
+def _above(below: CentredForm, ranges: DenseRanges) -> Tensor:
     """(P, R): bounds on logarithms whose negatives lie above these lines."""
     return -below.minimum(ranges.first.radius)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bnn_vnnlib.gaussian.normal import cdf
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT, Chaos, chaos
 from bnn_vnnlib.methods.safety.large_variance.law import below, terms
-from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, THETAS, Lines, Neurons, lines, neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import PAST_LEVELS, THETAS, LineTerms, Neurons, lines, neurons
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights, no_sides
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.rounding import PAID, UP
@@ -33,7 +33,7 @@ _PARTS = (0.25, 0.5, 0.75)
 """Shares of the level that are tried for what the lines lose."""
 
 _SIZES = (*(k / 10 for k in range(81)), *(8.5 * (200 / 8.5) ** (k / 19) for k in range(20)))
-"""Values of l over `Lines.scale`, among which the largest one to try is chosen."""
+"""Values of l over `LineTerms.scale`, among which the largest one to try is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,22 +59,22 @@ def failures(layers: DenseChain, question: RowsAtBoxes, deadline: Deadline) -> T
     for some in chosen.split(min(at_once(2 * layer.m.shape[1] * 24 * 100), ROWS)):
         if deadline.passed or not len(some):
             break
-        found[some] = bounded(rows_at(layer, question.box[some]), weights.rows(some)) + blur[some]
+        found[some] = bounded(row_layers(layer, question.box[some]), weights.rows(some)) + blur[some]
     return (found + layer.blur[question.box]).nan_to_num(1.0).clamp(max=1.0)
 
 
-def _finite(found: Lines) -> Tensor:
+def _finite(found: LineTerms) -> Tensor:
     """(A,): rows of which all is known."""
     return torch.stack([torch.isfinite(part).reshape(len(part), -1).all(1) for part in vars(found).values()]).all(0)
 
 
-def _with_sides(found: Lines, more: Sides) -> Lines:
+def _with_sides(found: LineTerms, more: Sides) -> LineTerms:
     """The lines with the mean and variance of `more` added to the moments that choices are made by."""
     mean, variance = more.moments()
     return replace(found, center=found.center + mean, spread=torch.sqrt(found.spread**2 + variance))
 
 
-def rows_at(layer: Neurons, box: Tensor) -> Neurons:
+def row_layers(layer: Neurons, box: Tensor) -> Neurons:
     """The layer with one box a row, box (A,)."""
     parts = {name: value if name == "variance" else value[box] for name, value in vars(layer).items()}
     return Neurons(**parts)
@@ -90,7 +90,7 @@ def bounded(layer: Neurons, weights: Weights, more: Sides | None = None) -> Tens
     if not known.all():
         out, some = torch.ones_like(weights.bias), torch.nonzero(known)[:, 0]
         if len(some):
-            out[some] = bounded(rows_at(layer, some), weights.rows(some), more.rows(some))
+            out[some] = bounded(row_layers(layer, some), weights.rows(some), more.rows(some))
         return out
     square = chaos(layer, weights, found)
     theta, scale = _chosen(layer, found, square)
@@ -100,7 +100,7 @@ def bounded(layer: Neurons, weights: Weights, more: Sides | None = None) -> Tens
     tail = torch.exp((moment[:, None] - theta[:, None] * targets * (1 - 1e-12)).clamp(max=0.0)) * UP
     tail = torch.where(moved[:, None], tail, 0.0)
     values = (below(terms(layer, weights, found, theta, more), targets) + tail).amin(1)
-    return torch.where(moved, values + BEYOND * layer.m.shape[1] + SPENT, values)
+    return torch.where(moved, values + PAST_LEVELS * layer.m.shape[1] + SPENT, values)
 
 
 def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
@@ -114,9 +114,9 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
     if not _finite(found).all():
         low, some = torch.full_like(weights.bias, -torch.inf), torch.nonzero(_finite(found))[:, 0]
         if len(some):
-            low[some] = lowest(rows_at(layer, some), weights.rows(some), level[some])
+            low[some] = lowest(row_layers(layer, some), weights.rows(some), level[some])
         return low
-    square, spare = chaos(layer, weights, found), level - BEYOND * layer.m.shape[1] - SPENT
+    square, spare = chaos(layer, weights, found), level - PAST_LEVELS * layer.m.shape[1] - SPENT
     rates = level.new_tensor(THETAS) / found.scale[:, None]
     moments = torch.stack([square.log_moment(rate) for rate in rates.unbind(1)], 1)
     lost = (moments - torch.log(level / 2)[:, None]) / rates + rates * found.excess[:, None] / 2
@@ -136,7 +136,7 @@ def lowest(layer: Neurons, weights: Weights, level: Tensor) -> Tensor:
     return (low - layer.share * low.abs() * UP).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
 
-def _chosen(layer: Neurons, found: Lines, square: Chaos) -> tuple[Tensor, Tensor]:
+def _chosen(layer: Neurons, found: LineTerms, square: Chaos) -> tuple[Tensor, Tensor]:
     """theta, and the largest l to try, by the normal approximation of Y: any numbers are sound."""
     scale = found.scale[:, None]
     rates, level = scale.new_tensor(THETAS) / scale, scale * scale.new_tensor(_SIZES)

@@ -34,7 +34,7 @@ from bnn_vnnlib.gaussian import inversion
 from bnn_vnnlib.gaussian.characteristic import term
 from bnn_vnnlib.gaussian.normal import LEAST, TERM, cdf, density
 from bnn_vnnlib.gaussian.relu import log_moment, relu_mean, relu_square
-from bnn_vnnlib.methods.safety.large_variance.lines import Inputs, inputs
+from bnn_vnnlib.methods.safety.large_variance.lines import UnitInputs, unit_inputs
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.rounding import DOWN, PAID, UP
@@ -47,7 +47,7 @@ WAVES = 16
 SMOOTH = ((1e-4, 5.0), (1e-3, 4.5), (0.01, 4.0), (0.05, 3.5))
 """eta over the standard deviation of M, and c."""
 
-BEYOND = 6.0
+DEVIATIONS = 6.0
 """Standard deviations from the mean within which the wave is right."""
 
 _PAIR_RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
@@ -81,7 +81,7 @@ class _Pair:
     covariance: Tensor
     known: Tensor
     noise: Tensor
-    at: Inputs
+    at: UnitInputs
     center: Tensor
     spread: Tensor
 
@@ -100,7 +100,7 @@ def both(layers: DenseChain, question: PairsAtBoxes, deadline: Deadline) -> Tens
 def _bounded(layers: DenseChain, question: PairsAtBoxes) -> Tensor:
     """Bounds for the pairs of the question; what overflows ends as 0."""
     pair = _pair(layers, question)
-    period = pair.center.abs() + BEYOND * pair.spread
+    period = pair.center.abs() + DEVIATIONS * pair.spread
     waves = inversion.pairs(math.pi / period, WAVES)
     smooth, c = (period.new_tensor(part) for part in zip(*SMOOTH, strict=True))
     eta = pair.spread[..., None] * smooth
@@ -121,7 +121,7 @@ def _pair(layers: DenseChain, question: PairsAtBoxes) -> _Pair:
     covariance = torch.einsum("aroh,asoh->arsh", scaled, scaled)
     known = a @ last.bias - question.bound
     known = known + PAID * (a.abs() @ last.bias.abs() + question.bound.abs())  # rows hold less often
-    at = inputs(layers.first, _worst(layers.first, d.sum(1), question))
+    at = unit_inputs(layers.first, _worst(layers.first, d.sum(1), question))
     h, square = relu_mean(at.m, at.s)[:, None], relu_square(at.m, at.s)[:, None]
     own, noises = covariance.diagonal(dim1=1, dim2=2).mT, shaken @ shaken.mT
     total = ((d**2 + own) * square - (d * h) ** 2).sum(-1)
@@ -134,7 +134,7 @@ def _worst(first: DenseLayer, gradient: Tensor, question: PairsAtBoxes) -> Tenso
     """(A, n): x, the corner where both rows are smallest on average to first order. Any x of the box will do."""
     lower, upper = question.lower[question.box], question.upper[question.box]
     center = (lower + upper) / 2
-    at = inputs(first, center)
+    at = unit_inputs(first, center)
     active, edge = cdf(at.m / at.s), density(at.m / at.s) / at.s
     slope = (gradient * active) @ first.mean + center * ((gradient * edge) @ first.variance)
     return torch.where(torch.isfinite(slope) & (slope <= 0), upper, lower)

@@ -28,7 +28,7 @@ from bnn_vnnlib.system.clock import Deadline
 PIECE, _ITEMS = 2**14, 16
 """Weights times items that are looked at together, at most, and items: those of large networks take seconds each."""
 
-LARGEST = 1024
+_MAX_WIDTH = 1024
 """Neurons, and inputs, at most: matrices of that size are decomposed for every row."""
 
 _NARROW = 3.0
@@ -139,7 +139,7 @@ class LargeVarianceBounds:
         outputs, bound, real = _asked(problem, lower, upper, outputs, inputs, bound)
         if self._shallow is None and (bool((lower == upper).all()) if point is None else point):
             points = RowsAtPoints(lower, upper, outputs, torch.where(real, bound, 0.0))
-            ways = moments.failures(self._chain, points, self._deadline)
+            ways = moments.failures_by_budget(self._chain, points, self._deadline)
             return [(delta, torch.where(real, values, 1.0)) for delta, values in ways]
         item, row = torch.nonzero(real, as_tuple=True)
         question = RowsAtBoxes(lower, upper, outputs[item, row], bound[item, row], item)
@@ -179,8 +179,8 @@ def chain_of(bounds: OutputBounds, posterior: GaussianDiagonal, problem: Problem
     found = dense_chain(bounds.engine.network, posterior, problem.lower.device)
     if found is None or found.kinds != {"relu"} or found.law_distance > MAX_LAW_DISTANCE:
         return "the network is no chain of dense layers with ReLU and independent Gaussian weights"
-    if any(max(layer.mean.shape) > LARGEST for layer in found.layers):
-        return f"a layer has more than {LARGEST} neurons or inputs"
+    if any(max(layer.mean.shape) > _MAX_WIDTH for layer in found.layers):
+        return f"a layer has more than {_MAX_WIDTH} neurons or inputs"
     last = found.layers[-1]
     if not bool(((last.variance > 0) | (last.mean == 0)).all()):
         return "a weight of the last layer is not random"

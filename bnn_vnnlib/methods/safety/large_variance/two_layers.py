@@ -32,10 +32,10 @@ from bnn_vnnlib.bounds.dense.exponents import typical
 from bnn_vnnlib.gaussian.normal import LEAST, cdf
 from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import moments as at_points
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Rows, first_layer, moments
+from bnn_vnnlib.methods.safety.large_variance.first_layer import RowWeights, first_layer, row_moments
 from bnn_vnnlib.methods.safety.large_variance.lines import Neurons, neurons
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints
-from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, RowsAtBoxes, bounded, lowest, rows_at
+from bnn_vnnlib.methods.safety.large_variance.one_layer import ROWS, RowsAtBoxes, bounded, lowest, row_layers
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Sides, Weights, last_weights
 from bnn_vnnlib.methods.safety.large_variance.variation import loss, second
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -124,7 +124,7 @@ def _bounded(
     hopeful = torch.nonzero((_margins(chain, point, question.outputs[some]) > bound.amin(1)) & known.any(1))[:, 0]
     if len(hopeful):
         x, outputs = point[hopeful], question.outputs[some[hopeful], None].expand(-1, bound.shape[1], -1)
-        ways = at_points.failures(chain, RowsAtPoints(x, x, outputs, bound[hopeful]), deadline)
+        ways = at_points.failures_by_budget(chain, RowsAtPoints(x, x, outputs, bound[hopeful]), deadline)
         best[hopeful] = torch.stack([best[hopeful], *(values + delta for delta, values in ways)]).amin(0)
     spent = spent[:, None] + budget.structure + bound.new_tensor(budget.shares)
     return (torch.where(known, best, 1.0) + spent).amin(1) * (1 + 1e-9)
@@ -136,7 +136,7 @@ def _ranges(chain: DenseChain, point: Tensor, budget: float) -> tuple[Rectangle 
     """
     if not at_points.sharpened(chain):
         return None, point.new_zeros(len(point))
-    at = at_points.at_points(chain, point, point, budget)
+    at = at_points.laws_at_points(chain, point, point, budget)
     return at.ranges, budget + at.law.blur
 
 
@@ -154,8 +154,10 @@ def _worst(chain: DenseChain, lower: Tensor, upper: Tensor, weights: Weights) ->
     mean, variance = chain.layers[1].mean, chain.layers[1].variance
     scaled, moved = weights.mean * share, weights.dev * share
     guess = scaled @ mean
-    rows = Rows(guess[:, None], (scaled**2 @ variance + moved**2 @ mean**2)[:, None], torch.zeros_like(guess)[:, None])
-    gradient, spread = (part[:, 0] for part in moments(layer, rows, torch.zeros_like(layer.m)))
+    rows = RowWeights(
+        guess[:, None], (scaled**2 @ variance + moved**2 @ mean**2)[:, None], torch.zeros_like(guess)[:, None]
+    )
+    gradient, spread = (part[:, 0] for part in row_moments(layer, rows, torch.zeros_like(layer.m)))
     point = center - (gradient / (_SURE * spread)).clamp(-1.0, 1.0) * radius
     return point.nan_to_num().clamp(lower, upper), guess
 
@@ -192,7 +194,7 @@ def composed_failures(chain: DenseChain, lower: Tensor, upper: Tensor, weights: 
         asked, sides, blur, good = composed(
             chain.layers[1], weights.rows(some), *(part.expand(len(some), -1) for part in (low, high, share))
         )
-        values = bounded(rows_at(layer, torch.zeros_like(some)), asked, sides) + blur + layer.blur[0] + BUDGET
+        values = bounded(row_layers(layer, torch.zeros_like(some)), asked, sides) + blur + layer.blur[0] + BUDGET
         found[some] = torch.where(good, values.nan_to_num(1.0), 1.0)
     return found.clamp(max=1.0)
 
@@ -247,6 +249,6 @@ def input_ranges(second: DenseLayer, layer: Neurons, levels: Tensor, deadline: D
     spare, found = levels.repeat(2) - blur - layer.blur[0], torch.full_like(blur, -torch.inf)
     for some in torch.arange(2 * count, device=blur.device).split(ROWS):
         deadline.check()
-        found[some] = lowest(rows_at(layer, torch.zeros_like(some)), weights.rows(some), spare[some])
+        found[some] = lowest(row_layers(layer, torch.zeros_like(some)), weights.rows(some), spare[some])
     found = torch.where(good, found, -torch.inf)
     return found[:count], -found[count:]

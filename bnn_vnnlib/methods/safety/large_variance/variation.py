@@ -60,7 +60,7 @@ from torch import Tensor
 
 from bnn_vnnlib.gaussian.normal import LEAST, cdf, quantile
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_mean, relu_square
-from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows, cost, kinks, slopes
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, RowWeights, cost, kinks, slope_quantiles
 from bnn_vnnlib.methods.safety.large_variance.lines import summed
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.network.dense_chain import DenseLayer
@@ -130,7 +130,7 @@ _SURELY = 40.0
 
 
 @dataclass(frozen=True, eq=False)
-class Second:
+class SecondLayer:
     """The second layer at Q points: mean, variance (H2, H1) of W, and ranges (Q, H2) of zeta and v;
     tilt (Q, H2, n) : q_ij; spare : y of one event.
     """
@@ -152,7 +152,7 @@ def _deviations(share: float) -> float:
     return float(quantile(torch.tensor(share, dtype=torch.float64)))
 
 
-def second(layer: FirstLayer, dense: DenseLayer, guess: Tensor, structure: float) -> Second:
+def second(layer: FirstLayer, dense: DenseLayer, guess: Tensor, structure: float) -> SecondLayer:
     """Ranges at all points, for rows whose gradient in h is about `guess` (Q, H1)."""
     mean, variance = dense.mean, dense.variance
     (count, width), inputs = mean.shape, layer.point.shape[1]
@@ -161,17 +161,17 @@ def second(layer: FirstLayer, dense: DenseLayer, guess: Tensor, structure: float
     up, down = layer.reach(y)
     theta = torch.where(guess > 0, 0.0, (down - up).clamp(min=0.0))
     shape = len(layer.point), count, width
-    rows = Rows(mean.expand(shape), variance.expand(shape), mean.new_zeros(shape))
-    above, below = slopes(layer, rows, theta, log_share)
-    other = Rows(-rows.mean, rows.variance, rows.extra)
-    fall = over(layer, above, below) + kinks(layer, rows, theta, (up, down), log_share)
-    rise = over(layer, below, above) + kinks(layer, other, theta, (up, down), log_share)
+    rows = RowWeights(mean.expand(shape), variance.expand(shape), mean.new_zeros(shape))
+    above, below = slope_quantiles(layer, rows, theta, log_share)
+    other = RowWeights(-rows.mean, rows.variance, rows.extra)
+    fall = least_over_box(layer, above, below) + kinks(layer, rows, theta, (up, down), log_share)
+    rise = least_over_box(layer, below, above) + kinks(layer, other, theta, (up, down), log_share)
     low, high = _inputs(layer, dense, log_share)
     tilt = torch.maximum(above, below).clamp(min=0.0)
-    return Second(mean, variance, low, high, fall, rise, tilt, theta, (up, down), y)
+    return SecondLayer(mean, variance, low, high, fall, rise, tilt, theta, (up, down), y)
 
 
-def over(layer: FirstLayer, above: Tensor, below: Tensor) -> Tensor:
+def least_over_box(layer: FirstLayer, above: Tensor, below: Tensor) -> Tensor:
     """(Q, K): -inf over the box of sum_j delta_j U_j for U_j in [-below_j, above_j] (Q, K, n)."""
     high, low = layer.high[:, None], layer.low[:, None]
     return torch.maximum(high * below.clamp(min=0.0), -low * above.clamp(min=0.0)).sum(2) * UP
@@ -195,14 +195,14 @@ def _inputs(layer: FirstLayer, dense: DenseLayer, log_share: float) -> tuple[Ten
     return -ends[0], ends[1]
 
 
-def loss(layer: FirstLayer, at: Second, weights: Weights, share: float, ranges: Rectangle | None = None) -> Tensor:
+def loss(layer: FirstLayer, at: SecondLayer, weights: Weights, share: float, ranges: Rectangle | None = None) -> Tensor:
     """(Q,): what the rows lose at most on the events; ranges (Q, 1, H2) of mean and deviation of zeta given h(x*)."""
     inputs = layer.point.shape[1]
     each = share / (4 * inputs + 2)
     log_share, y = math.log(each), _deviations(each)
     found = cheapest(_constant(at), weights, at.fall, at.rise, ranges)
     slope, parts = found.slope, (found.mass[:, None], found.plus[:, None], found.minus[:, None])
-    last = Rows(weights.mean[:, None], weights.dev[:, None] ** 2 * UP, torch.zeros_like(weights.mean)[:, None])
+    last = RowWeights(weights.mean[:, None], weights.dev[:, None] ** 2 * UP, torch.zeros_like(weights.mean)[:, None])
     unsure = cost(*parts, last, log_share)[:, 0]
     scaled, moved = slope * weights.mean, slope * weights.dev
     shaken = torch.sqrt(at.variance)
@@ -210,14 +210,16 @@ def loss(layer: FirstLayer, at: Second, weights: Weights, share: float, ranges: 
     largest = (moved[..., None] * shaken).amax(1)
     extra = at.y * (size + at.y * largest) * UP**2
     paid = gamma(2 * len(at.mean) + 8) * (scaled.abs() @ at.mean.abs())
-    rows = Rows((scaled @ at.mean)[:, None], (scaled**2 @ at.variance)[:, None] * UP, (extra + paid)[:, None])
+    rows = RowWeights((scaled @ at.mean)[:, None], (scaled**2 @ at.variance)[:, None] * UP, (extra + paid)[:, None])
     noise = y * torch.sqrt(summed(moved**2, at.tilt**2)) * UP**2
     noise = noise + paid @ (layer.mean.abs() + _SURELY * torch.sqrt(layer.variance))
-    above, below = (part + noise[:, None] for part in slopes(layer, rows, at.theta, log_share))
-    return (over(layer, above, below) + kinks(layer, rows, at.theta, at.reach, log_share))[:, 0] + unsure * UP**2
+    above, below = (part + noise[:, None] for part in slope_quantiles(layer, rows, at.theta, log_share))
+    return (least_over_box(layer, above, below) + kinks(layer, rows, at.theta, at.reach, log_share))[
+        :, 0
+    ] + unsure * UP**2
 
 
-def _constant(at: Second) -> list[_Costs]:
+def _constant(at: SecondLayer) -> list[_Costs]:
     """Four candidates for a, with p and q for all zeta of the range, which may be infinite."""
     below, above = torch.minimum(at.fall, at.high.clamp(min=0.0)), torch.minimum(at.rise, (-at.low).clamp(min=0.0))
     over_, start = torch.minimum(at.rise, (at.high + at.rise).clamp(min=0.0)), at.low.clamp(min=0.0)

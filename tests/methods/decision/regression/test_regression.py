@@ -237,7 +237,9 @@ def drawn_means_lie_within(net: Model) -> None:
     nothing = [[(np.eye(size)[:1], np.array([-1e6]), np.array([False]))]] * 2
     found = verify_batch(net, x, x, properties=nothing, query="decision", likelihood="gaussian")
     y = evaluate(
-        net.network, torch.tensor(x), sample(net.network, net.posterior, 20_000, torch.Generator().manual_seed(0))
+        net.network,
+        torch.tensor(x),
+        sample(net.network, net.posterior, 20_000, torch.Generator().manual_seed(0)),
     )
     mean, error = y.mean(0).numpy(), (y.std(0) / len(y) ** 0.5).numpy()
     assert (found.lower <= mean + 6 * error).all()

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.gaussian.tanh import LARGEST, Series, expectations_for
-from bnn_vnnlib.methods.decision.regression.one_layer import C2, C3, C4, by_coordinates, convexified, least
+from bnn_vnnlib.gaussian.tanh import _DERIVATIVES, PowerSeries, expectations_for
+from bnn_vnnlib.methods.decision.regression.one_layer import C2, C3, C4, by_coordinates, convexified, least_quadratic
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.network import Model
@@ -71,14 +71,14 @@ def test_constants_bound_the_derivatives_of_tanh() -> None:
     assert found[1] < C2 < found[1] * 1.001
     assert found[2] == C3  # at 0
     assert found[3] < C4 < found[3] * 1.001
-    assert (np.array(found[5:]) < LARGEST).all()
+    assert (np.array(found[5:]) < _DERIVATIVES).all()
 
 
 @pytest.mark.parametrize("s", [0.0, 1e-3, 0.03, 0.1, 0.5, 1.0, 3.0, 8.0])
 def test_expectations_of_tanh_and_their_errors(s: float) -> None:
     points = np.array([-20.0, -2.0, 0.0, 0.7, 5.0])
     way = expectations_for(tensor(s))
-    assert isinstance(way, Series) == (s <= 0.03)
+    assert isinstance(way, PowerSeries) == (s <= 0.03)
     got, errors = way.values(tensor(points), tensor(s).expand(5)), way.errors(tensor(s))
     shapes = (mpmath.tanh, lambda z: mpmath.sech(z) ** 2, lambda z: -2 * mpmath.tanh(z) * mpmath.sech(z) ** 2)
     with mpmath.workdps(20):
@@ -164,7 +164,7 @@ def test_quadratics_stay_above_their_bounds(seed: int, n: int) -> None:
     g, h, radius = tensor(slope)[None], tensor(curve)[None], tensor(r)[None]
     scaled = h * radius[:, :, None] * radius[:, None]
     for bound in (
-        least(g, h, radius), by_coordinates(g, h, radius), convexified(g * radius, scaled, radius > 0)
+        least_quadratic(g, h, radius), by_coordinates(g, h, radius), convexified(g * radius, scaled, radius > 0)
     ):  # fmt: skip
         assert float(bound) <= smallest + 1e-12 * (1 + abs(smallest))
 
@@ -174,5 +174,5 @@ def test_a_convex_quadratic_is_minimised_almost_exactly() -> None:
     g, r = tensor([[0.3, 0.1]]), tensor([[1.0, 1.0]])
     d = np.stack(np.meshgrid(*[np.linspace(-1, 1, 801)] * 2), -1).reshape(-1, 2)
     smallest = (d @ g[0].numpy() + np.einsum("bi,ij,bj->b", d, curve[0].numpy(), d) / 2).min()
-    assert float(least(g, curve, r)) > smallest - 0.05
+    assert float(least_quadratic(g, curve, r)) > smallest - 0.05
     assert float(by_coordinates(g, curve, r)) < smallest - 1

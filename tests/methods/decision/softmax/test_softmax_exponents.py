@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.bounds.dense.exponents import Exponents, Ranges, Row
+from bnn_vnnlib.bounds.dense.exponents import DenseRanges, Exponents, QuadraticRow
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 
 BUDGET = 1e-3
@@ -49,7 +49,7 @@ def exactly(u: np.ndarray, before: DenseLayer, last: DenseLayer, h: np.ndarray) 
     return float(u @ b + (u * u) @ w / 2 + sum(log_moment(*map(float, term)) for term in terms))
 
 
-def bounds(exponents: Exponents, ranges: Ranges, u: np.ndarray, x: np.ndarray) -> np.ndarray:
+def bounds(exponents: Exponents, ranges: DenseRanges, u: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The upper bounds at points x (K, n) of the one box, for rows u (R, m): (K, R)."""
     lines = exponents.lines(ranges, torch.as_tensor(u)[None])
     moved = torch.as_tensor(x) - ranges.first.center
@@ -101,7 +101,9 @@ def test_squares_with_negative_coefficients(seed: int) -> None:
     center = torch.as_tensor(x)[None]
     ranges = exponents.ranges(center, center)
     alpha, beta = rng.normal(size=(5, 3)), -rng.uniform(0, 2, size=(5, 3))
-    row = Row(torch.zeros(1, 5, dtype=torch.float64), torch.as_tensor(alpha)[None], torch.as_tensor(beta)[None])
+    row = QuadraticRow(
+        torch.zeros(1, 5, dtype=torch.float64), torch.as_tensor(alpha)[None], torch.as_tensor(beta)[None]
+    )
     found = -exponents._back(0, row, ranges).value[0].numpy()
     first = stack.layers[0]
     z = np.maximum(first.mean.numpy() @ x + first.bias.numpy(), 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
-from bnn_vnnlib.bounds.dense.hidden import Lines
+from bnn_vnnlib.bounds.dense.hidden import CentredForm
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
 from bnn_vnnlib.methods.decision.softmax import deep
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
@@ -88,7 +88,7 @@ def test_tangents_of_powers_are_below(power, at):
     """1 / (1 + S) >= a - b S^lam for every S >= 0."""
     s = np.concatenate([[0.0], np.geomspace(1e-12, 1e12, 4001), [at ** (1 / power), (1 - power) / power]])
     size = len(s)
-    total = Lines(-torch.as_tensor(s**power)[:, None, None], torch.zeros(size, 1, 1, 1, dtype=torch.float64))
+    total = CentredForm(-torch.as_tensor(s**power)[:, None, None], torch.zeros(size, 1, 1, 1, dtype=torch.float64))
     point = torch.full_like(total.value, at)
     found = deep._tangent(total, point, number([power]), torch.zeros(size, 1, dtype=torch.float64), 0.0)
     assert (found.value[:, 0, 0].numpy() <= 1 / (1 + s)).all()
@@ -102,10 +102,10 @@ def test_the_event_is_paid_for():
     delta, radius = 0.1, torch.zeros(1, 1, dtype=torch.float64)
     slope = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
     for power in deep.BELOW:
-        nothing = Lines(number([[[0.0]]]), slope)
+        nothing = CentredForm(number([[[0.0]]]), slope)
         below = deep._tangent(nothing, number([[[1e-300]]]), number([power]), radius, delta).value.item()
         assert 0.5 * (1 - delta) < below <= 1 - delta
-    above, most = deep._above(Lines(number([[[50.0]]]), slope), radius, delta)
+    above, most = deep._above(CentredForm(number([[[50.0]]]), slope), radius, delta)
     assert delta <= most.item() <= delta + 1e-9
     assert -above.value.item() >= delta
 

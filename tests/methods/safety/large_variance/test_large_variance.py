@@ -18,7 +18,7 @@ from bnn_vnnlib.methods.safety.large_variance import chaos as squares
 from bnn_vnnlib.methods.safety.large_variance import law, one_layer, output_layer
 from bnn_vnnlib.methods.safety.large_variance import lines as hidden
 from bnn_vnnlib.methods.safety.large_variance.law import Terms
-from bnn_vnnlib.methods.safety.large_variance.lines import LEVELS, Lines, Neurons
+from bnn_vnnlib.methods.safety.large_variance.lines import EXCESS_LEVELS, LineTerms, Neurons
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.tails import TailBounds
@@ -32,7 +32,7 @@ ROW = np.array([1.0, -1.0])
 
 rows_at_boxes, failures, last_weights = map(in_numpy, (RowsAtBoxes, one_layer.failures, output_layer.last_weights))
 neurons, lines, chaos, local = map(in_numpy, (hidden.neurons, hidden.lines, squares.chaos, squares._local))
-terms, spread, below, far_below = map(in_numpy, (law.terms, law.spread, law.below, law.far_below))
+terms, spread, below, far_below = map(in_numpy, (law.terms, law.lattice_terms, law.below, law.far_below))
 envelope, bias_of, errors = map(in_numpy, (law.envelope, law._bias, law.errors))
 
 
@@ -40,7 +40,7 @@ def asked(net: DenseChain, x0: np.ndarray, eps: float, bound: float) -> RowsAtBo
     return rows_at_boxes(x0[None] - eps, x0[None] + eps, ROW[None], np.array([bound]), np.array([0]))
 
 
-def parts(net: DenseChain, question: RowsAtBoxes) -> tuple[Neurons, Weights, Lines]:
+def parts(net: DenseChain, question: RowsAtBoxes) -> tuple[Neurons, Weights, LineTerms]:
     layer = neurons(net.first, question.lower, question.upper)
     weights = last_weights(net.last, question.outputs, question.bound)[0]
     return layer, weights, lines(layer, weights)
@@ -133,7 +133,7 @@ def test_the_lines_hold_for_every_network_and_every_x() -> None:
         noise = v - layer.nu[0] - zeta[..., None] * kappa
         reach = (np.abs(layer.nu[0] + noise) * layer.radius[0]).sum(-1)
         place = (reach[..., None] > layer.levels[0] * (1 - 1e-12)).sum(-1)
-        inside = (place < len(LEVELS)).all(1)
+        inside = (place < len(EXCESS_LEVELS)).all(1)
         level = np.take_along_axis(layer.levels[0][None].repeat(len(v), 0), np.minimum(place, 3)[..., None], -1)[..., 0]
         ramp, rho = layer.ramp[0], layer.rho[0]
         a = np.where(d > 0, (zeta > 0) * 1.0, np.clip((zeta + ramp) / (2 * ramp), 0, 1))
@@ -268,7 +268,7 @@ def test_characteristic_functions_are_those_of_the_terms() -> None:
     layer, weights, rng, count = found.layer, found.weights, np.random.default_rng(0), 100_000
     z = layer.m + layer.s * rng.standard_normal((count, 6))
     d = weights.mean + weights.dev * rng.standard_normal(z.shape)
-    place = (rng.standard_normal(z.shape)[..., None] > LEVELS[:-1]).sum(-1)
+    place = (rng.standard_normal(z.shape)[..., None] > EXCESS_LEVELS[:-1]).sum(-1)
     level = np.take_along_axis(layer.levels.repeat(count, 0), place[..., None], -1)[..., 0]
     a = np.where(d > 0, (z > 0) * 1.0, np.clip((z + layer.ramp) / (2 * layer.ramp), 0, 1))
     low = np.minimum(level, layer.ramp) * np.minimum(a, 1 - a)

@@ -107,7 +107,7 @@ def test_every_event_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(variation, name, counted)
 
-    for name in ("slopes", "kinks", "cost", "_inputs"):
+    for name in ("slope_quantiles", "kinks", "cost", "_inputs"):
         watched(name)
     inputs, width, count, structure, share = 2, 4, 3, 0.02, 0.03
     at = second(layer, net.layers[1], np.ones((1, width)), structure)

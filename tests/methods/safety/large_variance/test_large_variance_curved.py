@@ -11,13 +11,13 @@ from scipy import stats
 
 from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import moments
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Law
+from bnn_vnnlib.methods.safety.large_variance.first_layer import UnitLaw
 from bnn_vnnlib.methods.safety.large_variance.moments import (
     BENDS,
     AtPoints,
     Parabola,
-    at_points,
     first_moments,
+    laws_at_points,
     least_variance,
     parabolas,
 )
@@ -35,8 +35,8 @@ def exact(alpha: float, beta: float, m: float, s: float, power: int = 0) -> floa
     return float((h**power * np.exp(alpha * h + beta * h**2)) @ MASS)
 
 
-def law(m: np.ndarray, s: np.ndarray) -> Law:
-    return Law(torch.tensor(m)[None, None], torch.tensor(s)[None, None], torch.zeros(1, dtype=torch.float64))
+def law(m: np.ndarray, s: np.ndarray) -> UnitLaw:
+    return UnitLaw(torch.tensor(m)[None, None], torch.tensor(s)[None, None], torch.zeros(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("beta", [-3.0, -0.1, 0.0, 0.05])
@@ -103,7 +103,7 @@ def test_parabolas_lie_above(seed: int) -> None:
     assert gains > count // 4
 
 
-def second_layer(seed: int, outputs: int, inputs: int) -> tuple[DenseLayer, Law]:
+def second_layer(seed: int, outputs: int, inputs: int) -> tuple[DenseLayer, UnitLaw]:
     rng = np.random.default_rng(seed)
     layer = dense(rng, outputs, inputs, spread=0.3)
     size = 1 / np.sqrt(inputs)
@@ -155,7 +155,7 @@ def hidden(net: DenseChain, x: np.ndarray, count: int) -> tuple[np.ndarray, np.n
 def test_ranges_hold_as_often_as_is_said(seed: int, spread: float) -> None:
     net, x = stack(seed, spread)
     budget, count = 0.3, 40_000
-    box = at_points(net, x, x, budget).ranges
+    box = laws_at_points(net, x, x, budget).ranges
     m, v, _ = hidden(net, x[0].numpy(), count)
     low, high, least, most = (getattr(box, name)[0, 0].numpy() for name in ("low", "high", "least", "most"))
     for outside in (m < low, m > high, v < least**2, v > most**2):
@@ -170,7 +170,7 @@ def test_least_variances(seed: int, spread: float) -> None:
     net, x = stack(seed, spread)
     variance = torch.tensor(np.random.default_rng(seed).uniform(0.1, 1, (1, 1, 8)))
     noise, spent, count = torch.full((1, 1), 0.01, dtype=torch.float64), 0.2, 40_000
-    at = at_points(net, x, x, 0.01)
+    at = laws_at_points(net, x, x, 0.01)
     found = float(least_variance(at, variance, noise, torch.tensor([0.3, 1.0, 3.0]), spent, Deadline())[0, 0])
     truth = hidden(net, x[0].numpy(), count)[2] ** 2 @ variance[0, 0].numpy() + 0.01
     assert stats.binom.sf(int((truth < found).sum()) - 1, count, spent + 0.01) > 1e-9
@@ -180,7 +180,7 @@ def test_least_variances(seed: int, spread: float) -> None:
 def test_both_bounds_of_lower_tails() -> None:
     """log E exp(-sum w relu^2) from above, by tangents and by the ends of the ranges."""
     net, x = stack(0, 0.3)
-    at = at_points(net, x, x, 1e-3)
+    at = laws_at_points(net, x, x, 1e-3)
     weights = torch.tensor(np.random.default_rng(0).uniform(0.05, 0.3, (1, 1, 8)))
     truth = np.log(np.exp(-(hidden(net, x[0].numpy(), 40_000)[2] ** 2) @ weights[0, 0].numpy()).mean())
     for bound in (at.log_squares, at.log_coupled):
@@ -199,7 +199,7 @@ def test_the_two_halves_of_a_square() -> None:
 @pytest.mark.parametrize(("seed", "spread"), [(0, 0.3), (1, 0.8), (2, 0.5)])
 def test_exponents_lie_above_sampled_ones(seed: int, spread: float) -> None:
     net, x = stack(seed, spread)
-    at: AtPoints = at_points(net, x, x, 1e-3)
+    at: AtPoints = laws_at_points(net, x, x, 1e-3)
     _, _, h = hidden(net, x[0].numpy(), 100_000)
     last = net.layers[2]
     for scale in (0.3, 1.0):

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
-from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures, log_kappa
+from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures_by_budget, log_kappa
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.problem.problem import from_labels
@@ -61,14 +61,14 @@ def test_no_more_networks_fail_than_the_bound_says(seed: int, spread: float, sha
     margin = outputs(net, x, count, 1)[0] @ ROW
     bound = float(np.quantile(margin, share))
     failed = int((outputs(net, x, count, 2)[0] @ ROW <= bound).sum())
-    found = least(failures(net, asked(x, bound), Deadline()))
+    found = least(failures_by_budget(net, asked(x, bound), Deadline()))
     assert stats.binom.sf(failed - 1, count, min(found, 1.0)) > 1e-9
 
 
 def test_moderate_noise_is_far_from_vacuous() -> None:
     net, x = stack(0, 0.1), np.random.default_rng(0).normal(size=3)
     margin = outputs(net, x, 20_000, 1)[0] @ ROW
-    found = least(failures(net, asked(x, float(np.quantile(margin, 0.01))), Deadline()))
+    found = least(failures_by_budget(net, asked(x, float(np.quantile(margin, 0.01))), Deadline()))
     assert 0.01 < found < 0.05
 
 
@@ -81,7 +81,7 @@ def test_the_lemma_wins_over_markov_alone() -> None:
     )
     margin = outputs(noisy, x, 20_000, 1)[0] @ ROW
     bound = float(margin.mean() - 2.5 * margin.std())
-    found = least(failures(noisy, asked(x, bound), Deadline()))
+    found = least(failures_by_budget(noisy, asked(x, bound), Deadline()))
     assert special.ndtr(-2.5) * 0.9 < found < special.ndtr(-2.5) * 1.6
     assert found < np.exp(-(2.5**2) / 2) / 3
 
@@ -111,7 +111,7 @@ def test_lower_tails_of_squares() -> None:
 
 def test_delta_is_paid_once_a_point() -> None:
     net, x = stack(0, 0.2), np.random.default_rng(0).normal(size=3)
-    ways = failures(net, asked(x, -100.0), Deadline())
+    ways = failures_by_budget(net, asked(x, -100.0), Deadline())
     assert len(ways) > 1
     assert all(delta > 0 and float(values[0, 0]) < delta for delta, values in ways)
 

@@ -11,7 +11,7 @@ from scipy import special
 
 from bnn_vnnlib.methods.safety.large_variance import first_layer as near
 from bnn_vnnlib.methods.safety.large_variance import two_layers, variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, RowWeights
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.two_layers import BUDGETS
@@ -19,7 +19,7 @@ from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
 from support.large_variance import dense, in_numpy
 
-first_layer, rows_of, cost, slopes = map(in_numpy, (near.first_layer, Rows, near.cost, near.slopes))
+first_layer, rows_of, cost, slopes = map(in_numpy, (near.first_layer, RowWeights, near.cost, near.slope_quantiles))
 inputs_of, loss, second = map(in_numpy, (variation._inputs, variation.loss, variation.second))
 
 SHARE = 1e-12

@@ -11,7 +11,7 @@ from bnn_vnnlib.methods.safety.large_variance import law as module
 from bnn_vnnlib.methods.safety.large_variance import lines as hidden
 from bnn_vnnlib.methods.safety.large_variance import output_layer
 from bnn_vnnlib.methods.safety.large_variance.law import Terms
-from bnn_vnnlib.methods.safety.large_variance.lines import SHARES
+from bnn_vnnlib.methods.safety.large_variance.lines import LEVEL_SHARES
 from bnn_vnnlib.network.dense_chain import DenseLayer
 from support.large_variance import in_numpy
 
@@ -54,7 +54,7 @@ def of(
     bend = bend + (np.abs(zeta) < reach) * np.maximum(levels - ramp, 0.0) * np.maximum(a, 1 - a)
     p = np.where(out > 0, np.maximum(zeta, 0.0), np.maximum(zeta, 0.0) + bend)
     x = out * p - drawn.tilt[0, 0] * a * out - found.k[0, 0] * (a * out) ** 2
-    return found, x, np.array(SHARES)[:, None, None] * outer[:, None] * inner
+    return found, x, np.array(LEVEL_SHARES)[:, None, None] * outer[:, None] * inner
 
 
 def exact(found: Terms, x: np.ndarray, weight: np.ndarray, target: float) -> float:
@@ -109,7 +109,7 @@ def test_what_the_inversion_leaves_out_is_paid_for(less: str, monkeypatch: pytes
         monkeypatch.setattr(module, "OUTER", 1)
         monkeypatch.setattr(module, "INNER", 1)
     if less == "far":
-        monkeypatch.setattr(module, "BEYOND", -0.5)
+        monkeypatch.setattr(module, "_DEVIATIONS", -0.5)
     found, x, weight = of(case, 0.1, 0.5)
     nearest = 1.0
     for times in np.linspace(-2.5, 1.0, 36):

@@ -14,7 +14,7 @@ from scipy import special
 from bnn_vnnlib.gaussian.relu import mean_abs
 from bnn_vnnlib.methods.safety.large_variance import lines, one_layer, output_layer
 from bnn_vnnlib.methods.safety.large_variance.chaos import SPENT
-from bnn_vnnlib.methods.safety.large_variance.lines import BEYOND, LEVELS, SHARES
+from bnn_vnnlib.methods.safety.large_variance.lines import EXCESS_LEVELS, LEVEL_SHARES, PAST_LEVELS
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
 from bnn_vnnlib.system.clock import Deadline
@@ -37,7 +37,7 @@ def test_ranges_exceed_their_levels_as_seldom_as_is_said() -> None:
     """Where nearly attained: one input at 0, with a weight far from 0, so that R' is Gaussian. Exact shares."""
     layer = neurons(layer_of(((10.0,),), (0.5,), ((1.0,),), (0.3,)), np.array([[-0.1]]), np.array([[0.1]]))
     above = special.ndtr(-(layer.levels[0, 0] / 0.1 - 10.0))
-    claimed = np.append(1 - np.cumsum(SHARES[:-1]), BEYOND)
+    claimed = np.append(1 - np.cumsum(LEVEL_SHARES[:-1]), PAST_LEVELS)
     assert (above <= claimed * (1 + 1e-9)).all()
     assert above == pytest.approx(claimed, rel=1e-3)
 
@@ -65,7 +65,7 @@ def test_lines_of_single_neurons_hold_for_every_x(eps: float) -> None:
         zeta, rho, levels = v @ x0 + b, layer.rho[0], layer.levels[0]
         rest = v - zeta[..., None] * kappa  # nu + E
         expected = in_numpy(mean_abs)(layer.nu[0], np.sqrt(net.first.variance.numpy())) @ layer.radius[0]
-        plain = expected[:, None] + np.array(LEVELS) * np.sqrt(layer.h[0])[:, None]  # for R' alone
+        plain = expected[:, None] + np.array(EXCESS_LEVELS) * np.sqrt(layer.h[0])[:, None]  # for R' alone
         place = ((np.abs(rest) @ layer.radius[0])[..., None] > plain * (1 - 1e-12)).sum(-1)
         inside = place < levels.shape[1]
         level = np.take_along_axis(levels[None].repeat(len(v), 0), np.minimum(place, 3)[..., None], -1)[..., 0]
@@ -85,7 +85,7 @@ def test_lines_of_single_neurons_hold_for_every_x(eps: float) -> None:
 def test_what_is_left_out_is_in_every_bound(eps: float) -> None:
     """Where nothing else fails: ranges and G over a box, and mass beyond the nodes everywhere."""
     net, x0 = network(3, 2, 4, 2, 0.2), np.random.default_rng(3).normal(size=2)
-    spent = 4 * BEYOND + SPENT if eps else 0.0
+    spent = 4 * PAST_LEVELS + SPENT if eps else 0.0
     found = failures(net, asked(x0 - eps, x0 + eps, np.array([1.0, -1.0]), -1e6), Deadline())[0]
     assert spent < found < spent + 1e-7
 

@@ -77,7 +77,7 @@ def test_what_is_left_out_is_paid_for(
     truth = float(stats.multivariate_normal.cdf(np.zeros(2), np.array(mean), covariance))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "WAVES", waves)
-        patch.setattr(pairs, "BEYOND", beyond)
+        patch.setattr(pairs, "DEVIATIONS", beyond)
         patch.setattr(pairs, "SMOOTH", ((eta, reach),))
         net = gaussian(np.array(mean), covariance)
         found = float(both(net, at_point(np.ones(1), np.zeros(2)), Deadline())[0])
@@ -100,7 +100,7 @@ def test_each_payment_alone(
 ) -> None:
     """Settings where what is left out is nearly all that keeps the bound below the truth."""
     monkeypatch.setattr(pairs, "WAVES", waves)
-    monkeypatch.setattr(pairs, "BEYOND", beyond)
+    monkeypatch.setattr(pairs, "DEVIATIONS", beyond)
     monkeypatch.setattr(pairs, "SMOOTH", (smooth,))
     for one, other, shared in itertools.product((-1.0, -0.2, 0.5, 1.0, 2.0), (-1.0, 0.0, 1.0, 2.0), (0.1, 0.6, 0.9)):
         mean, covariance = np.array([one, other]), np.array([[1.0, shared], [shared, 1.0]])
@@ -120,7 +120,7 @@ def test_gaussian_outputs_are_bounded_closely(shared: float) -> None:
 def test_an_atom_beside_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rows are .02 with probability 1/2: smoothing may not move that to where they hold."""
     monkeypatch.setattr(pairs, "WAVES", 200)
-    monkeypatch.setattr(pairs, "BEYOND", 14.0)
+    monkeypatch.setattr(pairs, "DEVIATIONS", 14.0)
     monkeypatch.setattr(pairs, "SMOOTH", ((0.05, 3.5),))
     half, one = torch.full((1, 1), 0.5, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64)
     shift = torch.tensor([0.02, 0.0, 0.0], dtype=torch.float64)

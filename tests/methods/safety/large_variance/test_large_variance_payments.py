@@ -14,14 +14,14 @@ from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment
 from bnn_vnnlib.methods.safety.large_variance import moments
-from bnn_vnnlib.methods.safety.large_variance.first_layer import Law, law_of
+from bnn_vnnlib.methods.safety.large_variance.first_layer import UnitLaw, law_of
 from bnn_vnnlib.methods.safety.large_variance.moments import (
     BENDS,
     SHARPER,
-    SPARE,
+    SPARE_SHARE,
     AtPoints,
     RowsAtPoints,
-    failures,
+    failures_by_budget,
     parabolas,
 )
 from bnn_vnnlib.network.dense_chain import DenseChain
@@ -37,7 +37,9 @@ def stack(*widths: int, spread: float = 0.1) -> DenseChain:
 def far(net: DenseChain, wide: float = 0.0) -> list[tuple[float, torch.Tensor]]:
     """Of a row that is nearly sure."""
     x, row = torch.full((1, 2), 0.5, dtype=torch.float64), torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
-    return failures(net, RowsAtPoints(x - wide, x + wide, row, torch.tensor([[-1e4]], dtype=torch.float64)), Deadline())
+    return failures_by_budget(
+        net, RowsAtPoints(x - wide, x + wide, row, torch.tensor([[-1e4]], dtype=torch.float64)), Deadline()
+    )
 
 
 def test_best_pays_for_the_variance_where_it_is_used() -> None:
@@ -59,7 +61,7 @@ def test_the_event_of_the_quadratic_form_is_paid_for(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(AtPoints, "log_moments", bent_only)
     for budget, (_, values) in zip(SHARPER, far(stack(2, 4, 4, 2)), strict=True):
-        assert float(values[0, 0]) >= SPARE * budget
+        assert float(values[0, 0]) >= SPARE_SHARE * budget
 
 
 def test_points_that_are_not_exact_are_paid_for() -> None:
@@ -117,10 +119,10 @@ def test_parabolas_are_nearly_attained() -> None:
 def test_quadratic_forms_are_limited_as_often_as_is_said(shift: float) -> None:
     """J, for independent coordinates of nearly Gaussian h: its exact probability, not far from what is paid."""
     count, spent = 8, 0.3
-    law = Law(*(torch.full((1, 1, count), part, dtype=torch.float64) for part in (6.0, 1.0)), torch.zeros(1))
+    law = UnitLaw(*(torch.full((1, 1, count), part, dtype=torch.float64) for part in (6.0, 1.0)), torch.zeros(1))
     form = 0.7 * torch.eye(count, dtype=torch.float64)[None, None]
     center = law.plain()[0].expand(1, 1, count) + shift
     reach = moments._reach(form, center, law, spent)[0, 0].numpy()
-    limit = (reach - moments.REACH * math.sqrt(0.7)) / 0.7
+    limit = (reach - moments.PRODUCT_DEVIATIONS * math.sqrt(0.7)) / 0.7
     each = special.ndtr(-(limit + shift)) + special.ndtr(-(limit - shift))
     assert 0.05 * spent * (shift == 0) < 1 - np.prod(1 - each) <= spent

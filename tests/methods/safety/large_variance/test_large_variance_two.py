@@ -16,11 +16,11 @@ from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import first_layer as near
 from bnn_vnnlib.methods.safety.large_variance import output_layer, two_layers, variation
-from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, Rows
+from bnn_vnnlib.methods.safety.large_variance.first_layer import FirstLayer, RowWeights
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds
-from bnn_vnnlib.methods.safety.large_variance.variation import Second
+from bnn_vnnlib.methods.safety.large_variance.variation import SecondLayer
 from bnn_vnnlib.methods.safety.refine import LATE, MorePoints
 from bnn_vnnlib.methods.safety.safety import NONE, Goal, SafetyTask
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
@@ -33,9 +33,9 @@ from support.large_variance import dense, in_numpy, least_margins_deep, sampled
 
 ROW = np.array([1.0, -1.0])
 
-first_layer, rows_of, kinks, slopes = map(in_numpy, (near.first_layer, Rows, near.kinks, near.slopes))
+first_layer, rows_of, kinks, slopes = map(in_numpy, (near.first_layer, RowWeights, near.kinks, near.slope_quantiles))
 failures, ranges_of, worst = map(in_numpy, (two_layers.failures, two_layers._ranges, two_layers._worst))
-second_of, second, loss, inputs_of = map(in_numpy, (Second, variation.second, variation.loss, variation._inputs))
+second_of, second, loss, inputs_of = map(in_numpy, (SecondLayer, variation.second, variation.loss, variation._inputs))
 cheapest, random_costs, constant = map(in_numpy, (variation.cheapest, variation._random, variation._constant))
 rows_at_boxes, weights_of, last_weights = map(in_numpy, (RowsAtBoxes, Weights, output_layer.last_weights))
 
@@ -112,7 +112,7 @@ def placed_wide(net: DenseChain, x0: np.ndarray, share: float) -> float:
 
 def parts(
     net: DenseChain, x0: np.ndarray, eps: float, structure: float
-) -> tuple[FirstLayer, Second, Weights, Rectangle | None, float]:
+) -> tuple[FirstLayer, SecondLayer, Weights, Rectangle | None, float]:
     weights = last_weights(net.layers[-1], ROW[None], np.zeros(1))[0]
     lower, upper = x0[None] - eps, x0[None] + eps
     point, guess = worst(net, lower, upper, weights)
@@ -137,7 +137,9 @@ def test_rows_lose_no_more_than_the_loss(seed: int, spread: float, eps: float) -
         assert lost < 50 * np.quantile(fallen, 0.9) + 1e-6
 
 
-def single(seed: int, eps: float, inputs: int = 2, hidden: int = 5) -> tuple[FirstLayer, Rows, np.random.Generator]:
+def single(
+    seed: int, eps: float, inputs: int = 2, hidden: int = 5
+) -> tuple[FirstLayer, RowWeights, np.random.Generator]:
     rng = np.random.default_rng(seed)
     layer = dense(rng, hidden, inputs, spread=0.6)
     x = rng.normal(size=(1, inputs))

@@ -42,7 +42,9 @@ def failures(net: DenseChain, x: np.ndarray, eps: float, rows: np.ndarray, bound
     if len(net.layers) > 2 and eps == 0:
         point, height = torch.tensor(x)[None], torch.tensor(rows)[None]
         asked = RowsAtPoints(point, point, height, torch.tensor(bounds)[None])
-        return np.min([delta + values[0].numpy() for delta, values in moments.failures(net, asked, Deadline())], 0)
+        return np.min(
+            [delta + values[0].numpy() for delta, values in moments.failures_by_budget(net, asked, Deadline())], 0
+        )
     question = in_numpy(RowsAtBoxes)(x[None] - eps, x[None] + eps, rows, bounds, np.zeros(len(rows), dtype=np.int64))
     if len(net.layers) == 2:
         return in_numpy(one_layer.failures)(net, question, Deadline())
