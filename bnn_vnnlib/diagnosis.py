@@ -346,7 +346,7 @@ def _losses(setting: Setting, posterior: Posterior | None, one: Problem, row: in
     try:
         if isinstance(posterior, WeightSamples):
             samples = weight_sets.SampledWeights.of(engine.network, posterior, setting.device)
-            found = samples.share @ weight_sets.over(samples, lost)
+            found = samples.share @ weight_sets.over_parts(samples, lost)
         else:
             found = lost(weight_sets.mean_weights(engine.network, setting.device))[0]
     except OutOfTime:
@@ -425,7 +425,7 @@ def _levels(
         weights = weight_sets.mean_weights(network, setting.device)
     elif isinstance(posterior, WeightSamples):
         samples = weight_sets.SampledWeights.of(network, posterior, setting.device)
-        values, order = weight_sets.over(samples, bounds).sort(0)
+        values, order = weight_sets.over_parts(samples, bounds).sort(0)
         below = samples.share[order].cumsum(0) - samples.share[order]  # probability of the samples before
         last = (below <= 1 - setting.question.tau_safe).sum(0, keepdim=True) - 1
         return values.gather(0, last.clamp(min=0))[0]
