@@ -186,7 +186,7 @@ def networks(model: Model, count: int, seed: int) -> dict[str, torch.Tensor]:
     posterior = model.posterior
     assert posterior is not None
     if hasattr(posterior, "samples"):
-        return {name: torch.as_tensor(values) for name, values in posterior.samples.items()}
+        return {name: torch.tensor(values) for name, values in posterior.samples.items()}
     return sample(model.network, posterior, count, torch.Generator().manual_seed(seed))
 
 

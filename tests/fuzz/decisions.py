@@ -76,7 +76,7 @@ class Decisions:
 
         if isinstance(posterior, WeightSamples):
             share = posterior.probabilities / posterior.probabilities.sum()
-            found = values({name: torch.as_tensor(v) for name, v in posterior.samples.items()})
+            found = values({name: torch.tensor(v) for name, v in posterior.samples.items()})
             mean = np.tensordot(share, found, 1)
             return mean, np.sqrt(np.tensordot(share, (found - mean) ** 2, 1))
         total, square, origin = 0.0, 0.0, None

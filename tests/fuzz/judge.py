@@ -123,7 +123,7 @@ class Court:
         on weight samples).
         """
         if isinstance(self.posterior, WeightSamples):
-            params = {name: torch.as_tensor(values) for name, values in self.posterior.samples.items()}
+            params = {name: torch.tensor(values) for name, values in self.posterior.samples.items()}
             x, y = self.attacked(params)
             broken = self.distance(x.numpy(), y).min(-1) < -CLEAR
             return 1 - float(self.posterior.probabilities[broken].sum())
@@ -210,7 +210,7 @@ class Court:
 
     def _samples_below(self, posterior: WeightSamples, lower: float) -> str | None:
         """The mass of the samples that are broken, exactly confirmed."""
-        params = {name: torch.as_tensor(values) for name, values in posterior.samples.items()}
+        params = {name: torch.tensor(values) for name, values in posterior.samples.items()}
         x, y = self.attacked(params, strength=2)
         away = self.distance(x.numpy(), y)
         broken = away.min(-1) < -CLEAR

@@ -217,7 +217,7 @@ class Known:
     def means(self, x: Array, count: int, seed: int, classes: bool) -> tuple[Array, Array]:
         """Means and standard deviations over sampled networks of the outputs, or of their softmax, at points (P, n)."""
         params = self.params(count, seed)
-        sources = {name: torch.as_tensor(values) for name, values in params.items() if len(values) > 1}
+        sources = {name: torch.tensor(values) for name, values in params.items() if len(values) > 1}
         y = evaluate(self.network, torch.as_tensor(x)[None], sources).reshape(-1, len(x), 2).numpy()
         y = special.softmax(y, -1) if classes else y
         if not isinstance(self.posterior, WeightSamples) or len(y) == 1:

@@ -200,6 +200,23 @@ class TailEngine:
         shape = (len(budgets), len(box[0]), outputs.shape[1], thresholds.shape[-1])
         return self._in_parts(shape, failing, box[0])
 
+    def expectations(
+        self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
+        sure: Tensor, norm: Tensor, budgets: Tensor, *, thorough: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Lower bounds (K, N, R) on E[C y(x)] for all x, one for each budget (K,); -inf where time does not suffice.
+
+        sure, norm : (N, R), of `Tail.expectation`; the rest as in `failures`
+        """
+        self.check(deviations)
+
+        def bounded(part: slice) -> Tensor:
+            rows = self._rows(means, deviations, box, outputs, None, len(budgets), part)
+            tail = rows.tail(self._plan(budgets[:, None], thorough))
+            return tail.expectation(budgets[:, None, None], sure[part], norm[part])
+
+        return self._in_parts((len(budgets), len(box[0]), outputs.shape[1]), bounded, box[0], -torch.inf)
+
     def tuned(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
         inputs: Tensor | None, bound: Tensor, budgets: Tensor, total: Callable[[Tensor, slice], Tensor], steps: int,
@@ -267,11 +284,13 @@ class TailEngine:
         """One-sided events of an item; none: no budget needs to be spent."""
         return EVENTS * sum(math.prod(self.network.nodes[position].shape) for position in claimed(self.network))
 
-    def _in_parts(self, shape: tuple[int, ...], failing: Callable[[slice], Tensor], like: Tensor) -> Tensor:
-        """Failures (K, N, R, ..) from those of some items; 1 for the items that time does not suffice for."""
+    def _in_parts(
+        self, shape: tuple[int, ...], bounded: Callable[[slice], Tensor], like: Tensor, fill: float = 1.0
+    ) -> Tensor:
+        """Failures (K, N, R, ..), or other bounds, from those of some items; `fill` where time does not suffice."""
         step = self.chunk(shape[0], shape[2])
         parts = (slice(start, start + step) for start in range(0, shape[1], step))
-        return completed(self.deadline.reached(parts, failing), shape, 1.0, like, 1)
+        return completed(self.deadline.reached(parts, bounded), shape, fill, like, 1)
 
     def check(self, deviations: WeightBoxes) -> None:
         """Refuse what tails do not serve, and make sure that the claims are in the order of the proofs."""

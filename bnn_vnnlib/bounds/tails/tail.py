@@ -1,4 +1,4 @@
-"""Lower tails of a row: four bounds on one probability, of which the least is taken.
+"""Lower tails of a row: four bounds on one probability, of which the least is taken, and one on its mean.
 
 The row is at least m0 + sum over layers of delta . h(x) + bias noise on G (see the package). With h(x) in
 [hc - rho, hc + rho] on G, all x are served by
@@ -59,6 +59,17 @@ z slope with probability at most Phi(-z): the `swing`. M is stopped where <M> ex
 otherwise.
 
 4. Bound 2 with other lines, which do not pay for the noise of the activation's own input: see `smoothing`.
+
+5. The mean. Let V be the row at one x of the box, P(not G) <= p, and V >= E' + M on G with E M = 0 and |M|^2 = E M^2 <=
+L^2. Then for every a <= V that holds surely, and with |V|^2 = E V^2,
+    E V >= E' - p (E' - a)^+ - sqrt(p) L   and   E V >= E' - p |E'| - sqrt(p) (L + |V|).
+Proof. E V = E[V; G] + E[V; not G] >= E' P(G) + E[M; G] + E[V; not G]. As E M = 0, E[M; G] = -E[M; not G], which is at
+least -sqrt(p) L by Cauchy and Schwarz; E[V; not G] is at least a P(not G), and at least -sqrt(p) |V|. What is left is
+linear in P(not G), and least at one of its ends.
+All bounds above have such an M. In 1. it is F - E F: a function of a standard Gaussian vector with the Lipschitz
+constant L has a variance of at most L^2 (Poincare). In 2. and 4. it is the martingale with <M> <= L^2, so that
+E M^2 = E <M> <= L^2; the means of its terms given the earlier stages add up to at least E' - m0 whatever these were,
+also off G: h0 is clipped to its range, so that the box [c - r, c + r] is never empty. (Swings are not used.)
 """
 
 from __future__ import annotations
@@ -206,6 +217,24 @@ class Tail:
     def quantile(self, levels: Levels) -> Tensor:
         """Threshold that the row stays above on G, except with probability p."""
         return functools.reduce(torch.maximum, [bound.quantile(levels) for bound in self.bounds])
+
+    def expectation(self, lost: Tensor, sure: Tensor, norm: Tensor) -> Tensor:
+        """(K, M, R): lower bound on E V by 5., -inf where there is none.
+
+        Parameters
+        ----------
+        lost : P(not G) <= lost, (K, M or 1, 1)
+        sure, norm : (M, R) V >= sure, -inf where there is none; sqrt(E V^2) <= norm, inf where it is not known
+        """
+        root = torch.sqrt(lost) * (1 + 4 * UNIT)
+        found = []
+        for bound in self.bounds:
+            mean, spread = bound.mean, bound.spread if isinstance(bound, Normal) else bound.spread()
+            by_range = lost * (mean - sure).clamp(min=0) + root * spread
+            by_norm = lost * mean.abs() + root * (spread + norm)
+            paid = torch.minimum(by_range, by_norm).nan_to_num(torch.inf, torch.inf) * (1 + 16 * UNIT) + TINY
+            found.append((mean - paid - 2 * UNIT * (mean.abs() + paid)).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
+        return torch.stack(found).amax(0)
 
     def better(self, other: Tail) -> Tail:
         """The tail that takes the least of the bounds of both."""

@@ -107,18 +107,27 @@ class _Components:
     def _method(self, part: BoundedComponent) -> RowMethod:
         if isinstance(part.posterior, GaussianDiagonal) or isinstance(self.task.posterior, Mixture):
             return portfolio(replace(self.task, bounds=part.bounds, posterior=part.posterior))
-        if self.task.bounds.transform == "identity":
-            return ExpectationByTails.over(part.bounds, part.network, part.posterior, self.task.device)
-        if self.task.bounds.transform == "sigmoid":
-            network = with_probabilities(part.network, "sigmoid")
-            own = OutputBounds(replace(part.bounds.engine, network=network), "identity")
-            return ExpectationByTails.over(own, network, part.posterior, self.task.device)
-        return SoftmaxTails.over(part.network, part.posterior, self.task.device, part.bounds.engine.deadline)
+        return Portfolio(self.task, Steps(any_graph=_by_tails(part.bounds, part.posterior, self.task.device)))
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Lower bounds (N, R) on the weighted sum of the components' expectations of rows over boxes (N, n)."""
         values = torch.stack([method.lower(lower, upper, outputs, inputs) for _, method in self._parts])
         return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
+
+
+def _by_tails(bounds: OutputBounds, posterior: Gaussian, device: torch.device) -> tuple[RowMethod, ...]:
+    """What bounds expectations of any graph by tails; the last one that of the outputs, or of the probabilities as
+    outputs of a network that computes them, unless they are many.
+    """
+    network, transform, found = bounds.engine.network, bounds.transform, list[RowMethod]()
+    if transform == "softmax":
+        found = [SoftmaxTails.over(network, posterior, device, bounds.engine.deadline)]
+        if network.signature.output_size > ALL_UP_TO:
+            return tuple(found)
+    if transform != "identity":
+        network = with_probabilities(network, transform)
+        bounds = OutputBounds(replace(bounds.engine, network=network), "identity")
+    return (*found, ExpectationByTails.over(bounds, network, posterior, device))
 
 
 def _no_means(task: DecisionTask) -> str | None:
@@ -285,13 +294,13 @@ def _softmax_by_moments(task: DecisionTask) -> Steps:
 
 
 def _softmax_by_tails_serve(task: DecisionTask) -> str | None:
-    reason = _no_softmax(task)
+    reason = task.no_closed_forms if task.bounds.transform == "sigmoid" else _no_softmax(task)
     if reason is not None:
         return reason
     if not isinstance(task.posterior, GaussianDiagonal):
         return "the posterior is made of weight samples"
-    if task.bounds.transform != "softmax" or task.network.signature.output_size < 2:
-        return "the decision is no softmax of several outputs"
+    if task.bounds.transform == "softmax" and task.network.signature.output_size < 2:
+        return "the softmax of one output is 1"
     return "a random tensor is a branch of the graph" if task.branches else None
 
 
@@ -300,11 +309,12 @@ def _softmax_by_tails(task: DecisionTask) -> Steps:
 
     Those rest on E exp(f_j - f_i), which a wide posterior makes huge although f_j < f_i nearly always: tails do not.
     """
-    tails = (SoftmaxTails.over(task.network, cast(GaussianDiagonal, task.posterior), task.device, task.deadline),)
+    tails = _by_tails(task.bounds, cast(GaussianDiagonal, task.posterior), task.device)
+    thorough = tuple(replace(part, thorough=True) for part in tails if isinstance(part, ExpectationByTails))
     deep = _softmax_by_moments_serve(task) is None and not _moments_are_dear(task)
     exponents = _softmax_of_one_layer_serves(task) is None or deep
     dear = exponents or task.network.signature.output_size > ALL_UP_TO
-    return Steps(last=tails) if dear else Steps(quick=tails)
+    return Steps(last=(*tails, *thorough)) if dear else Steps(quick=tails, last=thorough)
 
 
 def _softmax_by_safety_serves(task: DecisionTask) -> str | None:
@@ -389,9 +399,9 @@ def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
 
 
 def _expectation_by_tails(task: DecisionTask) -> Steps:
-    posterior = cast(GaussianDiagonal, task.posterior)
-    tails = ExpectationByTails.over(task.bounds, task.network, posterior, task.device)
-    return Steps(thorough=(tails,), longest=(SplitInputs(tails, task.network, task.deadline, MOST_DEAR),))
+    tails = ExpectationByTails.over(task.bounds, task.network, cast(GaussianDiagonal, task.posterior), task.device)
+    deep = replace(tails, thorough=True)
+    return Steps(thorough=(tails,), last=(deep,), longest=(SplitInputs(deep, task.network, task.deadline, MOST_DEAR),))
 
 
 # 4. Medians, and other quantiles

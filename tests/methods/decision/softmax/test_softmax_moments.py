@@ -292,6 +292,7 @@ def test_one_logit_behind_two_hidden_layers():
     net = random_model(2, [2, 5, 5, 1], spread=0.2)
     expect = expectation(net, "sigmoid")
     (method,) = expect.steps.quick
+    assert isinstance(method, SoftmaxRows)
     x = number([[0.1, -0.2]])
     low, high = both(method, x, x, 1)
     y = torch.sigmoid(evaluate(net.network, x, sample(net.network, net.posterior, 4000, torch.Generator())))[:, 0, 0]
