@@ -61,7 +61,7 @@ def certify(
     from bnn_vnnlib.batch import _array
     from bnn_vnnlib.sweeps.inputs import make_balls, make_target
 
-    model = as_model(net, x, posterior, options.get("likelihood"), regression=delta is not None)
+    model = _as_model(net, x, posterior, options.get("likelihood"), regression=delta is not None)
     size = model.network.signature.input_size
     inputs = np.asarray(_array(x), np.float64)
     shape = [side for variable in model.network.signature.inputs for side in variable.shape if side > 1]
@@ -95,7 +95,7 @@ def _classes(y: NDArray) -> NDArray:
     return y
 
 
-def as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *, regression: bool) -> Model:
+def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *, regression: bool) -> Model:
     """The model behind whatever was given, with its posterior."""
     from bnn_vnnlib.adapters.adapted import Adapted, adapt
     from bnn_vnnlib.adapters.samples import from_ensemble, network_of, shapes_of

@@ -32,7 +32,7 @@ KINKED = ("relu", "leaky_relu")
 """Linear but for a kink at 0: where the input keeps its sign, a tighter range of it changes no line."""
 
 
-class ActivationShape(Protocol):
+class _ActivationShape(Protocol):
     """What the engine needs of an activation; alpha is its parameter, if it has any (see `nodes.Activation`)."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class Kink:
 
 
 @dataclass(frozen=True)
-class Sigmoidal:
+class _Sigmoidal:
     """Bounded, increasing, convex below 0 and concave above, with f' even: tanh and sigmoid.
 
     f' >= 0 falls from f'(0) to 0 on z >= 0, so f' = s has the roots +-critical(s). Because f(-z) = 2 f(0) - f(z), the
@@ -172,16 +172,16 @@ def _sigmoid_slope(z: Tensor) -> Tensor:
     return s * (1 - s)
 
 
-ACTIVATIONS: dict[str, ActivationShape] = {
+ACTIVATIONS: dict[str, _ActivationShape] = {
     "relu": Kink(),
     "leaky_relu": Kink(),
-    "tanh": Sigmoidal(
+    "tanh": _Sigmoidal(
         torch.tanh,
         lambda z: 1 - torch.tanh(z) ** 2,
         lambda s: torch.atanh(torch.sqrt((1 - s).clamp(0, 1))),
         -1.0,
     ),
-    "sigmoid": Sigmoidal(
+    "sigmoid": _Sigmoidal(
         torch.sigmoid,
         _sigmoid_slope,
         lambda s: torch.logit((1 + torch.sqrt((1 - 4 * s).clamp(0, 1))) / 2),

@@ -45,7 +45,7 @@ def dot(a: Tensor, z: Tensor) -> Tensor:
     return torch.bmm(rows.reshape(k * m, r, -1), column.reshape(k * m, -1, 1)).reshape(k, m, r)
 
 
-def dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _dots(a: Tensor, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`dot` with each of several vectors: the rows are read once."""
     if len(vectors) == 1:
         return (dot(a, vectors[0]),)
@@ -187,7 +187,7 @@ class Block:
     def dots(self, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`dot` with each of several vectors."""
         if self.place is None:
-            return dots(self.values, vectors)
+            return _dots(self.values, vectors)
         return tuple((self.values * self.see(z)).flatten(3).sum(-1) for z in vectors)
 
     def plus(self, other: Block) -> Block:
@@ -201,7 +201,7 @@ class Block:
         ends = (place.start + place.start.new_tensor(place.window) for place in (mine, theirs))
         window = tuple((torch.maximum(*ends) - start).amax(0).tolist())
         place = Place(mine.shape, window, start)
-        return zeroed_outside(self._within(place) + other._within(place), place)
+        return _zeroed_outside(self._within(place) + other._within(place), place)
 
     def over(self, shape: torch.Size) -> Block:
         """Sum over the axes along which `shape` (of the same rank) was broadcast."""
@@ -219,7 +219,7 @@ class Block:
         if place is None or (place.window[axis] == place.shape[axis] and not bool(place.start[:, axis].any())):
             return self
         wider = place.replaced(axis, place.shape[axis], place.shape[axis], 0)
-        return zeroed_outside(self._within(wider), wider)
+        return _zeroed_outside(self._within(wider), wider)
 
     def with_last(self, values: Tensor) -> Block:
         """Rows over a node that has one axis more, its last: values (K, M, R, *window, its size)."""
@@ -251,7 +251,7 @@ WHOLE_SHARE = 0.5
 """Largest share of a node that windows may have; beyond, they become whole rows."""
 
 
-def zeroed_outside(values: Tensor, place: Place) -> Block:
+def _zeroed_outside(values: Tensor, place: Place) -> Block:
     """A block of values some of which may be at indices that the node does not have: they are 0 there."""
     if not place.inside:
         values = torch.where(place.index < math.prod(place.shape), values, 0.0)
@@ -268,7 +268,7 @@ def units(index: Tensor, shape: tuple[int, ...], lead: tuple[int, int], like: Te
     if both:
         start, one = torch.cat([start, start]), torch.cat([one, -one])
     values = one.reshape(1, 1, -1, *(1,) * len(shape)).expand(*lead, *[-1] * (1 + len(shape)))
-    return zeroed_outside(values, Place(shape, (1,) * len(shape), start))
+    return _zeroed_outside(values, Place(shape, (1,) * len(shape), start))
 
 
 # 4. Maps, backwards
@@ -291,7 +291,7 @@ def adjoint(node: WeightedMap, weight: Tensor, a: Block, shape: tuple[int, ...])
                 return adjoint(node, weight, a, shape)
             size = shape[node.axis]
             values = over_rows(lambda flat: maps.adjoint(node, weight, flat, shape), a.values)
-            return zeroed_outside(values, a.place.replaced(node.axis, size, size, 0))
+            return _zeroed_outside(values, a.place.replaced(node.axis, size, size, 0))
         case Conv():
             return _from_units(node, weight, a, shape) if single(node, a) else _convolved_back(node, weight, a, shape)
 
@@ -308,7 +308,7 @@ def _convolved_back(node: Conv, weight: Tensor, a: Block, shape: tuple[int, ...]
     place = _below(node, a.place, shape)
     start = place.start.clone()
     start[:, 1] = 0
-    return zeroed_outside(values, Place(shape, tuple(values.shape[3:]), start))
+    return _zeroed_outside(values, Place(shape, tuple(values.shape[3:]), start))
 
 
 def _from_units(node: Conv, weight: Tensor, a: Block, shape: tuple[int, ...]) -> Block:
@@ -323,7 +323,7 @@ def _from_units(node: Conv, weight: Tensor, a: Block, shape: tuple[int, ...]) ->
     channel = a.place.start[:, 1].clamp(0, len(weight[0]) - 1)  # what is outside of the node is 0, whatever the kernel
     rows = kernel[:, channel][:, None, :, None]  # (K or 1, 1, R, 1, C / groups, height, width)
     place = _below(node, a.place, shape)
-    return zeroed_outside(a.values * rows, Place(shape, (1, *kernel.shape[2:]), place.start))
+    return _zeroed_outside(a.values * rows, Place(shape, (1, *kernel.shape[2:]), place.start))
 
 
 def _below(node: Conv, place: Place, shape: tuple[int, ...]) -> Place:
@@ -355,7 +355,7 @@ def select_back(node: Select, a: Block, shape: tuple[int, ...]) -> Block:
     index = torch.where(known, ((at - least[:, None]) * at.new_tensor(strides)).sum(-1), size)
     lead = a.values.shape[:3]
     values = a.values.new_zeros(*lead, size + 1).scatter_add(-1, index.expand(*lead, -1), a.values.flatten(3))
-    return zeroed_outside(values[..., :size].reshape(*lead, *place.window), place)
+    return _zeroed_outside(values[..., :size].reshape(*lead, *place.window), place)
 
 
 def reshaped(a: Block, shape: tuple[int, ...]) -> Block:
@@ -392,7 +392,7 @@ def parted(a: Block, axis: int, shapes: Sequence[tuple[int, ...]]) -> list[Block
     parts, first = [], 0
     for size, shape in zip(sizes, shapes, strict=True):
         moved = place.replaced(axis, size, place.window[axis], place.start[:, axis] - first)
-        parts.append(zeroed_outside(a.values, Place(shape, moved.window, moved.start)))
+        parts.append(_zeroed_outside(a.values, Place(shape, moved.window, moved.start)))
         first += size
     return parts
 

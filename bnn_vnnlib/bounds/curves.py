@@ -458,7 +458,7 @@ def _near(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return near, torch.where(near, lower, torch.zeros_like(lower)), torch.where(near, upper, torch.zeros_like(upper))
 
 
-class Sign:
+class _Sign:
     """-1, 0 or 1. Across 0 a line through (0, -1) is below as long as it is at most -1 before and 1 at u."""
 
     def range(self, alpha: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -516,7 +516,7 @@ def _curved(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
     return Piece(value, slope, 1, -_INF, 0.0, **errors), Piece(value, slope, -1, 0.0, _INF, **errors)
 
 
-CURVES: dict[str, Curve | Sign] = {
+CURVES: dict[str, Curve | _Sign] = {
     "abs": Curve(
         FUNCTIONS["abs"],
         _fixed(
@@ -586,6 +586,6 @@ CURVES: dict[str, Curve | Sign] = {
     "power": _Power(FUNCTIONS["power"], _power_pieces),
     "sin": _wave(torch.sin, torch.cos, 0.0),
     "cos": _wave(torch.cos, lambda z: -torch.sin(z), 0.5),
-    "sign": Sign(),
+    "sign": _Sign(),
 }  # fmt: skip
 """The curved activations by kind; what alpha is for each of them says `nodes.Activation`."""

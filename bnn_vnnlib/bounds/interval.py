@@ -92,7 +92,7 @@ class Interval:
 _Ranged = tuple[Interval, Tensor]
 
 
-def weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> _Ranged:
+def _weighted(node: Linear | Conv | Scale, weights: WeightBoxes, x: Interval) -> _Ranged:
     """Rule of the weighted linear maps.
 
     Rounding: the sums for center, radius and size have errors of at most fan u times `size`, and so has center -
@@ -125,7 +125,7 @@ def _items(scale: Tensor, rank: int) -> Tensor:
     return scale.reshape(*scale.shape, *(1,) * rank)
 
 
-def shift(node: Shift, weights: WeightBoxes, x: Interval) -> _Ranged:
+def _shift(node: Shift, weights: WeightBoxes, x: Interval) -> _Ranged:
     """Rule of x + b, b a parameter of the network: ends are added and rounded outward."""
     b = weights.addend(node.bias, len(node.shape))
     return Interval(down(x.lower + b.lower), up(x.upper + b.upper)), b.magnitude
@@ -246,10 +246,10 @@ def inputs(node: Input, box: Interval) -> Interval:
 
 
 RULES: dict[type[Node], Callable[..., _Ranged]] = {
-    Linear: weighted,
-    Conv: weighted,
-    Scale: weighted,
-    Shift: shift,
+    Linear: _weighted,
+    Conv: _weighted,
+    Scale: _weighted,
+    Shift: _shift,
     Constant: constant,
     Activation: activation,
     Sum: add,

@@ -135,7 +135,7 @@ class Tails:
         self._network, self._bounds = bounds.engine.network, bounds
         self._means = weight_sets.mean_weights(self._network, device)
         self._noise = weight_sets.centred(self._network, posterior, device)
-        self._places = random_claims(self._network, posterior)
+        self._places = _random_claims(self._network, posterior)
         sizes = sum(math.prod(self._network.nodes[place].shape) for place in self._places)
         self._events = _EVENTS * max(1, sizes)
 
@@ -235,7 +235,7 @@ def _usual(plan: TailPlan) -> TailPlan:
     return replace(plan, moves={}, thorough=False)
 
 
-def random_claims(network: Network, posterior: GaussianDiagonal) -> list[int]:
+def _random_claims(network: Network, posterior: GaussianDiagonal) -> list[int]:
     """The claimed nodes with noise behind them, which are those that the checker wants claims of."""
     random: set[int] = set()
     for position, node in enumerate(network.nodes):

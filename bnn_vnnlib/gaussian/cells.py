@@ -27,7 +27,7 @@ _STEPS = 32
 """Steps d that the range of the sum of all coordinates but q is cut into; the sum loses at most k - 1 of them."""
 
 
-def interval_mass(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _interval_mass(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Lower and upper bounds on Phi(high) - Phi(low), 0 where high < low; of the smaller tails."""
     flip = low > 0
     a, b = torch.where(flip, -high, low), torch.where(flip, -low, high)
@@ -48,7 +48,7 @@ class Cells:
     @staticmethod
     def of(low: Tensor, high: Tensor) -> Cells:
         """The cells that are boxes low <= z <= high (P, k), with bounds on their masses and means."""
-        least, most = interval_mass(low, high)
+        least, most = _interval_mass(low, high)
         size = density(low) + density(high)
         middle, half = (low + high) / 2, (high - low) / 2
         # the densities are off by units of exponents of up to z^2 / 2
@@ -68,7 +68,7 @@ def probability_below(slope: Tensor, level: Tensor, low: Tensor, high: Tensor) -
     room = level + slack - ends.amin(0).sum(-1)  # t less the least value of the sum
     reach = (ends[1] - ends[0]).abs()
     total = reach.sum(-1)
-    most = (interval_mass(low, high)[1].prod(-1) * UP + TINY).clamp(max=1.0)
+    most = (_interval_mass(low, high)[1].prod(-1) * UP + TINY).clamp(max=1.0)
     found = torch.where(room < -slack, 0.0, most)
     cut = torch.nonzero((room >= -slack) & (room < total) & torch.isfinite(total))[:, 0]
     if len(cut):
@@ -94,7 +94,7 @@ def _cut(slope: Tensor, room: Tensor, low: Tensor, high: Tensor, reach: Tensor) 
     distance = values / a.abs()
     lower = torch.where(a > 0, left, right - distance)
     upper = torch.where(a > 0, left + distance, right)
-    mass = interval_mass(torch.maximum(lower, left), torch.minimum(upper, right))[1]
+    mass = _interval_mass(torch.maximum(lower, left), torch.minimum(upper, right))[1]
     mass = mass.masked_fill(values < 0, 0.0)
     return (mass if law is None else law * mass).sum(-1) * UP + TINY
 
@@ -108,7 +108,7 @@ def _steps(slope: Tensor, low: Tensor, high: Tensor, step: Tensor) -> Tensor:
     ends = torch.where(rising, low + edge, high - edge)
     ends = torch.minimum(torch.maximum(ends, low), high)
     first, last = ends[:, :-1], ends[:, 1:]
-    mass = interval_mass(torch.minimum(first, last), torch.maximum(first, last))[1]
+    mass = _interval_mass(torch.minimum(first, last), torch.maximum(first, last))[1]
     return mass.masked_fill(edge[:, :-1] > (high - low) * (1 + 4 * UNIT), 0.0)
 
 

@@ -26,7 +26,7 @@ _FIRST, _GROWTH = 4, 4
 """Rows of the first chunk, which soon tells the speed; each next one is so many times larger, up to the usual size."""
 
 
-class ChunkTask(Protocol):
+class _ChunkTask(Protocol):
     """The work of one chunk; it is sent to another process."""
 
     def run(self, earlier: Step | None) -> Arrays | Step:
@@ -48,7 +48,7 @@ class _Job(Protocol):
         """Number of rows of the chunk."""
         ...
 
-    def task(self, chunk: int) -> ChunkTask:
+    def task(self, chunk: int) -> _ChunkTask:
         """What a worker is asked to do for the chunk."""
         ...
 
@@ -163,7 +163,7 @@ def _parts(job: _Job, todo: Sequence[int], begun: dict[int, Step], where: Slots)
             yield chunk, result
 
 
-def _in_process(kind: WorkerKind, task: ChunkTask, earlier: Step | None) -> Part | Step:
+def _in_process(kind: WorkerKind, task: _ChunkTask, earlier: Step | None) -> Part | Step:
     """`_run` in the process of this thread; once more in a new one, if that one is ended from outside."""
     with suppress(Died, Overdue):
         return own_worker(kind)[0].call(_run, task, earlier)
@@ -172,7 +172,7 @@ def _in_process(kind: WorkerKind, task: ChunkTask, earlier: Step | None) -> Part
 
 
 @plain_state()
-def _run(task: ChunkTask, earlier: Step | None) -> Part | Step:
+def _run(task: _ChunkTask, earlier: Step | None) -> Part | Step:
     begun = time.monotonic()
     found = task.run(earlier)
     columns = found.columns if isinstance(found, Step) else found

@@ -81,7 +81,7 @@ def describe(model: Model) -> Description:
         likelihood=model.likelihood,
         tensors=tensors,
         operators=tuple(Counter(type(node).__name__ for node in network.nodes).most_common()),
-        layers=layers_in_words(network),
+        layers=_layers_in_words(network),
         weights=sum(tensor.entries for tensor in tensors),
         uncertain_weights=sum(tensor.entries for tensor in tensors if tensor.uncertain),
         softmax=network.softmax_axis is not None,
@@ -93,7 +93,7 @@ _SPELT = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU", "elu": "ELU", "si
           "prelu": "PReLU", "hard_swish": "hard swish"}  # fmt: skip
 
 
-def layers_in_words(network: Network) -> str:
+def _layers_in_words(network: Network) -> str:
     """Layers with weights, numbers of activations by their kind, and what joins branches: `2 dense layers, 32 ReLU`."""
     kinds, units = Counter(type(node) for node in network.nodes), Counter[str]()
     for node in network.nodes:

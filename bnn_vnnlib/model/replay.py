@@ -67,16 +67,16 @@ class Replayer:
 
 
 def hidden_nodes(model: Model, property: Property) -> Callable[[NDArray[np.float64]], tuple[NDArray, ...]]:
-    """What evaluates the hidden nodes that a property declares, of one network or of both; see `HiddenNodes`."""
+    """What evaluates the hidden nodes that a property declares, of one network or of both; see `_HiddenNodes`."""
     if model.pair is None or property.second is None:
-        return HiddenNodes(model, property.hidden)
+        return _HiddenNodes(model, property.hidden)
     split, size = len(property.hidden) - property.second.hidden, model.pair.first.network.signature.input_size
-    first = HiddenNodes(model.pair.first, property.hidden[:split])
-    second = HiddenNodes(model.pair.second, property.hidden[split:])
+    first = _HiddenNodes(model.pair.first, property.hidden[:split])
+    second = _HiddenNodes(model.pair.second, property.hidden[split:])
     return lambda x: first(x[:size]) + second(x[size:])
 
 
-class HiddenNodes:
+class _HiddenNodes:
     """The hidden nodes that a property declares, as onnxruntime computes them with the weights in the file.
 
     Parameters

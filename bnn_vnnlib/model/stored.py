@@ -92,7 +92,7 @@ def write_manifest(proto: ModelProto, content: dict[str, Any]) -> None:
     entry.key, entry.value = KEY, json.dumps(content, sort_keys=True)
 
 
-def read_manifest(proto: ModelProto) -> _Manifest | None:
+def _read_manifest(proto: ModelProto) -> _Manifest | None:
     """The manifest, or None if the file has none.
 
     Raises
@@ -177,7 +177,7 @@ def stored_posterior(proto: ModelProto) -> tuple[Posterior | None, Likelihood | 
     UnsupportedError : reserved family, later format
     """
     tensors = holders(proto)
-    manifest = read_manifest(proto)
+    manifest = _read_manifest(proto)
     unused = _unused(proto)
     _refuse_homeless(proto, tensors)
     if manifest is None:
@@ -408,7 +408,7 @@ def without_posterior(proto: ModelProto, posterior: Posterior | None) -> ModelPr
     extra = set[str]()
     if posterior is not None:
         extra = families.tensor_names(posterior) | {families.PROBABILITIES}
-        manifest = read_manifest(proto)
+        manifest = _read_manifest(proto)
         if manifest is not None:  # also tensors of weights that no node reads, which the posterior leaves out
             extra |= {entry[key] for entry in manifest.entries for key in entry if f"sha256_{key}" in entry}
         extra &= _unused(proto)

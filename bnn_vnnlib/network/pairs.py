@@ -98,7 +98,7 @@ _UNIT = 2.0**-53
 # 1. Posteriors of both
 
 
-def joint(first: Posterior | None, second: Posterior | None, tensors: Mapping[str, Floats]) -> Posterior | None:
+def _joint(first: Posterior | None, second: Posterior | None, tensors: Mapping[str, Floats]) -> Posterior | None:
     """The posterior of two independent draws; their tensors have different names.
 
     Raises
@@ -156,7 +156,7 @@ def _as_mixture(posterior: Posterior, tensors: Mapping[str, Floats]) -> Mixture:
 def _mixed(first: Mixture, second: Mixture, tensors: Mapping[str, Floats]) -> Mixture:
     parts = []
     for one, other in itertools.product(first.components, second.components):
-        both = joint(one.posterior, other.posterior, tensors)
+        both = _joint(one.posterior, other.posterior, tensors)
         parts.append(Component({**one.means, **other.means}, cast("Gaussian", both)))
     return Mixture(tuple(parts), np.outer(first.probabilities, second.probabilities).reshape(-1))
 
@@ -179,7 +179,7 @@ def _blocks(first: Mapping[str, Floats], second: Mapping[str, Floats]) -> dict[s
     return found | {name: np.concatenate([np.zeros((ranks[0], *f.shape[1:])), f]) for name, f in second.items()}
 
 
-def renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior | None:
+def _renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior | None:
     """The posterior with other names of its tensors: old name -> new name."""
     match posterior:
         case None:
@@ -189,7 +189,7 @@ def renamed(posterior: Posterior | None, names: Mapping[str, str]) -> Posterior 
         case Mixture(components=components, probabilities=weights):
             parts = [
                 Component({names[name]: mean for name, mean in part.means.items()},
-                          cast("Gaussian", renamed(part.posterior, names)))
+                          cast("Gaussian", _renamed(part.posterior, names)))
                 for part in components
             ]  # fmt: skip
             return Mixture(tuple(parts), weights)
@@ -253,9 +253,9 @@ def _weights(first: Model, second: Model, coupling: str, *, apart: bool) -> _Wei
         return _Weights(tensors, first.posterior, (names, own), ({}, {}))
     if coupling == "noise":
         return _common_noise(first, second, tensors, (names, own))
-    other = renamed(second.posterior, {name: own[name] for name in random[1]})
+    other = _renamed(second.posterior, {name: own[name] for name in random[1]})
     if not apart or not all(part is None or isinstance(part, Gaussian) for part in (first.posterior, other)):
-        return _Weights(tensors, joint(first.posterior, other, tensors), (names, own), ({}, {}))
+        return _Weights(tensors, _joint(first.posterior, other, tensors), (names, own), ({}, {}))
     noises: list[dict[str, tuple[str, Floats]]] = [{}, {}]
     parts: list[Posterior | None] = []
     for side, (model, law, mine) in enumerate(((first, first.posterior, names), (second, other, own))):
@@ -265,8 +265,8 @@ def _weights(first: Model, second: Model, coupling: str, *, apart: bool) -> _Wei
             source = fresh[mine[name]]
             tensors[source] = np.zeros_like(model.network.tensors[name])
             noises[side][name] = source, np.ones_like(tensors[source])
-        parts.append(renamed(law, fresh))
-    return _Weights(tensors, joint(parts[0], parts[1], tensors), (names, own), (noises[0], noises[1]))
+        parts.append(_renamed(law, fresh))
+    return _Weights(tensors, _joint(parts[0], parts[1], tensors), (names, own), (noises[0], noises[1]))
 
 
 def _common_noise(

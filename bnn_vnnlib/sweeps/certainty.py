@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _YES, _NO, _OPEN = "yes", "no", "unknown"
 
 
-def yes_or_no(yes: Flags, no: Flags) -> NDArray[np.str_]:
+def _yes_or_no(yes: Flags, no: Flags) -> NDArray[np.str_]:
     """The word for each row: proved, refuted, or neither."""
     return np.where(yes, _YES, np.where(no, _NO, _OPEN))
 
@@ -68,7 +68,7 @@ def nested(found: BatchResult, count: int) -> BatchResult:
     )
 
 
-def class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool, count: int) -> Arrays:
+def _class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool, count: int) -> Arrays:
     """Readings of a classifier's balls.
 
     Parameters
@@ -94,7 +94,7 @@ def class_columns(found: BatchResult, tau: float, *, quick: bool, single: bool, 
     best = lower.argmax(1)
     rest = np.where(np.arange(lower.shape[1]) == best[:, None], -np.inf, upper).max(1)
     decided = np.where(lower.max(1) > rest, best, -1)
-    return {"uncertain": yes_or_no(yes, no), "decided": decided, "aleatoric": upper.max(1)}
+    return {"uncertain": _yes_or_no(yes, no), "decided": decided, "aleatoric": upper.max(1)}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class RadiusReading:
     not_epistemic: float
 
 
-def readings(columns: Arrays) -> tuple[RadiusReading, ...]:
+def _readings(columns: Arrays) -> tuple[RadiusReading, ...]:
     """The readings of a table, one for each radius."""
     return tuple(
         _reading(float(radius), {name: values[columns["radius"] == radius] for name, values in columns.items()})
@@ -208,7 +208,7 @@ class UncertaintyResult:
 
 
 @dataclass(frozen=True, eq=False)
-class UncertaintyTask:
+class _UncertaintyTask:
     """Some inputs of one network, with every radius."""
 
     source: Source
@@ -224,7 +224,7 @@ class UncertaintyTask:
         from bnn_vnnlib.batch import verify_batch
 
         model = self.source.model
-        classes = is_classifier(setting_of(self.bounding, model))
+        classes = _is_classifier(setting_of(self.bounding, model))
         index = np.repeat(np.arange(len(self.balls)), len(self.radii))
         radius = np.tile(np.array(self.radii), len(self.balls))
         lower, upper = self.balls.boxes(index, radius)
@@ -239,7 +239,7 @@ class UncertaintyTask:
         if classes:
             tau = self.reading.tau if self.reading.tau is not None else _TAU
             single, count = found.lower.shape[1] == 1, len(self.radii)
-            columns |= class_columns(found, tau, quick=self.reading.quick, single=single, count=count)
+            columns |= _class_columns(found, tau, quick=self.reading.quick, single=single, count=count)
             columns |= self._of_label(model, found.lower, found.upper, index)
         if self.reading.epistemic is not None:
             columns |= self._epistemic(model, lower, upper, index, classes=classes)
@@ -250,7 +250,7 @@ class UncertaintyTask:
         if not classes or self.reading.quick:
             return rules.never(outputs)
         tau = self.reading.tau if self.reading.tau is not None else _TAU
-        return uncertain_within(outputs, tau) if outputs == 1 else rules.uncertain(outputs, tau)
+        return _uncertain_within(outputs, tau) if outputs == 1 else rules.uncertain(outputs, tau)
 
     def _of_label(self, model: Model, lower: Floats, upper: Floats, index: NDArray[np.int64]) -> Arrays:
         """Bounds on the class of the label, or on that of the mean network."""
@@ -283,7 +283,7 @@ class UncertaintyTask:
         return {
             "p_safe_lower": np.stack([one.lower for one in found], 1),
             "p_safe_upper": np.stack([one.upper for one in found], 1),
-            "epistemic": yes_or_no(unsure, sure),
+            "epistemic": _yes_or_no(unsure, sure),
         }
 
 
@@ -297,7 +297,7 @@ def _shared(how: Options, count: int) -> Options:
     return replace(how, confidence=float(np.nextafter(float(1 - delta), 1.0)))
 
 
-def uncertain_within(outputs: int, tau: float) -> rules.Cases:
+def _uncertain_within(outputs: int, tau: float) -> rules.Cases:
     """Cases where neither an event nor its opposite is above tau: 1 - tau <= Y <= tau; 1 - tau is rounded up."""
     least = float(np.nextafter(1.0 - tau, np.inf))
     if least > tau:
@@ -305,13 +305,13 @@ def uncertain_within(outputs: int, tau: float) -> rules.Cases:
     return rules.within(np.full(outputs, least), np.full(outputs, tau))
 
 
-def is_classifier(setting: Setting) -> bool:
+def _is_classifier(setting: Setting) -> bool:
     """Whether D is made of probabilities."""
     return setting.likelihood in ("categorical", "bernoulli") or setting.model.network.softmax_axis is not None
 
 
 @dataclass(frozen=True, eq=False)
-class UncertaintyJob:
+class _UncertaintyJob:
     """The chunks: inputs in their order, each with every radius."""
 
     source: Source
@@ -348,12 +348,12 @@ class UncertaintyJob:
         """Number of balls in a chunk."""
         return len(self._cuts[chunk]) * len(self.radii)
 
-    def task(self, chunk: int) -> UncertaintyTask:
+    def task(self, chunk: int) -> _UncertaintyTask:
         """The work of a chunk."""
         rows = self._cuts[chunk]
         some = self.target.rows(rows)
         balls = self.inputs.balls.rows(rows)
-        return UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
+        return _UncertaintyTask(self.source, balls, some, self.radii, self.reading, self.bounding, rows)
 
 
 @names_arguments
@@ -395,9 +395,9 @@ def uncertainty(
     target = _target(setting, inputs, reading, delta, own)
     where, folder = Slots(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     chunk = chunk or (folder and folder.chunk) or usual_chunk(len(inputs), workers, _MAX_CHUNK)
-    job = UncertaintyJob(source, inputs, target, sizes, reading, with_seed(how, folder), chunk)
+    job = _UncertaintyJob(source, inputs, target, sizes, reading, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="uncertainty.parquet", order=("radius", "row"))
-    result = UncertaintyResult(columns, readings(columns), spent)
+    result = UncertaintyResult(columns, _readings(columns), spent)
     if folder is not None:
         write_summary(folder.path / "summary.csv", result.readings)
     return result
@@ -406,11 +406,11 @@ def uncertainty(
 def _target(setting: Setting, inputs: Inputs, reading: Reading, delta: ArrayLike | None, own: bool) -> Target:
     """What the readings need; refuses what does not belong to the kind of network."""
     outputs = setting.model.network.signature.output_size
-    if is_classifier(setting):
+    if _is_classifier(setting):
         if delta is not None:
             raise OptionError("delta is for regression, and the model is a classifier")
         if outputs == 1:
-            uncertain_within(1, _TAU if reading.tau is None else reading.tau)
+            _uncertain_within(1, _TAU if reading.tau is None else reading.tau)
             if reading.epistemic is not None:
                 raise OptionError("epistemic needs at least two outputs to compare")
             return Target()

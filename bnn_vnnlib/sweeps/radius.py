@@ -202,7 +202,7 @@ class RadiusSummary:
 
 
 @dataclass(frozen=True, eq=False)
-class RadiusTask:
+class _RadiusTask:
     """Some inputs of one network."""
 
     source: Source
@@ -259,7 +259,7 @@ class RadiusTask:
 
 
 @dataclass(frozen=True, eq=False)
-class RadiusJob:
+class _RadiusJob:
     """The chunks: inputs in their order."""
 
     source: Source
@@ -289,11 +289,11 @@ class RadiusJob:
         """Number of inputs in a chunk."""
         return len(self._rows(chunk))
 
-    def task(self, chunk: int) -> RadiusTask:
+    def task(self, chunk: int) -> _RadiusTask:
         """The work of a chunk."""
         rows = self._rows(chunk)
         balls, target = self.inputs.balls.rows(rows), self.target.rows(rows)
-        return RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)
+        return _RadiusTask(self.source, balls, target, self.radii, self.bounding, rows)
 
 
 @names_arguments
@@ -338,7 +338,7 @@ def radii(
     inputs.fit(model)
     labels, center = (None, None) if own else (inputs.labels, inputs.y)
     target = make_target(model, len(inputs), labels, center, delta)
-    job = RadiusJob(source, inputs, target, search, with_seed(how, folder), chunk)
+    job = _RadiusJob(source, inputs, target, search, with_seed(how, folder), chunk)
     columns, spent = carry_out(job, folder, where, watch, file="radii.parquet", order=("row",))
     result = RadiusResult(
         columns["robust_radius"], columns["unrobust_radius"], columns["robust_gap"], columns["unrobust_gap"], columns,

@@ -68,7 +68,7 @@ class SweepResult:
 
 
 @dataclass(frozen=True, eq=False)
-class BoxesTask:
+class _BoxesTask:
     """Some boxes on one network."""
 
     source: Source
@@ -108,7 +108,7 @@ class _Block:
     rows: NDArray[np.int64]
 
 
-class SweepJob:
+class _SweepJob:
     """The chunks of a sweep: rows of one table on one network each, in the order of the tables.
 
     Parameters
@@ -180,7 +180,7 @@ class SweepJob:
         """Number of rows in a chunk."""
         return len(self._chunks[chunk].rows)
 
-    def task(self, chunk: int) -> BoxesTask:
+    def task(self, chunk: int) -> _BoxesTask:
         """The work of a chunk."""
         block = self._chunks[chunk]
         table, rows = self._pairs[block.pair].table, block.rows
@@ -190,7 +190,7 @@ class SweepJob:
             names["label"] = table.asked.labels[rows]
         if table.group is not None:
             names["group"] = table.group[rows]
-        return BoxesTask(
+        return _BoxesTask(
             block.source, table.lower[rows], table.upper[rows], table.asked.rows(rows), self._bounding, self._points,
             names,
         )  # fmt: skip
@@ -257,7 +257,7 @@ def sweep(
     where, folder = Slots(workers, threads, scheduler), None if out is None else PartsFolder(Path(out))
     if chunk is None and folder is not None:
         chunk = folder.chunk
-    job = SweepJob(pairs, with_seed(bounding or Options(), folder), chunk, points, workers)
+    job = _SweepJob(pairs, with_seed(bounding or Options(), folder), chunk, points, workers)
     order = ("row", "table") if len(pairs) > 1 else ("row",)
     columns, spent = carry_out(job, folder, where, watch, file="bounds.parquet", order=order)
     question = job.setting.question

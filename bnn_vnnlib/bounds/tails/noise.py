@@ -113,11 +113,11 @@ class Uses:
         """Lower bounds on the sums for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative
         roundings.
 
-        For a weight that is used once, `plain` is s_j^2 apart from relative roundings and an `excess`.
+        For a weight that is used once, `plain` is s_j^2 apart from relative roundings and an `_excess`.
         """
         if self.once:
             square = squared_down((center.abs() - radius).clamp(min=0))
-            added = excess(self.squares.values, self.box, self.terms)
+            added = _excess(self.squares.values, self.box, self.terms)
             return self.plain.dot(square) - added * square.flatten(2).sum(-1, keepdim=True)
         total, rest = self._sums(center, radius)
         return (squared_down((total - rest).clamp(min=0)) * squared_down(self._flat)).sum(-1)
@@ -162,7 +162,7 @@ class Uses:
                 return _convolved(node, a.spanning(1), h)
 
 
-def excess(squares: Tensor, box: ParamBox, terms: int) -> Tensor:
+def _excess(squares: Tensor, box: ParamBox, terms: int) -> Tensor:
     """(K, M, R): what is added for underflow to a sum of less than `terms` products A^2 sigma^2.
 
     `squared` adds at most TINY to each factor, and for products and sum there are 2 TINY: less than
@@ -311,8 +311,8 @@ class Noise:
             wanted.append(inside)
         found = uses.most(wanted)
         self._charge(position, node.weight, found[0], uses.terms)
-        add_use(self.near_squares, node.weight, found[1], uses.terms)
-        add_use(self.most, node.weight, found[2] if len(found) > 2 else found[0], uses.terms)
+        _add_use(self.near_squares, node.weight, found[1], uses.terms)
+        _add_use(self.most, node.weight, found[2] if len(found) > 2 else found[0], uses.terms)
         self._charge_least(node.weight, uses.least(*inside), uses.terms)
         self.play = self.play + inside[1].reshape(*inside[1].shape[:2], 1, -1).amax(-1)
 
@@ -360,9 +360,9 @@ class Noise:
             square = squares.dot(variance)
             self._charge(position, node.bias, square, terms)
             if self.detailed:
-                add_use(self.most, node.bias, square, terms)
+                _add_use(self.most, node.bias, square, terms)
                 if reach is total:
-                    sure = square - excess(squares.values, box, terms)
+                    sure = square - _excess(squares.values, box, terms)
                 else:
                     sure = total.holding(squared_down(total.values)).dot(aligned(box.sure_variance, len(node.shape)))
                 self._charge_least(node.bias, sure, terms)
@@ -457,7 +457,7 @@ class Noise:
         box, terms = self.deviations.param(weighted.weight), weighted.weight.shape[-1]
         root: Tensor | None = None
         if box.spread is not None:
-            add_use(self.squares, weighted.weight, squared(near).flatten(2) @ box.variance[0].mT, terms)
+            _add_use(self.squares, weighted.weight, squared(near).flatten(2) @ box.variance[0].mT, terms)
             root = _copied(box.spread, weighted.weight)
         if self.shared is not None:
             square = 0.0 if box.spread is None else box.variance[0] * weighted.weight.copies
@@ -491,9 +491,9 @@ class Noise:
             self._grow(position, amplitude)
 
     def _charge(self, position: int, param: Param, square: Tensor, terms: int) -> None:
-        add_use(self.squares, param, square, terms)
+        _add_use(self.squares, param, square, terms)
         if self.own and position not in self.own:
-            add_use(self.below, param, square, terms)
+            _add_use(self.below, param, square, terms)
 
     def _charge_least(self, param: Param, square: Tensor, terms: int) -> None:
         if param.copies == 1:  # entries that are one variable could cancel
@@ -522,7 +522,7 @@ def _twice(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows], 2)
 
 
-def add_use(squares: _Squares, param: Param, square: Tensor, terms: int) -> None:
+def _add_use(squares: _Squares, param: Param, square: Tensor, terms: int) -> None:
     """Add one use of a parameter; uses of a source at several nodes add up before they are squared."""
     square = square * (param.copies * (1 + gamma(4 * terms + 16))) + TINY
     if param.source in squares:

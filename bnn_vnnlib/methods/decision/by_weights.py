@@ -133,11 +133,11 @@ class _Norm:
         """The norm of each entry of a parameter plus the slack, rounded up."""
         norm = box.center.abs()
         if box.spread is not None:
-            norm = torch.hypot(box.center, box.spread) if order == 2 else norm + box.spread * normal_norm(order)
+            norm = torch.hypot(box.center, box.spread) if order == 2 else norm + box.spread * _normal_norm(order)
         return (norm if box.slack is None else norm + box.slack) * (1 + 8 * UNIT) + TINY
 
 
-def normal_norm(order: int) -> float:
+def _normal_norm(order: int) -> float:
     """(E |N|^p)^(1/p) of a standard normal number, rounded up."""
     return math.sqrt(2) * math.exp((math.lgamma((order + 1) / 2) - math.lgamma(0.5)) / order) * (1 + 1e-12)
 
@@ -151,7 +151,7 @@ def _weighted(node: nodes.Linear | nodes.Conv | nodes.Scale, norm: _Norm, z: Ten
     if box.spread is not None and independent and node.weight.copies == 1:
         mean = maps.apply(node, norm.root(ParamBox(box.center, None, box.slack), order), z)
         noise = torch.sqrt(maps.apply(node, box.variance, squared(z)) * (1 + g) + TINY)
-        found = torch.minimum(found, mean + normal_norm(order) * noise)
+        found = torch.minimum(found, mean + _normal_norm(order) * noise)
     return (found * (1 + g) + TINY).nan_to_num(torch.inf, torch.inf)
 
 

@@ -55,7 +55,7 @@ class MedianSource(Protocol):
         ...
 
 
-def above(level: float) -> float:
+def _above(level: float) -> float:
     """1 - alpha for a level alpha, rounded up."""
     return float(np.nextafter(1.0 - level, 1.0))
 
@@ -95,7 +95,7 @@ class WeightMedians:
         rows = torch.cat([unit, -unit])[None]
         value = over_parts(self.weights, lambda weights: self.bounds.rows(weights, lower, upper, rows).lower)
         value = value.expand(self.weights.count, -1, -1).movedim(0, -1)
-        needed = lower.new_tensor([above(self.level), self.level]).repeat_interleave(len(unit))
+        needed = lower.new_tensor([_above(self.level), self.level]).repeat_interleave(len(unit))
         return quantile_lower(value, self.mass if isinstance(self.mass, Tensor) else self.mass.union_lower, needed)
 
 

@@ -187,13 +187,13 @@ class _Side:
         low, high = (side[:, None, n:].expand(-1, height, -1).flatten(0, 1) for side in (problem.lower, problem.upper))
         slope, level = torch.where(usable[..., None], slope, 0.0), torch.where(usable, level, torch.inf)
         mass = probability_below(slope.flatten(0, 1), level.flatten(), low, high).unflatten(0, (count, height))
-        never = row_never(rows, least, bound, sign)
+        never = _row_never(rows, least, bound, sign)
         return mass.masked_fill(never, 0.0), Cells.of(problem.lower[:, n:], problem.upper[:, n:]).most
 
     def _failures(self, problem: Problem) -> Tensor:
         """Upper bounds (N,) on P(z in the item's cell, some case is satisfied in its box) (step 2)."""
         each, most = self._half_spaces(problem, 1.0)
-        cases = by_case(problem, torch.minimum(each, most[:, None]), most, "amin")
+        cases = _by_case(problem, torch.minimum(each, most[:, None]), most, "amin")
         total = torch.where(problem.exists, cases, 0.0).sum(-1) * UP
         none = outside(problem, problem.lower, problem.upper)
         return torch.where(none, 0.0, torch.minimum(total, most))
@@ -201,7 +201,7 @@ class _Side:
     def _successes(self, problem: Problem) -> Tensor:
         """Upper bounds (N,) on P(z in the item's cell, the network is safe at its point) (step 3)."""
         each, most = self._half_spaces(problem, -1.0)
-        cases = by_case(problem, each, torch.zeros_like(most), "sum")
+        cases = _by_case(problem, each, torch.zeros_like(most), "sum")
         least = torch.where(problem.exists, cases, torch.inf).amin(-1) * UP
         known = self._latents.defined(problem.lower, problem.upper)
         return torch.where(known, torch.minimum(least, most), most)
@@ -222,12 +222,12 @@ class _Side:
         return self._latents.curvature(problem.lower, problem.upper, outputs[place, row], moved)
 
 
-def row_never(rows: Rows, lower: Tensor, bound: Tensor, sign: float) -> Tensor:
+def _row_never(rows: Rows, lower: Tensor, bound: Tensor, sign: float) -> Tensor:
     """(N, R): ranges alone show that the half-space is missed on the whole box."""
     return rows.excluded(lower) if sign > 0 else lower > bound
 
 
-def by_case(problem: Problem, rows: Tensor, start: Tensor, how: str) -> Tensor:
+def _by_case(problem: Problem, rows: Tensor, start: Tensor, how: str) -> Tensor:
     """(N, C): the least value, or the sum, of the rows (N, R) of each case, from `start` (N,) on."""
     found = start[:, None].repeat(1, problem.cases + 1)
     case = problem.rows.case.expand(len(problem), -1)

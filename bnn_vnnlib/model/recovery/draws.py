@@ -108,10 +108,10 @@ class GraphDraws:
                 shape = tuple(raw_attribute(self.onnx_node, "shape") or ())
                 return (draws._drawn(self.onnx_node, shape, _element(self.onnx_node, np.dtype(np.float32))),)
 
-        return [RandomNormalLike, RandomNormal, BroadcastArgs]
+        return [RandomNormalLike, RandomNormal, _BroadcastArgs]
 
 
-class BroadcastArgs(OpRun):
+class _BroadcastArgs(OpRun):
     """The shape to which two shapes broadcast: an operator of TensorFlow that tf2onnx leaves in the file."""
 
     def _run(self, a: NDArray[Any], b: NDArray[Any], **_attributes: Any) -> tuple[NDArray[Any]]:

@@ -66,13 +66,13 @@ def marginals(draws: GraphDraws) -> _Marginals:
     ------
     NotRecoverable : "correlated" (affine in several variables), "not gaussian" (not affine)
     """
-    mean = flat(draws.at_zero)
+    mean = _flat(draws.at_zero)
     size = draws.size
-    slope = flat(draws(np.ones(size))) - mean
+    slope = _flat(draws(np.ones(size))) - mean
     slope[np.abs(slope) <= _EXACT * np.abs(mean)] = 0.0
     source = np.zeros(len(mean), np.int64)
     for bit in range(max(size - 1, 0).bit_length()):
-        change = flat(draws(((np.arange(size) >> bit) & 1).astype(np.float64))) - mean
+        change = _flat(draws(((np.arange(size) >> bit) & 1).astype(np.float64))) - mean
         source |= (np.abs(change - slope) < np.abs(change)).astype(np.int64) << bit
     source[slope == 0] = -1
     found = _Marginals(mean, slope, source)
@@ -80,7 +80,7 @@ def marginals(draws: GraphDraws) -> _Marginals:
     return found
 
 
-def flat(values: list[NDArray]) -> Floats:
+def _flat(values: list[NDArray]) -> Floats:
     """All entries of all values, one after the other."""
     return np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
 
@@ -91,7 +91,7 @@ def _check(draws: GraphDraws, found: _Marginals) -> None:
         z = scale * generator.standard_normal(draws.size)
         own = np.where(found.source >= 0, z[found.source], 0.0) if draws.size else np.zeros_like(found.mean)
         room = _EXACT * (np.abs(found.mean) + (1 + np.abs(own)) * np.abs(found.slope))
-        wrong = ~(np.abs(flat(draws(z)) - (found.mean + found.slope * own)) <= room)
+        wrong = ~(np.abs(_flat(draws(z)) - (found.mean + found.slope * own)) <= room)
         if wrong.any():
             raise _explained(draws, found, generator, int(wrong.sum()))
 
@@ -99,7 +99,7 @@ def _check(draws: GraphDraws, found: _Marginals) -> None:
 def _explained(draws: GraphDraws, found: _Marginals, generator: np.random.Generator, wrong: int) -> NotRecoverable:
     """Why no Gaussian is recovered: weights affine in several variables, or not affine at all."""
     a, b = (generator.standard_normal(draws.size) for _ in range(2))
-    w_a, w_b, both = (flat(draws(z)) for z in (a, b, a + b))
+    w_a, w_b, both = (_flat(draws(z)) for z in (a, b, a + b))
     bend = both - w_a - w_b + found.mean
     size = np.abs(w_a) + np.abs(w_b) + np.abs(both) + np.abs(found.mean)
     node = ", ".join(draws.names)

@@ -164,14 +164,14 @@ def second(layer: FirstLayer, dense: DenseLayer, guess: Tensor, structure: float
     rows = RowWeights(mean.expand(shape), variance.expand(shape), mean.new_zeros(shape))
     above, below = slope_quantiles(layer, rows, theta, log_share)
     other = RowWeights(-rows.mean, rows.variance, rows.extra)
-    fall = least_over_box(layer, above, below) + kinks(layer, rows, theta, (up, down), log_share)
-    rise = least_over_box(layer, below, above) + kinks(layer, other, theta, (up, down), log_share)
+    fall = _least_over_box(layer, above, below) + kinks(layer, rows, theta, (up, down), log_share)
+    rise = _least_over_box(layer, below, above) + kinks(layer, other, theta, (up, down), log_share)
     low, high = _inputs(layer, dense, log_share)
     tilt = torch.maximum(above, below).clamp(min=0.0)
     return SecondLayer(mean, variance, low, high, fall, rise, tilt, theta, (up, down), y)
 
 
-def least_over_box(layer: FirstLayer, above: Tensor, below: Tensor) -> Tensor:
+def _least_over_box(layer: FirstLayer, above: Tensor, below: Tensor) -> Tensor:
     """(Q, K): -inf over the box of sum_j delta_j U_j for U_j in [-below_j, above_j] (Q, K, n)."""
     high, low = layer.high[:, None], layer.low[:, None]
     return torch.maximum(high * below.clamp(min=0.0), -low * above.clamp(min=0.0)).sum(2) * UP
@@ -214,7 +214,7 @@ def loss(layer: FirstLayer, at: SecondLayer, weights: Weights, share: float, ran
     noise = y * torch.sqrt(summed(moved**2, at.tilt**2)) * UP**2
     noise = noise + paid @ (layer.mean.abs() + _SURELY * torch.sqrt(layer.variance))
     above, below = (part + noise[:, None] for part in slope_quantiles(layer, rows, at.theta, log_share))
-    return (least_over_box(layer, above, below) + kinks(layer, rows, at.theta, at.reach, log_share))[
+    return (_least_over_box(layer, above, below) + kinks(layer, rows, at.theta, at.reach, log_share))[
         :, 0
     ] + unsure * UP**2
 
