@@ -1,7 +1,7 @@
 """Certificates of whole benchmarks: how many answers have one, what the bound loses, sizes, and times beside the run.
 
     python scripts/measure/certificates.py benchmarks BENCHMARK ... [--timeout S] [--only TEXT]
-    python scripts/measure/certificates.py balls MODEL INPUTS.npy RADIUS [--count N] [--tau-safe T] [--timeout S] [--batch S]
+    python scripts/measure/certificates.py balls MODEL INPUTS.npy RADIUS [--count N] [--tau-safe T] [--timeout S]
 
 BENCHMARK is a folder with an instances.csv. Each instance is run with its own time limit, or S; then its certificate
 is made, and checked by `bnn-vnnlib-check` in this process. `balls` asks whether the class of the mean network stays the

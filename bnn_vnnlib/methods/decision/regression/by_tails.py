@@ -30,7 +30,7 @@ _BUDGETS = (1e-2, 1e-4, 1e-7, 1e-11)
 
 @dataclass(frozen=True, eq=False)
 class ExpectationByTails:
-    """A `decision.method.RowMethod` for Gaussian weights and outputs as they are; `thorough`: see `tails.run.Plan`."""
+    """A `decision.method.RowMethod` for Gaussian weights and outputs as they are; `thorough`: see `TailPlan`."""
 
     bounds: OutputBounds
     engine: TailEngine
