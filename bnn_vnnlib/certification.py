@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from bnn_vnnlib.adapters import Adapted
     from bnn_vnnlib.network.network import Model, Posterior
+    from bnn_vnnlib.signature import Likelihood
 
 
 @plain_state()
@@ -95,11 +96,11 @@ def _classes(y: NDArray) -> NDArray:
     return y
 
 
-def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *, regression: bool) -> Model:
+def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: Likelihood | None, *, regression: bool) -> Model:
     """The model behind whatever was given, with its posterior."""
     from bnn_vnnlib.adapters.adapted import Adapted, adapt
     from bnn_vnnlib.adapters.samples import from_ensemble, network_of, shapes_of
-    from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, model_from_proto, read_model
+    from bnn_vnnlib.model import Model, model_from_proto, read_model
 
     if isinstance(net, Adapted | Model):
         if posterior is not None:
@@ -109,15 +110,9 @@ def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *,
     is_module = hasattr(net, "named_parameters")
     if posterior is None:
         if is_module:
-            return model_from_proto(network_of(net, x), likelihood=likelihood or "categorical")  # type: ignore[arg-type]
-        return (
-            read_model(net, likelihood=likelihood)
-            if isinstance(net, str | Path)
-            else model_from_proto(
-                net,
-                likelihood=likelihood,  # type: ignore[arg-type]
-            )
-        )
+            return model_from_proto(network_of(net, x), likelihood=likelihood or "categorical")
+        read = read_model if isinstance(net, str | Path) else model_from_proto
+        return read(net, likelihood=likelihood)
     if isinstance(posterior, list | tuple):
         if not is_module:
             raise OptionError("an ensemble is made of torch modules; give weight samples {name: (S, *shape)} instead")
@@ -126,8 +121,14 @@ def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *,
     likelihood = likelihood or ("categorical" if is_module else None)
     if not isinstance(posterior, Mapping):
         return adapt(proto, posterior, likelihood).model
-    values = {name: _float(part) for name, part in posterior.items()}
-    shapes = shapes_of(proto)
+    return adapt(proto, _posterior_of(posterior, shapes_of(proto)), likelihood).model
+
+
+def _posterior_of(given: Mapping[str, ArrayLike], shapes: Mapping[str, tuple[int, ...]]) -> Posterior:
+    """The posterior of parameters for which standard deviations are given, or samples."""
+    from bnn_vnnlib.model import GaussianDiagonal, WeightSamples
+
+    values = {name: _float(part) for name, part in given.items()}
     for name, part in values.items():
         if name not in shapes:
             raise PosteriorError(f"the network has no parameter {name!r}{did_you_mean(name, shapes)}")
@@ -138,12 +139,12 @@ def _as_model(net: Any, x: ArrayLike, posterior: Any, likelihood: str | None, *,
         for name, part in values.items():
             if not (np.isfinite(part) & (part >= 0)).all():
                 raise PosteriorError("standard deviations must be finite and not negative", node=name)
-        return adapt(proto, GaussianDiagonal({name: part**2 for name, part in values.items()}), likelihood).model
+        return GaussianDiagonal({name: part**2 for name, part in values.items()})
     counts = {len(part) for name, part in values.items() if part.shape != shapes[name]}
     if len(counts) > 1 or any(part.shape == shapes[name] for name, part in values.items()):
         raise PosteriorError("every parameter needs the same number of samples, along its first axis")
     count = counts.pop()
-    return adapt(proto, WeightSamples(values, np.full(count, 1 / count)), likelihood).model
+    return WeightSamples(values, np.full(count, 1 / count))
 
 
 def _float(values: Any) -> NDArray[np.float64]:

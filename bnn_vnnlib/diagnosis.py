@@ -269,9 +269,9 @@ def _cause(setting: Setting, result: Result, seen: _Seen) -> tuple[str, str]:
     return "weak bound", f"{said}, but {proved}"
 
 
-def _down(value: float, digits: int = 3) -> str:
-    """The digits of a lower bound, rounded down."""
-    return f"{math.floor(value * 10**digits) / 10**digits:g}"
+def _down(value: float) -> str:
+    """Three digits of a lower bound, rounded down."""
+    return f"{math.floor(value * 1000) / 1000:g}"
 
 
 def _interval(lower: float, upper: float) -> str:

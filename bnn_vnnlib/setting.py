@@ -336,21 +336,9 @@ def settle_run(
         comment, model = property.options, model.with_outputs_of(property.signature)
     question = options.question(comment)
     query = question.query_of(model.posterior is not None)
-    if query is not Query.DETERMINISTIC and model.posterior is None:
-        raise OptionError(
-            f"query {query} needs a posterior, and the model carries none: attach one (bnn-vnnlib attach), "
-            "or ask --query deterministic",
-            path=model.path,
-        )
-    if options.certain:
-        refuse_drawn_only(model, query)
+    refuse_drawn_only(model, query, options)
     likelihood = options.likelihood or model.likelihood
-    if query is Query.DECISION and likelihood is None:
-        raise OptionError(
-            "query decision needs the likelihood, and the model does not say it: add --likelihood "
-            "categorical, bernoulli, gaussian or gaussian_heteroscedastic",
-            path=model.path,
-        )
+    _check_complete(model, query, likelihood)
     given = options.given
     if question.query is None:  # then the comment's thresholds and rule mean the query that is the model's own
         given = {**comment, **given}
@@ -360,12 +348,8 @@ def settle_run(
     if question.rule.event is not None:
         model = _with_event(model, query, question.rule, likelihood)
     transform = _transform(model.network, query, likelihood)
-    if model.pair is not None and query is Query.DECISION and transform == "softmax":
-        from bnn_vnnlib.network.pairs import with_probabilities
-
-        model, transform = with_probabilities(model), "identity"
-    if query is Query.DECISION and question.rule.level is None and transform == "identity":
-        model = _averaged(model)
+    if query is Query.DECISION:
+        model, transform = _for_expectations(model, transform, question.rule)
     if options.certain:
         refuse_unserved(model, query, question.rule, options)
     deadline = _deadline(options.timeout, started)
@@ -376,6 +360,29 @@ def settle_run(
         model, query, question, likelihood, transform, OutputBounds(engine, transform), deadline, options.seeded,
         find_device(options.device),
     )  # fmt: skip
+
+
+def _check_complete(model: Model, query: Query, likelihood: Likelihood | None) -> None:
+    """The model has what the query is about."""
+    if query is not Query.DETERMINISTIC and model.posterior is None:
+        raise OptionError(
+            f"query {query} needs a posterior, and the model carries none: attach one (bnn-vnnlib attach), "
+            "or ask --query deterministic", path=model.path,
+        )  # fmt: skip
+    if query is Query.DECISION and likelihood is None:
+        raise OptionError(
+            "query decision needs the likelihood, and the model does not say it: add --likelihood "
+            "categorical, bernoulli, gaussian or gaussian_heteroscedastic", path=model.path,
+        )  # fmt: skip
+
+
+def _for_expectations(model: Model, transform: Transform, rule: Rule) -> tuple[Model, Transform]:
+    """What is easier to bound and has the same expected outputs: a pair with its softmax as nodes, fewer weights."""
+    if model.pair is not None and transform == "softmax":
+        from bnn_vnnlib.network.pairs import with_probabilities
+
+        model, transform = with_probabilities(model), "identity"
+    return (_averaged(model) if rule.level is None and transform == "identity" else model), transform
 
 
 def _averaged(model: Model) -> Model:

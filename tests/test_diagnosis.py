@@ -24,7 +24,7 @@ from bnn_vnnlib import OptionError, attach, diagnosis, read_property, verify
 from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianFull, Mixture, Model
 from bnn_vnnlib.result import Diagnosis
 from bnn_vnnlib.runs.records import Entry
-from bnn_vnnlib.runs.summary import causes
+from bnn_vnnlib.runs.tables import causes
 from support.builders import model, outputs, properties
 from support.command import call
 

@@ -26,30 +26,6 @@ from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
 
-def walk_back(
-    network: Network,
-    weights: WeightBoxes,
-    ranges: Ranges,
-    seeds: Sequence[tuple[int, Tensor]],
-    size: int,
-    rules: Rules = LINEAR,
-    *,
-    rough: bool = False,
-) -> LinearForm:
-    """Lower-bound rows over nodes as linear functions of the input.
-
-    Parameters
-    ----------
-    ranges : of the forward pass over the same weights and input boxes
-    seeds : positions of nodes, and the coefficients (K, M, R, *shape) of the rows over them
-    size : n, the number of scalar inputs
-    rules : the method
-    rough : take the noise of a map over a wide input at the largest |x|
-    """
-    walk = begin(network, weights, ranges, seeds, rough=rough)
-    return finish(walk, max(walk.pending), size, rules)
-
-
 def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
     """Split the columns of C (K, M, R, m) by output; a node may be listed twice."""
     shapes = [network.nodes[position].shape for position in network.outputs]

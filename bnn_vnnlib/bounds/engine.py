@@ -149,7 +149,6 @@ class Engine:
         than the product of both radii: there a dense layer is bounded by intervals, too, if its inputs are many, since
         lines would store outputs x inputs for every item. Elements that time does not suffice for keep their intervals.
         """
-        reading = self.network.nodes[reader]
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
         if first and (box.lower.shape[-1] > linear.MANY_INPUTS or not weights.spreads):
@@ -165,16 +164,7 @@ class Engine:
             return known
         k = max(weights.count, len(box.lower))
         sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
-        matters = torch.ones_like(sides[0], dtype=torch.bool)
-        if isinstance(reading, Max):
-            rival = backward.rivals(self.network, weights, position, known)
-            matters = matters if rival is None else matters & _flat(rival)
-        elif isinstance(reading, Activation) and reading.kind in KINKED:
-            matters = (sides[0] < 0) & (sides[1] > 0)
-            behind = interval.activation(reading, weights, known)[0]
-            rival = backward.rivals(self.network, weights, reader, behind)
-            if rival is not None:
-                matters = matters | (_flat(rival) & (sides[1] > 0))
+        matters = self._matters(weights, known, reader, position).expand_as(sides[0])
         index = matters.any(0).any(0).nonzero()[:, 0]
         if len(index) == 0:
             return known
@@ -191,6 +181,19 @@ class Engine:
             sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower.where(own, -torch.inf))
             sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], (-upper).where(own, torch.inf))
         return Interval(*(side.reshape(*side.shape[:2], *node.shape) for side in sides))
+
+    def _matters(self, weights: WeightBoxes, known: Interval, reader: int, position: int) -> Tensor:
+        """(K or 1, M, size): the elements of the node at `position` whose bounds matter to the node at `reader`."""
+        reading, low, high = self.network.nodes[reader], _flat(known.lower), _flat(known.upper)
+        if isinstance(reading, Max):
+            rival = backward.rivals(self.network, weights, position, known)
+            return torch.ones_like(low, dtype=torch.bool) if rival is None else _flat(rival)
+        if not isinstance(reading, Activation) or reading.kind not in KINKED:
+            return torch.ones_like(low, dtype=torch.bool)
+        behind = interval.activation(reading, weights, known)[0]
+        rival = backward.rivals(self.network, weights, reader, behind)
+        matters = (low < 0) & (high > 0)
+        return matters if rival is None else matters | (_flat(rival) & (high > 0))
 
     def _maps_below(self, position: int) -> int:
         """Weighted maps, activations and meeting branches between the input and a node, that node included."""

@@ -27,7 +27,7 @@ from bnn_vnnlib.methods.deterministic import by_neurons
 from bnn_vnnlib.methods.safety.by_weights import decided_samples
 from bnn_vnnlib.model.description import onnx_operators
 from bnn_vnnlib.network.families import family_of, names_of
-from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, WeightSamples
+from bnn_vnnlib.network.network import GaussianDiagonal, Mixture, Model, Network, WeightSamples
 from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Reshape, Shift, params_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
@@ -105,27 +105,35 @@ def refuse(model: Model, query: Query, guarantee: Guarantee, prop: Property | No
     others = sorted(operators - set(_OPERATORS))
     if network.softmax_axis is not None or others:
         raise no_rule(f"operator {others[0] if others else 'Softmax'}")
-    names = names_of(posterior)
-    used = [param.source for node in network.nodes for param in params_of(node)]
-    chain = len(network.outputs) == 1 and network.outputs[0] == len(network.nodes) - 1
-    for position, node in enumerate(network.nodes):
-        served = (
-            isinstance(node, Input | Linear | Shift | Reshape)
-            or (isinstance(node, Activation) and node.kind in _ACTIVATIONS)
-            or (isinstance(node, Conv) and node.groups == 1)
-        )
-        before = node.inputs == ((position - 1,) if position else ())
-        once = not isinstance(node, Linear) or math.prod(node.shape) == node.shape[node.axis]
-        chain = chain and served and before and once and all(param.copies == 1 for param in params_of(node))
-        front = network.nodes[position - 1] if position else node
-        twice = isinstance(node, Shift) and isinstance(front, Shift)
-        tied = (  # one random number at several places, which is read as the bias of a Conv alone
-            isinstance(node, Shift) and node.bias.source in names and math.prod(node.bias.shape) < math.prod(node.shape)
-            and (not isinstance(front, Conv) or not {"Add", "Sub"}.isdisjoint(operators))
-        )  # fmt: skip
-        chain = chain and not twice and not tied
-    if not chain or any(used.count(name) != 1 for name in names) or set(names) - set(used):
+    if not _is_chain(network, set(names_of(posterior)), operators):
         raise no_rule("networks that are no chain of layers with weights of their own")
+
+
+def _is_chain(network: Network, random: set[str], operators: set[str]) -> bool:
+    """Whether served layers follow each other, each with weights of its own, `random` those of the posterior."""
+    used = [param.source for node in network.nodes for param in params_of(node)]
+    end = len(network.nodes) - 1
+    served = all(_is_layer(network, position, random, operators) for position in range(len(network.nodes)))
+    return served and network.outputs == (end,) and all(used.count(name) == 1 for name in random)
+
+
+def _is_layer(network: Network, position: int, random: set[str], operators: set[str]) -> bool:
+    node = network.nodes[position]
+    front = network.nodes[position - 1] if position else node
+    served = (
+        isinstance(node, Input | Linear | Shift | Reshape)
+        or (isinstance(node, Activation) and node.kind in _ACTIVATIONS)
+        or (isinstance(node, Conv) and node.groups == 1)
+    )
+    behind = node.inputs == ((position - 1,) if position else ())
+    once = not isinstance(node, Linear) or math.prod(node.shape) == node.shape[node.axis]
+    plain = all(param.copies == 1 for param in params_of(node))
+    twice = isinstance(node, Shift) and isinstance(front, Shift)
+    tied = (  # one random number at several places, which is read as the bias of a Conv alone
+        isinstance(node, Shift) and node.bias.source in random and math.prod(node.bias.shape) < math.prod(node.shape)
+        and (not isinstance(front, Conv) or not {"Add", "Sub"}.isdisjoint(operators))
+    )  # fmt: skip
+    return served and behind and once and plain and not twice and not tied
 
 
 def write_proof(

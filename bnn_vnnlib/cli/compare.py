@@ -144,7 +144,7 @@ def _show(console: Console, lines: Sequence[Line]) -> None:
 def _errors(console: Console, lines: Sequence[Line]) -> None:
     """Why a tool that has nothing but errors has them; exit code 1 if that is all of them."""
     from bnn_vnnlib.result import Verdict
-    from bnn_vnnlib.runs.summary import first_reasons
+    from bnn_vnnlib.runs.tables import first_reasons
 
     answers: dict[str, list[ToolAnswer]] = {}
     for line in lines:

@@ -23,131 +23,107 @@ _CLASSES, _INPUTS, _FILES = "What is required", "For which inputs", "Files"
 _PAIRS = "Two inputs, two networks"
 
 
+def _option(help: str, panel: str, *names: str, **more: Any) -> Any:  # noqa: A002
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
 def _numbers(help: str, panel: str = _INPUTS) -> Any:  # noqa: A002
-    return typer.Option(help=f"{help} Numbers with commas between them, or a file.", metavar="NUMBERS",
-                        rich_help_panel=panel, show_default=False)  # fmt: skip
+    text = f"{help} Numbers with commas between them, or a file."
+    return _option(text, panel, metavar="NUMBERS", show_default=False)
+
+
+_Kind = Annotated[
+    str,
+    typer.Argument(
+        autocompletion=lambda: list(_NEEDS),
+        help="robust: the label's output stays the largest. within: every output stays in an interval. Of expected "
+        "probabilities: most_likely: the label's is the largest; confident: it is at least TAU; uncertain: none is "
+        "above TAU; least_cost: deciding the label costs least. Of two inputs (--lower, --upper): monotone, fair, "
+        "global; of two networks: equivalent.",
+    ),
+]
+_Out = Annotated[Path | None, _option("The file to write.", _FILES, "--out", "-o")]
+_Benchmark = Annotated[
+    Path | None,
+    _option(
+        "In place of --out: one property for each row, with the network and instances.csv, for `run`.",
+        _FILES,
+        metavar="FOLDER",
+    ),
+]
+_Network = Annotated[
+    Path | None,
+    _option("The ONNX model: shapes are checked, and the mean network's own label or y is the default.", _FILES),
+]
+_Version = Annotated[Literal["1.0", "2.0"], _option("Version of VNN-LIB.", _FILES)]
+_Limit = Annotated[float, _option("Time limit of each instance in instances.csv, in seconds.", _FILES)]
+_Center = Annotated[
+    Path | None,
+    _option(
+        "The inputs that regions lie around, one a row: .npy, .npz or .parquet (x, if wanted label, y, "
+        "radius, valid_lower, valid_upper, mean, std), .csv, or a picture (values 0 to 1).",
+        _INPUTS,
+    ),
+]
+_RowOf = Annotated[int | None, _option("Only this row of it.", _INPUTS, min=0)]
+_Radius = Annotated[str | None, _numbers("How far each input may differ, in the units of the data; one, or n.")]
+_Lower = Annotated[str | None, _numbers("In place of --center and --radius: the smallest inputs.")]
+_Upper = Annotated[str | None, _numbers("The largest inputs.")]
+_Clip = Annotated[
+    tuple[float, float] | None, _option("Range of values that an input may have.", _INPUTS, metavar="LOW HIGH")
+]
+_Mean = Annotated[str | None, _numbers("The network takes (x - MEAN) / STD.")]
+_Std = Annotated[str | None, _numbers("See --mean.")]
+_Label = Annotated[
+    int | None, _option("The class, from 0.", _CLASSES, min=0, show_default="in the file, else the network's own")
+]
+_Outputs = Annotated[
+    int | None, _option("How many outputs the network has.", _CLASSES, min=1, show_default="as --network says")
+]
+_Least = Annotated[str | None, _numbers("within: the least value of each output; one, or m; -inf.", _CLASSES)]
+_Most = Annotated[str | None, _numbers("within: the largest value of each output; inf.", _CLASSES)]
+_Delta = Annotated[
+    str | None,
+    _numbers("within: how far each output may differ from y (in the file, else the network's own).", _CLASSES),
+]
+_Tau = Annotated[str | None, _option("confident, uncertain: a probability.", _CLASSES, metavar="NUMBER")]
+_Grows = Annotated[int | None, _option("monotone: the input that grows.", _PAIRS, "--input", min=0)]
+_Output = Annotated[int | None, _option("Only this output.", _PAIRS, min=0, show_default="0 of monotone, else all")]
+_Decreasing = Annotated[bool, _option("monotone: the output never rises.", _PAIRS, "--decreasing")]
+_Sensitive = Annotated[list[int] | None, _option("fair: an input that may differ in any way.", _PAIRS, min=0)]
+_Eps = Annotated[str | None, _numbers("fair, global: how far all other inputs may differ.", _PAIRS)]
+_Second = Annotated[Path | None, _option("equivalent: the other network.", _PAIRS, metavar="MODEL")]
+_Costs = Annotated[str | None, _numbers("least_cost: K_i, the cost of deciding class i where it is wrong.", _CLASSES)]
 
 
 @with_options("query", "tau_safe", "tau_unsafe", "rule")
 def property(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            autocompletion=lambda: list(_NEEDS),
-            help="robust: the label's output stays the largest. within: every output stays in an interval. Of expected "
-            "probabilities: most_likely: the label's is the largest; confident: it is at least TAU; uncertain: none is "
-            "above TAU; least_cost: deciding the label costs least. Of two inputs (--lower, --upper): monotone, fair, "
-            "global; of two networks: equivalent.",
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write.", rich_help_panel=_FILES)] = None,
-    benchmark: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel=_FILES,
-            help="In place of --out: one property for each row, with the network and instances.csv, for `run`.",
-        ),
-    ] = None,
-    network: Annotated[
-        Path | None,
-        typer.Option(
-            help="The ONNX model: shapes are checked, and the mean network's own label or y is the default.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None,
-    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Version of VNN-LIB.", rich_help_panel=_FILES)] = "1.0",
-    limit: Annotated[
-        float, typer.Option(help="Time limit of each instance in instances.csv, in seconds.", rich_help_panel=_FILES)
-    ] = 60.0,
-    center: Annotated[
-        Path | None,
-        typer.Option(
-            help="The inputs that regions lie around, one a row: .npy, .npz or .parquet (x, if wanted label, y, "
-            "radius, valid_lower, valid_upper, mean, std), .csv, or a picture (values 0 to 1).",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
-    row: Annotated[int | None, typer.Option(min=0, help="Only this row of it.", rich_help_panel=_INPUTS)] = None,
-    radius: Annotated[
-        str | None, _numbers("How far each input may differ, in the units of the data; one, or n.")
-    ] = None,
-    lower: Annotated[str | None, _numbers("In place of --center and --radius: the smallest inputs.")] = None,
-    upper: Annotated[str | None, _numbers("The largest inputs.")] = None,
-    clip: Annotated[
-        tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Range of values that an input may have.", rich_help_panel=_INPUTS),
-    ] = None,
-    mean: Annotated[str | None, _numbers("The network takes (x - MEAN) / STD.")] = None,
-    std: Annotated[str | None, _numbers("See --mean.")] = None,
-    label: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="The class, from 0.",
-            show_default="in the file, else the network's own",
-            rich_help_panel=_CLASSES,
-        ),
-    ] = None,
-    outputs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="How many outputs the network has.", show_default="as --network says", rich_help_panel=_CLASSES
-        ),
-    ] = None,
-    least: Annotated[str | None, _numbers("within: the least value of each output; one, or m; -inf.", _CLASSES)] = None,
-    most: Annotated[str | None, _numbers("within: the largest value of each output; inf.", _CLASSES)] = None,
-    delta: Annotated[
-        str | None,
-        _numbers("within: how far each output may differ from y (in the file, else the network's own).", _CLASSES),
-    ] = None,
-    tau: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER", help="confident, uncertain: a probability.", rich_help_panel=_CLASSES),
-    ] = None,
-    input_: Annotated[
-        int | None, typer.Option("--input", min=0, help="monotone: the input that grows.", rich_help_panel=_PAIRS)
-    ] = None,
-    output: Annotated[
-        int | None,
-        typer.Option(min=0, show_default="0 of monotone, else all", help="Only this output.", rich_help_panel=_PAIRS),
-    ] = None,
-    decreasing: Annotated[
-        bool, typer.Option("--decreasing", help="monotone: the output never rises.", rich_help_panel=_PAIRS)
-    ] = False,
-    sensitive: Annotated[
-        list[int] | None, typer.Option(min=0, help="fair: an input that may differ in any way.", rich_help_panel=_PAIRS)
-    ] = None,
-    eps: Annotated[str | None, _numbers("fair, global: how far all other inputs may differ.", _PAIRS)] = None,
-    second: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="equivalent: the other network.", rich_help_panel=_PAIRS)
-    ] = None,
-    costs: Annotated[
-        str | None, _numbers("least_cost: K_i, the cost of deciding class i where it is wrong.", _CLASSES)
-    ] = None,
-    debug: Debug = False,
-    **options: Any,
-) -> None:
+    kind: _Kind, out: _Out = None, benchmark: _Benchmark = None, network: _Network = None, version: _Version = "1.0",
+    limit: _Limit = 60.0, center: _Center = None, row: _RowOf = None, radius: _Radius = None, lower: _Lower = None,
+    upper: _Upper = None, clip: _Clip = None, mean: _Mean = None, std: _Std = None, label: _Label = None,
+    outputs: _Outputs = None, least: _Least = None, most: _Most = None, delta: _Delta = None, tau: _Tau = None,
+    input_: _Grows = None, output: _Output = None, decreasing: _Decreasing = False, sensitive: _Sensitive = None,
+    eps: _Eps = None, second: _Second = None, costs: _Costs = None, debug: Debug = False, **options: Any,
+) -> None:  # fmt: skip
     """Write a requirement on the outputs as VNN-LIB, negated as the format wants it, with its meaning in words."""
     console = stderr_console()
+    where = {"center": center, "row": row, "radius": radius, "lower": lower, "upper": upper, "clip": clip,
+             "mean": mean, "std": std}  # fmt: skip
+    what = {"label": label, "least": least, "most": most, "delta": delta, "tau": tau, "costs": costs}
+    pair = {"input": input_, "output": output, "decreasing": decreasing or None, "sensitive": sensitive or None,
+            "eps": eps, "second": second}  # fmt: skip
+    comment = {name: str(value) for name, value in options.items() if value is not None}
     with guard(console, debug):
         from bnn_vnnlib.question.options import Options
 
-        pair = {"input": input_, "output": output, "decreasing": decreasing or None, "sensitive": sensitive or None,
-                "eps": eps, "second": second}  # fmt: skip
-        if kind in _RELATIONS:
-            one = {
-                "center": center, "radius": radius, "row": row, "clip": clip, "mean": mean, "std": std,
-                "benchmark": benchmark, "label": label, "least": least, "most": most, "tau": tau, "costs": costs,
-            }  # fmt: skip
-            _refuse_idle(kind, {**one, **pair, "delta": delta}, ("lower", "upper", *_RELATIONS[kind]))
-            Options(**options).question()
-            comment = {name: str(value) for name, value in options.items() if value is not None}
-            _write_relation(console, kind, out, network, lower, upper, {**pair, "delta": delta}, comment)
-            return
         known = (*_NEEDS, *_RELATIONS)
         if kind not in known:
             raise OptionError(f"unknown kind {kind!r}; known are {', '.join(known)}{did_you_mean(kind, known)}")
+        if kind in _RELATIONS:
+            _refuse_idle(kind, {**where, "benchmark": benchmark, **what, **pair}, ("lower", "upper", *_RELATIONS[kind]))
+            Options(**options).question()
+            _write_relation(console, kind, out, network, lower, upper, {**pair, "delta": delta}, comment)
+            return
         _refuse_idle(kind, pair, _NEEDS[kind])
         if (out is None) == (benchmark is None):
             raise OptionError("say where to write: --out FILE for one property, or --benchmark FOLDER for many")
@@ -155,30 +131,10 @@ def property(
             raise OptionError("a benchmark names its network: add --network MODEL")
         check_positive("--limit", limit)
         Options(**options).question()  # refuses thresholds that are none before there is a file that has them
-        comment = {name: str(value) for name, value in options.items() if value is not None}
-        given = {"label": label, "least": least, "most": most, "delta": delta, "tau": tau, "costs": costs}
         model = None if network is None else _model(network)
-        if kind in _OF_DECISION and "query" not in comment and model is not None and model.posterior is None:
-            raise OptionError(
-                f"{kind} is about expected probabilities over a posterior, and this network has none: ask robust or "
-                "within, or add --query deterministic to ask about the network's own outputs", path=network
-            )  # fmt: skip
-        inputs = _Inputs.read(center, row, lower, upper, radius, clip, mean, std, model)
-        size = _outputs(outputs, model)
-        if benchmark is None and len(inputs) > 1:
-            message = f"holds {len(inputs)} inputs: choose one with --row, or write a --benchmark"
-            raise OptionError(message, path=center)
-        own = None if model is None else inputs.predicted(model)
-        found = [
-            (
-                inputs.rows[index],
-                inputs.region(index),
-                _requirement(kind, given, inputs, index, size, own).asked(comment),
-            )
-            for index in range(len(inputs))
-        ]
+        found = _required(kind, where, what, outputs, model, comment, one=benchmark is None)
         if benchmark is not None and network is not None:
-            texts = {f"{kind}_{i}.vnnlib": _text(region, what, version, model, comment) for i, region, what in found}
+            texts = {f"{kind}_{i}.vnnlib": _text(region, asked, version, model, comment) for i, region, asked in found}
             _write_benchmark(benchmark, network, texts, limit)
             say(console, f"wrote {len(texts)} properties and instances.csv into {benchmark}",
                 f"next: bnn-vnnlib run {benchmark} --out {benchmark.name}-results")  # fmt: skip
@@ -187,10 +143,31 @@ def property(
             from bnn_vnnlib.model.files import keep_inputs
 
             keep_inputs(out, network, center)
-            write_text(out, _text(found[0][1], found[0][2], version, model, comment))
-            target = f"{out} --network {network or 'MODEL'}"
-            say(console, f"required: {found[0][2].says}, for every input {found[0][1].says}", f"wrote {out}",
-                f"next: bnn-vnnlib verify {target}")  # fmt: skip
+            _, region, asked = found[0]
+            write_text(out, _text(region, asked, version, model, comment))
+            say(console, f"required: {asked.says}, for every input {region.says}", f"wrote {out}",
+                f"next: bnn-vnnlib verify {out} --network {network or 'MODEL'}")  # fmt: skip
+
+
+def _required(
+    kind: str, where: dict[str, Any], what: dict[str, Any], outputs: int | None, model: Model | None,
+    comment: dict[str, str], *, one: bool,
+) -> list[tuple[int, Region, Requirement]]:  # fmt: skip
+    """Of each input its row, its region and what is required there; OptionError if only `one` is wanted and there are
+    more.
+    """
+    if kind in _OF_DECISION and "query" not in comment and model is not None and model.posterior is None:
+        raise OptionError(
+            f"{kind} is about expected probabilities over a posterior, and this network has none: ask robust or "
+            "within, or add --query deterministic to ask about the network's own outputs", path=model.path
+        )  # fmt: skip
+    inputs, size = _Inputs.read(**where, model=model), _outputs(outputs, model)
+    if one and len(inputs) > 1:
+        message = f"holds {len(inputs)} inputs: choose one with --row, or write a --benchmark"
+        raise OptionError(message, path=where["center"])
+    own = None if model is None else inputs.predicted(model)
+    asked = [_requirement(kind, what, inputs, index, size, own).asked(comment) for index in range(len(inputs))]
+    return [(inputs.rows[index], inputs.region(index), asked[index]) for index in range(len(inputs))]
 
 
 _RELATIONS: dict[str, tuple[str, ...]] = {
@@ -260,16 +237,15 @@ class _Inputs:
 
     @classmethod
     def read(
-        cls, center: Path | None, row: int | None, lower: str | None, upper: str | None, radius: str | None,
+        cls, center: Path | None, row: int | None, radius: str | None, lower: str | None, upper: str | None,
         clip: tuple[float, float] | None, mean: str | None, std: str | None, model: Model | None,
     ) -> _Inputs:  # fmt: skip
         """The inputs that the options name: a box, or rows of a file with a radius; OptionError for contradictions."""
-        from bnn_vnnlib.files.examples import read_examples, read_vector
+        from bnn_vnnlib.files.examples import read_vector
 
         def vector(name: str, text: str | None) -> Any:
             return arrays.get(name) if text is None else read_vector(text, f"--{name}")
 
-        arrays: dict[str, Any] = {}
         if center is None:
             if lower is None or upper is None:
                 raise OptionError("say for which inputs: --center FILE --radius R, or --lower and --upper")
@@ -279,14 +255,7 @@ class _Inputs:
             return cls(arrays, [0], None, None, None, vector("mean", mean), vector("std", std))
         if lower is not None or upper is not None:
             raise OptionError("give either --center and --radius, or --lower and --upper")
-        inputs = () if model is None else model.network.signature.inputs
-        arrays = dict(read_examples(center, inputs[0].shape if len(inputs) == 1 else None))
-        count = len(arrays["x"])
-        if row is not None and row >= count:
-            raise InputError(f"holds {count} inputs, rows 0 to {count - 1}; there is no row {row}", path=center)
-        for name in ("label", "y"):
-            if name in arrays and len(arrays[name]) != count:
-                raise InputError(f"array {name!r} must have {count} rows, as the inputs do", path=center)
+        arrays = _read_rows(center, row, model)
         size = vector("radius", radius)
         if size is None:
             raise OptionError("say how far the inputs may differ: --radius", path=center)
@@ -294,7 +263,7 @@ class _Inputs:
         if clip is None and (ends[0] is None) != (ends[1] is None):
             raise InputError("holds one end of the valid range only", path=center)
         range_: tuple[Any, Any] | None = clip if clip is not None else None if ends[0] is None else ends
-        rows = list(range(count)) if row is None else [row]
+        rows = list(range(len(arrays["x"]))) if row is None else [row]
         return cls(arrays, rows, center, size, range_, vector("mean", mean), vector("std", std))
 
     def region(self, index: int) -> Region:
@@ -328,6 +297,21 @@ class _Inputs:
             want = model.network.signature.input_size
             raise InputError(f"the network takes {want} numbers, found {x.shape[1]}", path=self.path)
         return mean_output(model, x)
+
+
+def _read_rows(center: Path, row: int | None, model: Model | None) -> dict[str, Any]:
+    """The arrays of a file of inputs, which has that row."""
+    from bnn_vnnlib.files.examples import read_examples
+
+    inputs = () if model is None else model.network.signature.inputs
+    arrays = dict(read_examples(center, inputs[0].shape if len(inputs) == 1 else None))
+    count = len(arrays["x"])
+    if row is not None and row >= count:
+        raise InputError(f"holds {count} inputs, rows 0 to {count - 1}; there is no row {row}", path=center)
+    for name in ("label", "y"):
+        if name in arrays and len(arrays[name]) != count:
+            raise InputError(f"array {name!r} must have {count} rows, as the inputs do", path=center)
+    return arrays
 
 
 def _model(path: Path) -> Model:

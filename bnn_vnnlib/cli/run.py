@@ -132,7 +132,7 @@ def _summary(prepared: Run, console: Console) -> None:
     from rich.table import Table
 
     from bnn_vnnlib.result import Verdict
-    from bnn_vnnlib.runs.summary import by_category, causes, first_reasons
+    from bnn_vnnlib.runs.tables import by_category, causes, first_reasons
 
     entries = prepared.tables()
     done = [entry.record for entry in entries if entry.verdict is not Verdict.ERROR]

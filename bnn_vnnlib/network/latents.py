@@ -79,27 +79,11 @@ def unfolded(network: Network, found: list[Direction]) -> Network:
         made.append(node)
         return len(made) - 1
 
-    def along(param: Param, k: int) -> Param | None:
-        """What latent number k moves a parameter by, as a parameter; None if it does not move it."""
-        if param.source not in found[k]:
-            return None
-        direction, exact = found[k][param.source]
-        values = direction.reshape(-1)[param.index]
-        if not values.any():
-            return None
-        name = f"{param.source} along latent {k}"
-        tensors[name] = direction
-        slack = None if exact else 8 * UNIT * np.abs(values * param.factor) + TINY
-        return Param(name, param.index, param.factor, slack)
-
     def moved(node: Node, position: int) -> int:
         """The node with the means, and what the latent numbers add to it."""
         terms = [position]
         for param in nodes.params_of(node):
-            for k in range(len(found)):
-                part = along(param, k)
-                if part is None:
-                    continue
+            for k, part in _moves(found, param, tensors):
                 z = add(nodes.Broadcast(f"latent {k}", (k,), node.shape))
                 if isinstance(node, nodes.Linear | nodes.Conv | nodes.Scale):
                     fixed = add(replace(node, inputs=made[position].inputs, weight=part))
@@ -117,6 +101,19 @@ def unfolded(network: Network, found: list[Direction]) -> Network:
     signature = replace(network.signature, inputs=(*network.signature.inputs, latents))
     outputs = tuple(place[position] for position in network.outputs)
     return Network(signature, tuple(made), outputs, tensors, network.softmax_axis)
+
+
+def _moves(found: list[Direction], param: Param, tensors: dict[str, Floats]) -> Iterator[tuple[int, Param]]:
+    """The latent numbers that move a parameter, each with what it moves it by: a parameter of a further tensor."""
+    for k, direction in enumerate(found):
+        if param.source in direction:
+            change, exact = direction[param.source]
+            values = change.reshape(-1)[param.index]
+            if values.any():
+                name = f"{param.source} along latent {k}"
+                tensors[name] = change
+                slack = None if exact else 8 * UNIT * np.abs(values * param.factor) + TINY
+                yield k, Param(name, param.index, param.factor, slack)
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,18 +45,7 @@ def to_torch(model: Model) -> nn.Module:
     proto = onnx.load_model_from_string(model.onnx_bytes)
     names = [] if model.posterior is None else sorted(names_of(model.posterior))
     marks = Fingerprints(proto, names)
-    marked = dict(_tensors(_converted(marks.marked)))
-    places = {name: marks.locate(tensor.detach().numpy()) for name, tensor in marked.items()}
-    places = {name: found for name, found in places.items() if (found >= 0).any()}
-    lost = np.setdiff1d(np.arange(marks.size), np.concatenate([np.zeros(0), *(p.ravel() for p in places.values())]))
-    if len(lost):
-        gone = next(
-            name for name, (start, shape) in marks.spans.items() if start <= lost[0] < start + np.prod(shape, dtype=int)
-        )
-        raise PosteriorError(
-            "onnx2torch changes this weight while it converts the graph, so it cannot be drawn", node=gone
-        )
-    means = model.network.tensors
+    places, means = _places(marks), model.network.tensors
 
     class FromOnnx(nn.Module):
         """The ONNX model as a torch module whose weights can be drawn from its posterior (see `to_torch`); `weights`
@@ -81,10 +70,7 @@ def to_torch(model: Model) -> nn.Module:
             if model.posterior is None:
                 raise PosteriorError("the model carries no posterior, so there is nothing to draw from")
             generator = torch.Generator()
-            if seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(seed)
+            generator.seed() if seed is None else generator.manual_seed(seed)
             drawn = sample(model.network, model.posterior, 1, generator)
             return self._put({name: np.asarray(values[0].numpy()) for name, values in drawn.items()})
 
@@ -98,6 +84,20 @@ def to_torch(model: Model) -> nn.Module:
             return self
 
     return FromOnnx().eval()
+
+
+def _places(marks: Fingerprints) -> dict[str, _Places]:
+    """Where the weights are in the tensors of the converted module, by name; -1 where there is none."""
+    places = {name: marks.locate(tensor.detach().numpy()) for name, tensor in _tensors(_converted(marks.marked))}
+    places = {name: found for name, found in places.items() if (found >= 0).any()}
+    lost = np.setdiff1d(np.arange(marks.size), np.concatenate([np.zeros(0), *(p.ravel() for p in places.values())]))
+    if len(lost):
+        gone = next(
+            name for name, (start, shape) in marks.spans.items() if start <= lost[0] < start + np.prod(shape, dtype=int)
+        )
+        message = "onnx2torch changes this weight while it converts the graph, so it cannot be drawn"
+        raise PosteriorError(message, node=gone)
+    return places
 
 
 def _fill(tensor: Tensor, places: _Places, joined: Any) -> None:

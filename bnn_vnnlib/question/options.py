@@ -508,12 +508,12 @@ def refuse_idle(
         raise OptionError(f"{name} does not apply: {reason}; {hint}", path=path)
 
 
-def refuse_drawn_only(model: Model, query: Query) -> None:
-    """Raise UnsupportedError where networks can be drawn from the posterior, and nothing else is known of it."""
+def refuse_drawn_only(model: Model, query: Query, options: Options) -> None:
+    """Raise UnsupportedError where certain bounds are asked for, and networks can only be drawn from the posterior."""
     from bnn_vnnlib.network.network import Drawable, Sampler
 
     posterior = model.posterior
-    if query is not Query.DETERMINISTIC and isinstance(posterior, Drawable):
+    if options.certain and query is not Query.DETERMINISTIC and isinstance(posterior, Drawable):
         dropout = "MC dropout (Dropout in training mode)"
         what = posterior.what if isinstance(posterior, Sampler) else dropout
         message = f"the posterior is {what}: no certain bound serves it; ask guarantee statistical"

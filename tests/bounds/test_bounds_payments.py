@@ -16,6 +16,7 @@ from bnn_vnnlib.bounds.activations import Kink
 from bnn_vnnlib.bounds.curves import Lines
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import LINEAR
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.network import Network
@@ -257,7 +258,8 @@ def test_halves_of_lines(kind: str) -> None:
         end = torch.full_like(low, z)[..., None]
         ranges = Ranges({0: Interval(end, end)}, {}, {1: Lines(*(part[..., None] for part in lines.parts))})
         a = tensor(rows).reshape(1, 1, -1, 1, 1).expand(1, low.shape[1], -1, 1, 1)
-        form = backward.walk_back(network, point_weights(network), ranges, [(1, a)], 1)
+        walk = backward.begin(network, point_weights(network), ranges, [(1, a)])
+        form = backward.finish(walk, 1, 1, LINEAR)
         for item in range(low.shape[1]):
             for row, size in enumerate(rows):
                 slope, level = ((lines.parts[side + 2 * (size < 0)][0, item, 0].item()) for side in (0, 1))

@@ -107,26 +107,17 @@ class _Run:
         """The cheapest methods first; the dearer ones for what is open; then the bounds themselves."""
         steps = self._expect.steps
         everything = torch.arange(len(self._problem), device=self.low.device)
-        for method in steps.quick or steps.any_graph:
-            yield partial(self._bound, method, everything)
-        for criterion in steps.criteria:
-            yield partial(self._compare, criterion)
+        yield from (partial(self._bound, method, everything) for method in steps.quick or steps.any_graph)
+        yield from (partial(self._compare, criterion) for criterion in steps.criteria)
         yield self._attack
-        for aimed in steps.aimed:
-            yield partial(self._aim, aimed)
-        for method in steps.thorough:
-            yield partial(self._bound, method, everything)
-        for method in steps.last:
-            yield partial(self._top, method)
-        for criterion in steps.criteria:
-            yield partial(self._criterion, criterion)
-        for method in steps.any_graph if steps.quick else ():
-            if len(self._open):
-                yield partial(self._bound, method, self._open)
-        for method in steps.longest:
-            yield partial(self._top, method)
-        for aimed in steps.aimed:
-            yield partial(self._bound, aimed, everything)
+        yield from (partial(self._aim, aimed) for aimed in steps.aimed)
+        yield from (partial(self._bound, method, everything) for method in steps.thorough)
+        yield from (partial(self._top, method) for method in steps.last)
+        yield from (partial(self._criterion, criterion) for criterion in steps.criteria)
+        if steps.quick:
+            yield from (partial(self._bound, method, self._open) for method in steps.any_graph if len(self._open))
+        yield from (partial(self._top, method) for method in steps.longest)
+        yield from (partial(self._bound, aimed, everything) for aimed in steps.aimed)
 
     def complete(self) -> None:
         """Outputs of a softmax sum to 1: none exceeds what the lower bounds of the others leave."""
