@@ -213,7 +213,11 @@ def layer_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Va
 
 
 def _normalised(graph: Builder, node: NodeProto, centred: Computed) -> Computed:
-    """x / sqrt(mean of x^2 + epsilon) over the last axis."""
+    """x / sqrt(mean of x^2 + epsilon) over the last axis.
+
+    Of n entries the mean is at least x_i^2 / n, so that none of the quotients exceeds sqrt(n), whatever the weights in
+    front: the Clip changes nothing but bounds.
+    """
     name, axis = label(node), len(centred.shape) - 1
     epsilon = float_attribute(node, "epsilon", 1e-5)
     if epsilon <= 0:
@@ -224,7 +228,8 @@ def _normalised(graph: Builder, node: NodeProto, centred: Computed) -> Computed:
     variance = graph.activation(name, variance, "relu")
     variance = graph.shift(name, variance, graph.number(f"{node.output[0]}.epsilon", epsilon, centred))
     inverse = graph.activation(name, graph.activation(name, variance, "sqrt"), "reciprocal")
-    return graph.product(name, centred, inverse)
+    most = math.sqrt(centred.shape[axis]) * (1 + 2.0**-20)  # beyond what rounding may add to an evaluation
+    return graph.activation(name, graph.product(name, centred, inverse), "clip", (-most, most))
 
 
 def instance_normalization(graph: Builder, node: NodeProto, inputs: Operands) -> Value:

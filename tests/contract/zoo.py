@@ -16,6 +16,7 @@ from bnn_vnnlib.network.network import Model, Network, Posterior
 from bnn_vnnlib.rules import Cases
 from fuzz.posterior_families import drawn
 from support import zoo
+from support.blocks import BLOCKS, TRAINED, random
 from support.networks import Builder, dense_network
 
 Array = NDArray[np.float64]
@@ -89,6 +90,8 @@ class Case:
 
 def model_of(graph: str, family: str, size: str, likelihood: Any = None, *, only: str = "") -> Model:
     """A graph with a posterior; `only`: a "bias", the last tensor, is random, or a "few" weights are."""
+    if graph in BLOCKS:
+        return random(BLOCKS[graph](), DEVIATIONS[size], *TRAINED, likelihood=likelihood)
     network = scaled(GRAPHS[graph]())
     rng = np.random.default_rng(sum(map(ord, graph + family + size)))
     names = list(network.tensors)[-1:] if only == "bias" else list(network.tensors)
@@ -216,6 +219,8 @@ def cases() -> Iterator[Case]:
         ("tied", "narrow"), ("convolution", "tiny"), ("attention", "tiny"),
     ):  # fmt: skip
         yield probabilistic(graph, "gaussian", size)
+    for graph in ("layer norm behind", "batch norm behind", "self-attention"):
+        yield probabilistic(graph, "gaussian", "narrow")
     yield probabilistic("linear", "gaussian", "wide", only="bias")
     for graph in ("one layer", "two layers", "residual", "tied", "attention"):
         yield probabilistic(graph, "gaussian", "wide", only="few")
@@ -231,6 +236,8 @@ def cases() -> Iterator[Case]:
             yield decision(graph, "gaussian", size, likelihood)
         for graph in ("linear", "one layer", "residual"):
             yield decision(graph, "samples", "narrow", likelihood)
+        for graph in ("layer norm behind", "batch norm behind", "self-attention"):
+            yield decision(graph, "gaussian", "narrow", likelihood)
     yield decision("one layer, tanh", "gaussian", "narrow", "gaussian")
     yield decision("one layer, tanh", "gaussian", "narrow", "categorical")
     yield decision("one output", "gaussian", "narrow", "bernoulli")

@@ -114,6 +114,10 @@ BLOCKS: dict[str, Callable[[], Model]] = {
 }  # fmt: skip
 
 
+TRAINED = ("norm", "first", "last", "query", "key", "value", "output")
+"""What the names of all tensors that are trained begin with."""
+
+
 def random(model: Model, deviation: float, *parts: str, likelihood: Any = None) -> Model:
     """The model with independent weights in the tensors whose names begin with one of the parts, each of that deviation
     times the size that entries of its tensor have (1 over the root of the inputs for a matrix, 1 for a scale)."""

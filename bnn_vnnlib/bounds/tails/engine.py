@@ -202,18 +202,18 @@ class TailEngine:
 
     def expectations(
         self, means: WeightBoxes, deviations: WeightBoxes, box: tuple[Tensor, Tensor], outputs: Tensor,
-        sure: Tensor, norm: Tensor, budgets: Tensor, *, thorough: bool = False,
+        sure: Tensor, off: Tensor, budgets: Tensor, *, thorough: bool = False,
     ) -> Tensor:  # fmt: skip
         """Lower bounds (K, N, R) on E[C y(x)] for all x, one for each budget (K,); -inf where time does not suffice.
 
-        sure, norm : (N, R), of `Tail.expectation`; the rest as in `failures`
+        sure (N, R), off (K, N, R) : of `Tail.expectation`; the rest as in `failures`
         """
         self.check(deviations)
 
         def bounded(part: slice) -> Tensor:
             rows = self._rows(means, deviations, box, outputs, None, len(budgets), part)
             tail = rows.tail(self._plan(budgets[:, None], thorough))
-            return tail.expectation(budgets[:, None, None], sure[part], norm[part])
+            return tail.expectation(budgets[:, None, None], sure[part], off[:, part])
 
         return self._in_parts((len(budgets), len(box[0]), outputs.shape[1]), bounded, box[0], -torch.inf)
 

@@ -87,8 +87,9 @@ class TailPlan:
 
 
 def claimed(network: Network) -> list[int]:
-    """Nodes whose ranges have to be claimed: the first ones behind a parameter on every way to an activation, to a
-    weighted map or to a place where branches meet.
+    """Nodes whose ranges are claimed: the first ones behind a parameter on every way to an activation, to a weighted
+    map or to a place where branches meet. They have to be; sums and products of them that an activation, a product or a
+    maximum reads need not be, but what their terms have in common may cancel, as the mean of a norm does.
 
     Every parameter counts as random here, which costs a few events and keeps the plan independent of the posterior.
     """
@@ -121,7 +122,19 @@ def claimed(network: Network) -> list[int]:
         known.append(not open_ and all(known[source] for source in node.inputs))
     uses = [*network.outputs, *(source for node in network.nodes for source in node.inputs)]
     found += [p for p in range(len(network.nodes)) if not known[p] and uses.count(p) > 1]
-    return sorted(found)
+    return sorted({*found, *(place for place in _loose(network) if known[place])})
+
+
+def _loose(network: Network) -> Iterator[int]:
+    """What an activation, a product or a maximum reads, moved or repeated at most, and intervals bound badly: sums of
+    several terms that depend on the input, and products."""
+    for node in network.nodes:
+        for source in node.inputs if isinstance(node, Activation | Product | Max) else ():
+            while isinstance(moved := network.nodes[source], Reshape | Transpose | Broadcast | Select):
+                (source,) = moved.inputs
+            several = sum(not isinstance(network.nodes[i], Constant) for i in moved.inputs) > 1
+            if several and isinstance(moved, Sum | Product):
+                yield source
 
 
 def stages(network: Network) -> dict[int, int]:
@@ -301,6 +314,8 @@ class TailRun:
         size = math.prod(shape)
         sides, middles = self._levels(position, size, deviations)
         claim = _interval(sides, shape)
+        if position in self.ranges.values:
+            claim = claim.meet(self.ranges.values[position])
         self.ranges.values[position] = claim
         if self.variation is not None:
             near = deviations.near
@@ -449,6 +464,8 @@ class TailRun:
             case Sum() | Concat():
                 tight = [behind(source, self._branch(node, i, move)) for i, source in enumerate(node.inputs)]
                 return isinstance(node, Concat) and all(tight)
+            case Product():
+                return False  # of nodes that are claimed: it has no noise of its own
             case _:
                 raise TypeError(f"{node.name} has no noise that is not claimed")
 

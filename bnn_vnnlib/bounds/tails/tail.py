@@ -60,16 +60,19 @@ otherwise.
 
 4. Bound 2 with other lines, which do not pay for the noise of the activation's own input: see `smoothing`.
 
-5. The mean. Let V be the row at one x of the box, P(not G) <= p, and V >= E' + M on G with E M = 0 and |M|^2 = E M^2 <=
-L^2. Then for every a <= V that holds surely, and with |V|^2 = E V^2,
-    E V >= E' - p (E' - a)^+ - sqrt(p) L   and   E V >= E' - p |E'| - sqrt(p) (L + |V|).
-Proof. E V = E[V; G] + E[V; not G] >= E' P(G) + E[M; G] + E[V; not G]. As E M = 0, E[M; G] = -E[M; not G], which is at
-least -sqrt(p) L by Cauchy and Schwarz; E[V; not G] is at least a P(not G), and at least -sqrt(p) |V|. What is left is
-linear in P(not G), and least at one of its ends.
+5. The mean. Let V be the row at one x of the box, V >= E' + M on G with E M = 0 and E exp(s M) <= exp(s^2 L^2 / 2) for
+all s, and P(not G) <= p <= 1/2. Then for every a <= V that holds surely, and d >= -E[V; not G], as
+p^(1 - 1/q) (E |V|^q)^(1/q) by Hoelder, with c = p sqrt(2 log(1 / p)),
+    E V >= E' - p (E' - a)^+ - c L   and   E V >= E' - p |E'| - c L - d.
+Proof. E V = E[V; G] + E[V; not G] >= E' P(G) + E[M; G] + E[V; not G]. As E M = 0, E[M; G] = -E[M; not G]. With r =
+P(not G), by Jensen s E[-M | not G] <= log E[exp(-s M) | not G] <= s^2 L^2 / 2 + log(1 / r), so that E[-M; not G] <=
+r L sqrt(2 log(1 / r)) for the best s, and so is E[M; not G]. This grows with r up to exp(-1/2). E[V; not G] is at least
+a r, and at least -d. What is left is linear in r, and least at one of its ends.
 All bounds above have such an M. In 1. it is F - E F: a function of a standard Gaussian vector with the Lipschitz
-constant L has a variance of at most L^2 (Poincare). In 2. and 4. it is the martingale with <M> <= L^2, so that
-E M^2 = E <M> <= L^2; the means of its terms given the earlier stages add up to at least E' - m0 whatever these were,
-also off G: h0 is clipped to its range, so that the box [c - r, c + r] is never empty. (Swings are not used.)
+constant L (Ibragimov, Sudakov, Tsirelson 1976). In 2. and 4. it is the martingale with <M> <= L^2, for which
+exp(s M - s^2 <M> / 2) is a supermartingale; the means of its terms given the earlier stages add up to at least E' - m0
+whatever these were, also off G: h0 is clipped to its range, so that the box [c - r, c + r] is never empty. (Swings are
+not used.)
 """
 
 from __future__ import annotations
@@ -218,20 +221,20 @@ class Tail:
         """Threshold that the row stays above on G, except with probability p."""
         return functools.reduce(torch.maximum, [bound.quantile(levels) for bound in self.bounds])
 
-    def expectation(self, lost: Tensor, sure: Tensor, norm: Tensor) -> Tensor:
+    def expectation(self, lost: Tensor, sure: Tensor, off: Tensor) -> Tensor:
         """(K, M, R): lower bound on E V by 5., -inf where there is none.
 
         Parameters
         ----------
-        lost : P(not G) <= lost, (K, M or 1, 1)
-        sure, norm : (M, R) V >= sure, -inf where there is none; sqrt(E V^2) <= norm, inf where it is not known
+        lost : P(not G) <= lost <= 1/2, (K, M or 1, 1)
+        sure : (M, R) V >= sure, -inf where there is none; off : (K, M, R) d, inf where it is not known
         """
-        root = torch.sqrt(lost) * (1 + 4 * UNIT)
+        share = lost * torch.sqrt(2 * torch.log(1 / lost)) * (1 + 32 * UNIT)
         found = []
         for bound in self.bounds:
             mean, spread = bound.mean, bound.spread if isinstance(bound, Normal) else bound.spread()
-            by_range = lost * (mean - sure).clamp(min=0) + root * spread
-            by_norm = lost * mean.abs() + root * (spread + norm)
+            by_range = lost * (mean - sure).clamp(min=0) + share * spread
+            by_norm = lost * mean.abs() + share * spread + off
             paid = torch.minimum(by_range, by_norm).nan_to_num(torch.inf, torch.inf) * (1 + 16 * UNIT) + TINY
             found.append((mean - paid - 2 * UNIT * (mean.abs() + paid)).nan_to_num(-torch.inf, -torch.inf, -torch.inf))
         return torch.stack(found).amax(0)

@@ -109,7 +109,7 @@ class Variation:
     def claim(self, position: int, deviation: Tensor, other: Tensor, value: Interval) -> None:
         """Close an open node, one event an element, each failing with probability at most Phi(-deviation).
 
-        other : another bound that fails no more often
+        other : another bound that fails no more often; all there is to claim of a node that is known already
         """
         if position in self.open:
             opened = self.open.pop(position)
@@ -117,6 +117,8 @@ class Variation:
             near = torch.minimum((opened.mean + drop) * (1 + 8 * UNIT), other)
             self.known[position] = self._capped(near, value)
             self.variances[position] = opened.least * (1 - 2.0**-40), opened.most
+        else:
+            self.known[position] = self._capped(torch.minimum(self.known[position], other), value)
 
     def own(self, network: Network, position: int) -> frozenset[int]:
         """The open nodes behind a claimed node, itself included: their noise is what it has of its own."""

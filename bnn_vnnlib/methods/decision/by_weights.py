@@ -61,9 +61,9 @@ _HIGHEST = 2**16
 
 
 def output_norms(
-    network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, *, independent: bool = True
+    network: Network, weights: WeightBoxes, lower: Tensor, upper: Tensor, *, independent: bool = True, order: int = 2
 ) -> Tensor:
-    """(N, m): sup over the item's box of sqrt(E y^2), rounded up; infinite where it is not known.
+    """(N, m): sup over the item's box of (E |y|^p)^(1/p), p = order, rounded up; infinite where it is not known.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def output_norms(
     """
     uses = Counter(param.source for param in all_params(network))
     alone = {name for name in weights.spreads if independent and uses[name] == 1}
-    orders = _orders(network, weights, alone)
+    orders = _orders(network, weights, alone, order)
     if max(orders) > _HIGHEST:
         return lower.new_full((len(lower), network.signature.output_size), torch.inf)
     found = _norms(network, weights, lower, upper, orders, alone, None)
@@ -104,9 +104,9 @@ def _norms(
     return torch.cat([one.expand(1, len(lower), -1) for one in flat], -1)[0]
 
 
-def _orders(network: Network, weights: WeightBoxes, alone: set[str]) -> list[int]:
-    """p of every node, as large as what reads it asks for: 2 at the outputs."""
-    orders = [2] * len(network.nodes)
+def _orders(network: Network, weights: WeightBoxes, alone: set[str], least: int) -> list[int]:
+    """p of every node, as large as what reads it asks for: `least` at the outputs, an even number."""
+    orders = [least] * len(network.nodes)
     for position in range(len(network.nodes) - 1, -1, -1):
         node, order = network.nodes[position], orders[position]
         if isinstance(node, nodes.Product):

@@ -3,7 +3,7 @@
 Guarantee: sound with probability 1, rounding included.
 Method. V = c . f(x) for one x of the box. On an event G the tails know V >= E' + M with E M = 0 (`bounds.tails.tail`,
 5.): noise that is linear costs nothing, and what G fails with is paid with a sure bound of V (`OutputBounds.closed`) or
-its norm sqrt(E V^2) (`output_norms`). The best of several probabilities that G may fail with.
+its norm |V|_4 (`output_norms`). The best of several probabilities that G may fail with.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import UNIT, gamma
 
-_BUDGETS = (1e-2, 1e-4, 1e-7, 1e-11)
+_BUDGETS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-7, 1e-10)
 """Probabilities that the ranges may fail with."""
+
+_NORMS = (2, 8)
+"""Orders of the norms: high ones pay less where G fails, but may be infinite, or large behind exponentials."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +57,25 @@ class ExpectationByTails:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
         outputs = outputs.expand(len(lower), -1, -1)
         sure = self.bounds.closed(self.means, lower, upper, outputs, None, names_of(self.posterior))[0]
+        budgets = lower.new_tensor(_BUDGETS)
         value = self.engine.expectations(
-            self.means, self.deviations, (lower, upper), outputs, sure, self._norm(lower, upper, outputs),
-            lower.new_tensor(_BUDGETS), thorough=self.thorough,
+            self.means, self.deviations, (lower, upper), outputs, sure, self._off(lower, upper, outputs, budgets),
+            budgets, thorough=self.thorough,
         ).amax(0).maximum(sure)  # fmt: skip
         if inputs is None:
             return value
         moved = over_box(inputs, lower, upper)[0]
         return value + moved - 2 * UNIT * (value.abs() + moved.abs())
 
-    def _norm(self, lower: Tensor, upper: Tensor, outputs: Tensor) -> Tensor:
-        """(N, R): at least ||V||, infinite where it is not known."""
-        independent = isinstance(self.posterior, GaussianDiagonal)
-        norms = output_norms(self.engine.network, self.spreads, lower, upper, independent=independent)
-        each = torch.where(outputs != 0, outputs.abs() * norms[:, None], 0.0)
-        return each.sum(-1) * (1 + gamma(outputs.shape[-1] + 4))
+    def _off(self, lower: Tensor, upper: Tensor, outputs: Tensor, budgets: Tensor) -> Tensor:
+        """(K, N, R): at least |E[V; not G]| where P(not G) is at most a budget, infinite where no norm is known."""
+        independent, found = isinstance(self.posterior, GaussianDiagonal), []
+        for order in _NORMS:
+            norms = output_norms(
+                self.engine.network, self.spreads, lower, upper, independent=independent, order=order
+            )  # fmt: skip
+            each = torch.where(outputs != 0, outputs.abs() * norms[:, None], 0.0)
+            found.append(
+                budgets[:, None, None] ** (1 - 1 / order) * (each.sum(-1) * (1 + gamma(outputs.shape[-1] + 16)))
+            )
+        return torch.stack(found).amin(0)
