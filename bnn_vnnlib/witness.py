@@ -17,6 +17,7 @@ from bnn_vnnlib.methods.outcome import DecisionOutcome
 from bnn_vnnlib.methods.safety.by_cells import CELLS, mass_at
 from bnn_vnnlib.methods.safety.by_weights import CENTRED
 from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeVarianceBounds, chain_of
+from bnn_vnnlib.methods.safety.last_layer import LAST_LAYER, LastLayerBounds
 from bnn_vnnlib.methods.safety.safety import SafetyBounds
 from bnn_vnnlib.methods.safety.tails import TAILS, TailBounds
 from bnn_vnnlib.model.replay import Replayer
@@ -145,6 +146,10 @@ def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
         instance = torch.arange(len(part), device=lower.device)
         points = replace(part, lower=lower, upper=upper, instance=instance, instances=len(part))
         return mass_at(bounds, posterior, points, float(found.point_mass[0]) * (1 - 1e-9))
+    if by == LAST_LAYER and len(part):
+        last = LastLayerBounds.over(bounds, posterior, part)
+        if not isinstance(last, str):
+            return float(last.unsafe(part, lower, upper).max())
     if isinstance(posterior, GaussianDiagonal) or (isinstance(posterior, Gaussian) and by == CENTRED.name):
         if setting.options.boxes == "sampled":
             return float(found.point_mass[0])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.methods.safety.last_layer import LastLayerBounds
 from bnn_vnnlib.methods.safety.safety import SafetyBounds, SafetyTask, last_of_each, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds, why_no_tails
 from bnn_vnnlib.network.network import Gaussian, Mixture, Network
@@ -104,12 +105,18 @@ def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
 def violation_mass(
     parts: list[BoundedComponent], problem: Problem, lower: Tensor, upper: Tensor, deadline: Deadline
 ) -> Tensor:
-    """(N,) lower bounds on P_w(some case holds at the point), by the tails of all components that they serve."""
+    """(N,) lower bounds on P_w(some case holds at the point), by the tails and the last layers of all components that
+    they serve."""
     total = torch.zeros(len(problem), dtype=torch.float64, device=lower.device)
     for part in parts:
         if why_no_tails(part.bounds, part.posterior, problem) is None:
             tails = TailBounds(part.network, part.posterior, lower.device, deadline)
-            total = total + part.share * tails.unsafe(problem, lower, upper)
+            mass = tails.unsafe(problem, lower, upper)
+            engine = replace(part.bounds.engine, deadline=deadline)
+            last = LastLayerBounds.over(replace(part.bounds, engine=engine), part.posterior, problem)
+            if not isinstance(last, str):
+                mass = torch.maximum(mass, last.unsafe(problem, lower, upper))
+            total = total + part.share * mass
     return (total - 4 * (len(parts) + 4) * UNIT).clamp(0, 1)
 
 

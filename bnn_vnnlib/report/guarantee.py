@@ -82,6 +82,8 @@ _HOW = {
         "large variance": "Large variances: the law of the rows' values is bounded through the network, neuron "
         "by neuron.",
         "cells of weights": "Cells of weights: the space of the few random numbers is split; cells have exact masses.",
+        "last layer": "Last layer: it alone is random. What is in front of it is bounded as a fixed network, and the "
+        "law of the noise behind it is known.",
         "boxes around samples": f"Boxes of weights around sampled weights: {_BOXES} Sampling chooses the boxes; no "
         "bound rests on it.",
         "centred boxes": f"Boxes of weights around the mean: {_BOXES}",

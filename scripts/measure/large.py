@@ -1,12 +1,11 @@
-"""Convolutional, wide and partly Bayesian networks: what is proved of them, how fast, and in how much memory.
+"""Convolutional and wide networks: what is proved of them, how fast, and in how much memory.
 
-    python scripts/measure/large.py SETS CORPUS [--folder DIR] [--only vgg] [--query decision] [--seconds 20]
+    python scripts/measure/large.py SETS [--folder DIR] [--only vgg] [--query decision] [--seconds 20]
 
-SETS has mnist_t10k.npz, of which coloured digits (3 x 32 x 32) are made: every network here but resnet_2b is trained on
-them, once, for about a minute of processor time (`--folder` keeps them). CORPUS has cifar10_resnet_2021. All weights
-and biases get standard deviations of 1 % of their means; resnet_2b gets 5 % in the weights of its last layer alone. The
-questions: balls around the first images that the mean network gets right, clipped to [0, 1], and around the image of
-resnet_2b's property. Query `mean` takes one pass of linear bounds over the mean network. A network and query is a
+SETS has mnist_t10k.npz, of which coloured digits (3 x 32 x 32) are made: every network here is trained on them, once,
+for about a minute of processor time (`--folder` keeps them). All weights and biases get standard deviations of 1 % of
+their means. The questions: balls around the first images that the mean network gets right, clipped to [0, 1]. Query
+`mean` takes one pass of linear bounds over the mean network. A network and query is a
 process of its own. Clocks count processor seconds of one thread, so that other work on the machine changes nothing.
 Memory is the peak beyond what the libraries take.
 """
@@ -98,7 +97,6 @@ NETWORKS = {
     "deep": Asked(lambda: dense(3072, 512, 512, 512, 512, 10), (0.25, 1.0)),
     "vgg": Asked(vgg, (0.25, 1.0)),
 }
-RESNET_2B, ITS_RADII = "resnet_2b", (0.5, 1.0, 2.04)
 
 
 def digits(sets: Path, *, grey: bool) -> tuple[Tensor, Tensor]:
@@ -127,46 +125,33 @@ def trained(name: str, sets: Path, target: Path) -> None:
     torch.onnx.export(net.eval(), (x[:1],), str(target), dynamo=False, training=kept)
 
 
-def balls(name: str, corpus: Path, sets: Path, network: Network, count: int) -> list[tuple[Tensor, int, float]]:
+def balls(name: str, sets: Path, network: Network, count: int) -> list[tuple[Tensor, int, float]]:
     """Centres, labels and radii."""
-    from bnn_vnnlib import read_property
     from bnn_vnnlib.network.evaluate import evaluate
 
-    if name == RESNET_2B:
-        asked = read_property(corpus / "cifar10_resnet_2021/prop_0_eps_0.008.vnnlib", network.signature)
-        x = torch.tensor((asked.boxes.lower[:1] + asked.boxes.upper[:1]) / 2)
-    else:
-        x = digits(sets, grey=NETWORKS[name].grey)[0][:50].double().flatten(1)
-    found = evaluate(network, x).reshape(len(x), -1).argmax(1)
-    if name != RESNET_2B:
-        right = (found == digits(sets, grey=NETWORKS[name].grey)[1][:50]).nonzero()[:, 0][:count]
-        x, found = x[right], found[right]
-    radii = ITS_RADII if name == RESNET_2B else NETWORKS[name].radii
-    return [(image, int(label), radius) for radius in radii for image, label in zip(x, found, strict=True)]
+    images, labels = digits(sets, grey=NETWORKS[name].grey)
+    x = images[:50].double().flatten(1)
+    right = (evaluate(network, x).reshape(len(x), -1).argmax(1) == labels[:50]).nonzero()[:, 0][:count]
+    pairs = zip(x[right], labels[right], strict=True)
+    return [(image, int(label), radius) for image, label in pairs for radius in NETWORKS[name].radii]
 
 
-def measure(question: tuple[str, Path, Path, Path, str, float, int]) -> None:
+def measure(question: tuple[str, Path, Path, str, float, int]) -> None:
     """Print a line for each ball."""
-    name, path, corpus, sets, query, seconds, count = question
+    name, path, sets, query, seconds, count = question
     time.monotonic = time.process_time
     torch.set_num_threads(1)
-    import onnx
-
-    from bnn_vnnlib import InputError, read_model, verify_batch
+    from bnn_vnnlib import InputError, verify_batch
     from bnn_vnnlib.bounds.engine import Engine
     from bnn_vnnlib.model import model_from_proto
-    from bnn_vnnlib.posteriors.convert import Spread, Stated, convert, weight_names
+    from bnn_vnnlib.posteriors.convert import Spread, Stated, convert
     from bnn_vnnlib.problem import weight_sets
 
     spread = Spread(0.01, relative=True)
-    if name == RESNET_2B:
-        proto = onnx.load(path)
-        last = weight_names(read_model(path).network, proto)[-2]
-        spread = Spread(0.05, relative=True, pattern=last)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = model_from_proto(convert(path, Stated((spread,)), "categorical")[0])
     network, mean = model.network, weight_sets.mean_weights(model.network)
-    for image, label, radius in balls(name, corpus, sets, network, count):
+    for image, label, radius in balls(name, sets, network, count):
         low, high = ((image + sign * radius / 255).clamp(0, 1)[None].numpy() for sign in (-1, 1))
         begun = time.process_time()
         try:
@@ -190,7 +175,6 @@ def measure(question: tuple[str, Path, Path, Path, str, float, int]) -> None:
 
 def main(
     sets: Path,
-    corpus: Path,
     folder: Annotated[Path | None, typer.Option(help="Where trained networks are kept.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Names of networks.")] = None,
     query: Annotated[list[str] | None, typer.Option()] = None,
@@ -202,12 +186,12 @@ def main(
     kept = folder or Path(tempfile.mkdtemp())
     kept.mkdir(parents=True, exist_ok=True)
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for name in only or [*NETWORKS, RESNET_2B]:
-            path = corpus / "cifar10_resnet_2021/resnet_2b.onnx" if name == RESNET_2B else kept / f"{name}.onnx"
+        for name in only or NETWORKS:
+            path = kept / f"{name}.onnx"
             if not path.exists():
                 pool.apply(trained, (name, sets, path))
             for asked in query or ["mean", "probabilistic", "decision"]:
-                pool.apply(measure, ((name, path, corpus, sets, asked, seconds, count),))
+                pool.apply(measure, ((name, path, sets, asked, seconds, count),))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ PORTFOLIO = "all together"
 
 FLOORS = {
     "weight samples": 0.9, "components of a mixture": 0.5, "boxes around samples": 0.02, "tails": 0.6,
-    "centred boxes": 0.08, "large variance": 0.25, "cells of weights": 0.45, PORTFOLIO: 0.6,
+    "centred boxes": 0.08, "large variance": 0.25, "cells of weights": 0.45, "last layer": 0.5,
+    PORTFOLIO: 0.6,
 }  # fmt: skip
 """Least share of informative bounds on P_safe, both sides together, of what there is to say."""
 
@@ -217,6 +218,7 @@ def test_bounds_on_the_decision_are_right_and_informative() -> None:
 MISTAKES = {
     "weight samples": (0.01, 0.01), "components of a mixture": (0.05, 0.05), "boxes around samples": (0.9, 0.3),
     "tails": (0.05, 0.05), "centred boxes": (0.5, 0.3), "large variance": (0.05, 0.05),
+    "last layer": (0.05, 0.05),
 }  # fmt: skip
 """By how much the lower and the upper bound of a method come nearer to each other: that is noticed."""
 
@@ -241,7 +243,7 @@ def test_a_method_whose_bounds_are_a_little_too_good_is_noticed(
 
 WITNESSES = {
     "weight samples": "linear, samples, narrow", "components of a mixture": "linear, mixture, narrow",
-    "large variance": "one layer, gaussian, wide",
+    "large variance": "one layer, gaussian, wide", "last layer": "two layers, gaussian, wide, last layer",
 }  # fmt: skip
 """Cases that notice mistakes of a method; the others are noticed where only a bias is random: that truth is exact."""
 

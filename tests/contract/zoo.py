@@ -89,12 +89,13 @@ class Case:
 
 
 def model_of(graph: str, family: str, size: str, likelihood: Any = None, *, only: str = "") -> Model:
-    """A graph with a posterior; `only`: a "bias", the last tensor, is random, or a "few" weights are."""
+    """A graph with a posterior; `only`: a "bias", the last tensor, is random, the "last layer" is, or a "few"
+    weights are."""
     if graph in BLOCKS:
         return random(BLOCKS[graph](), DEVIATIONS[size], *TRAINED, likelihood=likelihood)
     network = scaled(GRAPHS[graph]())
     rng = np.random.default_rng(sum(map(ord, graph + family + size)))
-    names = list(network.tensors)[-1:] if only == "bias" else list(network.tensors)
+    names = list(network.tensors)[-{"bias": 1, "last layer": 2}.get(only, 0) :]
     means = {name: network.tensors[name] for name in names}
     deviations = {
         name: DEVIATIONS[size] * rng.uniform(0.5, 1.0, mean.shape) / np.sqrt(mean.shape[-1] if mean.ndim > 1 else 1)
@@ -132,7 +133,7 @@ def probabilistic(graph: str, family: str, size: str, *, only: str = "", **optio
             properties.append([_case(np.stack([row, other]), [a, b + 0.1], [False, True])])
         else:
             properties.append([_case(*part) for part in both])
-    name = ", ".join((graph, family, size, *([only] if only == "few" else [])))
+    name = ", ".join((graph, family, size, *([only] if only not in ("", "bias") else [])))
     return Case(name, model, "identity", lower, upper, properties, options)
 
 
@@ -224,6 +225,12 @@ def cases() -> Iterator[Case]:
     yield probabilistic("linear", "gaussian", "wide", only="bias")
     for graph in ("one layer", "two layers", "residual", "tied", "attention"):
         yield probabilistic(graph, "gaussian", "wide", only="few")
+    for graph, family in (
+        ("one layer, tanh", "gaussian"), ("two layers", "gaussian"), ("convolution", "gaussian"),
+        ("two layers", "full"),
+        ("one layer", "low_rank"), ("two layers", "kron"),
+    ):  # fmt: skip
+        yield probabilistic(graph, family, "wide", only="last layer")
     for family in ("full", "low_rank", "kron", "mixture", "samples"):
         yield probabilistic("linear", family, "narrow")
         yield probabilistic("one layer", family, "narrow")

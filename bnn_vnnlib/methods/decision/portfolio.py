@@ -38,8 +38,9 @@ from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
-from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, last_layer, of_logits
+from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, of_logits
 from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
+from bnn_vnnlib.methods.last_layer import last_layer
 from bnn_vnnlib.methods.latents import LatentBounds, why_no_cells
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.portfolio import safety_bounds

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -170,6 +170,18 @@ _SLIGHT = 1e-12
 """Weight of the attack's values beside masses that are ranked: they only decide between equal ones."""
 
 
+class BoundedItems(Protocol):
+    """Failures of single items, by tails or by the law of the last layer; see `TailBounds`. name : of the method."""
+
+    name: ClassVar[str]
+
+    def item_failures(self, problem: Problem) -> Tensor:
+        """(N,) upper bounds on P_w(some x of the item violates some case)."""
+
+    def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
+        """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero."""
+
+
 class MorePoints:
     """New points of the items nearest to a violation.
 
@@ -185,7 +197,7 @@ class MorePoints:
     """
 
     def __init__(
-        self, task: SafetyTask, tails: TailBounds | None, boxes: CentredBoxes | None,
+        self, task: SafetyTask, tails: BoundedItems | None, boxes: CentredBoxes | None,
         large_variance: LargeVarianceBounds | None = None,
     ) -> None:  # fmt: skip
         points, values, _ = task.attacked
@@ -283,7 +295,7 @@ class MorePoints:
             mass = torch.zeros_like(self._mass)
             mass[index] = torch.where(usable, self._tails.unsafe(part, *point_box(part, x)), 0.0)
             self._mass[index] = mass[index]
-            found = at_points(problem, points, mass).named(TAILS.name)
+            found = at_points(problem, points, mass).named(self._tails.name)
         if self._boxes is not None:
             value = attack.violation(self._bounds.engine.network, part, {}, x[None, None], self._bounds.transform)
             hopeful = torch.zeros(len(problem), dtype=torch.bool, device=points.device)
@@ -423,7 +435,7 @@ class InputSplitting:
     tails : of its network
     """
 
-    def __init__(self, task: SafetyTask, tails: TailBounds) -> None:
+    def __init__(self, task: SafetyTask, tails: BoundedItems) -> None:
         problem = task.problem
         self._bounds, self._tails, self._problem = before_softmax(task.bounds, problem), tails, problem
         self._nothing, self._deadline = task.nothing, task.deadline
@@ -451,7 +463,7 @@ class InputSplitting:
         self._deadline.reached(index.split(_SPLIT_CHUNK), split)
         known = torch.zeros_like(below).index_fill(0, forest.problem.instance, True)
         lower = torch.where(known, lower_of(forest.problem, forest.roots()), 0.0)
-        return replace(self._nothing, lower=lower).named(TAILS.name)
+        return replace(self._nothing, lower=lower).named(self._tails.name)
 
     def _due(self, forest: Forest, below: Tensor) -> Tensor:
         """Indices of the leaves to split next."""

@@ -34,7 +34,7 @@ DRAWN = "drawn networks"
 
 NAMES = (
     NONE, CASELESS, "centred boxes", "boxes around samples", "weight samples", "tails", "large variance",
-    "components of a mixture", "cells of weights", DRAWN,
+    "components of a mixture", "cells of weights", DRAWN, "last layer",
 )  # fmt: skip
 """What a bound may be due to; `SafetyBounds.by` holds positions in this tuple."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class _Question:
 
 class TailBounds:
     """Tail bounds of one network and posterior; `search` is the floating type in which they are tuned."""
+
+    name: ClassVar[str] = "tails"
 
     def __init__(
         self, network: Network, posterior: Gaussian, device: torch.device, deadline: Deadline,
@@ -248,7 +250,7 @@ def _bounds(task: SafetyTask, known: SafetyBounds | None) -> SafetyBounds:
     return (known or task.nothing).better(at_points(problem, points, mass, lower).named(TAILS.name))
 
 
-TAILS: Method[SafetyTask, Pass] = Method("tails", _serves, _bounds)
+TAILS: Method[SafetyTask, Pass] = Method(TailBounds.name, _serves, _bounds)
 
 
 def tails_of(task: SafetyTask) -> TailBounds:

@@ -18,8 +18,6 @@ at every x: its mean m(x) is that of the mean network, and its deviation s(x) th
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -33,40 +31,13 @@ from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.gaussian.tanh import expectations_for
 from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.network.families import names_of
-from bnn_vnnlib.network.network import Gaussian, Network
-from bnn_vnnlib.network.nodes import Activation, Linear, Reshape, Shift, params_of
+from bnn_vnnlib.methods.last_layer import LastLayer, last_layer
+from bnn_vnnlib.network.network import Gaussian
+from bnn_vnnlib.network.nodes import Activation, Linear, Reshape, params_of
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds, over_box
 from bnn_vnnlib.rounding import TINY, UNIT, gamma, squared, squared_down
 from bnn_vnnlib.system.memory import at_once
-
-
-@dataclass(frozen=True)
-class LastLayer:
-    """Positions of the last dense layer, and of its biases if they are random."""
-
-    weight: int
-    biases: tuple[int, ...]
-
-
-def last_layer(network: Network, posterior: Gaussian) -> LastLayer | None:
-    """The last dense layer, if nothing in front of it is random, and every random number counts in one place."""
-    random = set(names_of(posterior))
-    uses = Counter(param.source for node in network.nodes for param in params_of(node) if param.source in random)
-    (position, *more), biases = network.outputs, list[int]()
-    while isinstance(node := network.nodes[position], Shift | Reshape):
-        if isinstance(node, Shift) and node.bias.source in random:
-            biases.append(position)
-        (position,) = node.inputs
-    if more or not isinstance(node, Linear) or math.prod(node.shape) != node.shape[node.axis]:
-        return None
-    mine = [param for place in (position, *biases) for param in params_of(network.nodes[place])]
-    whole = all(param.copies == 1 for param in mine) and all(
-        param.index.size == network.signature.output_size for param in mine[1:]
-    )
-    alone = all(count == 1 for count in uses.values()) and set(uses) <= {param.source for param in mine}
-    return LastLayer(position, tuple(biases)) if whole and alone and uses else None
 
 
 def of_logits(bounds: OutputBounds) -> OutputBounds:
