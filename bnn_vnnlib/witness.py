@@ -138,42 +138,50 @@ def _of_draws(setting: Setting, problem: Problem, found: SafetyBounds, x: Floats
 def _mass_at(setting: Setting, problem: Problem, found: SafetyBounds) -> float:
     """Lower bound on the mass of weights that violate a case at the point, computed anew on the items that hold it."""
     network, posterior = setting.bounds.engine.network, setting.posterior
-    bounds = _unhurried(setting.bounds)
+    bounds, known = _unhurried(setting.bounds), float(found.point_mass[0])
+    if isinstance(posterior, GaussianDiagonal) and setting.options.boxes == "sampled":
+        return known
     part = _items_at(problem, found.point[0])
+    if len(part) == 0:
+        return 0.0
     lower, upper = point_box(part, found.point.expand(len(part), -1))
+    if isinstance(posterior, WeightSamples):
+        samples = SampledWeights.of(network, posterior, setting.device)
+        violated = over_parts(
+            samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
+        )
+        return max(0.0, float((samples.share * violated).sum()) - 1e-12)
+    if isinstance(posterior, Drawable):
+        raise SoundnessError("certain bounds of a posterior that none serves")
+    if isinstance(posterior, Gaussian):
+        mass = _by_method(bounds, posterior, part, (lower, upper), found, known)
+        if mass is not None:
+            return mass
+        if isinstance(posterior, GaussianDiagonal) or found.methods[1][0] == CENTRED.name:
+            boxes = weight_sets.marginal(network, posterior, setting.device).scaled(found.unsafe_margin[None])
+            return known if bool(violated_cases(bounds, boxes, part, lower, upper).any()) else 0.0
+    return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
+
+
+def _by_method(
+    bounds: OutputBounds, posterior: Gaussian, part: Problem, at: tuple[Tensor, Tensor], found: SafetyBounds,
+    known: float,
+) -> float | None:  # fmt: skip
+    """The mass at a point as the method has it that gave the upper bound; None where boxes of weights did."""
     by = found.methods[1][0]
-    if by == CELLS and isinstance(posterior, Gaussian) and len(part):
-        instance = torch.arange(len(part), device=lower.device)
-        points = replace(part, lower=lower, upper=upper, instance=instance, instances=len(part))
-        return mass_at(bounds, posterior, points, float(found.point_mass[0]) * (1 - 1e-9))
-    if by == LAST_LAYER and len(part):
-        last = LastLayerBounds.over(bounds, posterior, part)
-        if not isinstance(last, str):
-            return float(last.unsafe(part, lower, upper).max())
-    if isinstance(posterior, GaussianDiagonal) or (isinstance(posterior, Gaussian) and by == CENTRED.name):
-        if setting.options.boxes == "sampled":
-            return float(found.point_mass[0])
-        if isinstance(posterior, GaussianDiagonal) and by == LARGE_VARIANCE:
-            chain = chain_of(bounds, posterior, part)
-            if not isinstance(chain, str):
-                return float(LargeVarianceBounds(chain, Deadline()).unsafe(part, lower, upper).max())
-        if by == TAILS.name:
-            tails = TailBounds(network, posterior, setting.device, Deadline())
-            return float(tails.unsafe(part, lower, upper).max())
-        boxes = weight_sets.marginal(network, posterior, setting.device).scaled(found.unsafe_margin[None])
-        held = violated_cases(bounds, boxes, part, lower, upper).any()
-        return float(found.point_mass[0]) if bool(held) else 0.0
-    if not isinstance(posterior, WeightSamples):
-        if len(part) == 0:
-            return 0.0
-        if isinstance(posterior, Drawable):
-            raise SoundnessError("certain bounds of a posterior that none serves")
-        return float(violation_mass(components_of(bounds, posterior), part, lower, upper, Deadline()).max())
-    samples = SampledWeights.of(network, posterior, setting.device)
-    violated = over_parts(
-        samples, lambda weights: violated_cases(bounds, weights, part, lower, upper).flatten(1).any(-1)
-    )
-    return max(0.0, float((samples.share * violated).sum()) - 1e-12)
+    if by == CELLS:
+        instance = torch.arange(len(part), device=at[0].device)
+        points = replace(part, lower=at[0], upper=at[1], instance=instance, instances=len(part))
+        return mass_at(bounds, posterior, points, known * (1 - 1e-9))
+    method: LastLayerBounds | LargeVarianceBounds | TailBounds | str = by
+    if by == LAST_LAYER:
+        method = LastLayerBounds.over(bounds, posterior, part)
+    elif isinstance(posterior, GaussianDiagonal) and by == LARGE_VARIANCE:
+        chain = chain_of(bounds, posterior, part)
+        method = chain if isinstance(chain, str) else LargeVarianceBounds(chain, Deadline())
+    elif isinstance(posterior, GaussianDiagonal) and by == TAILS.name:
+        method = TailBounds(bounds.engine.network, posterior, at[0].device, Deadline())
+    return None if isinstance(method, str) else float(method.unsafe(part, *at).max())
 
 
 def _unhurried(bounds: OutputBounds) -> OutputBounds:

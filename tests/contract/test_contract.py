@@ -34,6 +34,7 @@ from contract import zoo
 from contract.truth import Truth
 from fuzz.mutants import MUTANTS
 from fuzz.outcomes import processor_time
+from support.blocks import BLOCKS
 
 WAYS: tuple[dict[str, Any], ...] = ({}, {"means": "boxes"}, {"means": "boxes", "margin": 2.5}, {"boxes": "sampled"})
 """Options of a task of P_safe: which methods are asked for."""
@@ -57,17 +58,21 @@ FLOORS = {
 """Least share of informative bounds on P_safe, both sides together, of what there is to say."""
 
 OF_DECISIONS = {
-    "components": 0.4, "boxes or samples of weights": 0.25, "softmax of weight samples": 0.9,
-    "softmax of one layer": 0.9, "softmax by exponential moments": 0.9, "softmax by tails": 0.75,
-    "Gaussian logits": 0.9, "softmax by P_safe": 0.02, "expectation by tails": 0.75, "expectation of one layer": 0.9,
+    "components": 0.4, "boxes or samples of weights": 0.3, "softmax of weight samples": 0.9,
+    "softmax of one layer": 0.9, "softmax by exponential moments": 0.9, "softmax by tails": 0.9,
+    "Gaussian logits": 0.9, "softmax by P_safe": 0.02, "expectation by tails": 0.9, "expectation of one layer": 0.9,
     "expectation by moments": 0.9, "expectation of two layers": 0.9, "medians by weights": 0.2,
     "medians of one layer": 0.25, "medians by tails": 0.2, "expectation by cells": 0.9, "medians by cells": 0.7,
-    PORTFOLIO: 0.75,
+    PORTFOLIO: 0.8,
 }  # fmt: skip
 """Least share of informative bounds on the decision."""
 
 OF_FEW = {"expectation by cells": 0.9, PORTFOLIO: 0.3}
 """The share where few weights are random, with large deviations, and bounds are asked for."""
+
+
+OF_BLOCKS = {"expectation by tails": 0.1, PORTFOLIO: 0.1}
+"""The share of networks with norms or attention."""
 
 
 @cache
@@ -204,13 +209,20 @@ def test_bounds_on_p_safe_are_right_and_informative() -> None:
 
 def test_bounds_on_the_decision_are_right_and_informative() -> None:
     assert {method.name for method in decision.METHODS} == set(OF_DECISIONS) - {PORTFOLIO}
-    every: list[dict[str, Counter[str]]] = [defaultdict(Counter), defaultdict(Counter)]
-    evidence = [what for truth in truths(True) for what in judged_decision(truth, every["goal" in truth.case.options])]
-    usual, few = map(shares, every)
+    every: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    evidence = [what for truth in truths(True) for what in judged_decision(truth, every[_kind(truth)])]
+    usual, few, blocks = (shares(every[kind]) for kind in ("usual", "few", "blocks"))
     assert evidence == []
     assert {name: share for name, share in usual.items() if share < OF_DECISIONS[name]} == {}
     assert set(usual) == set(OF_DECISIONS)
     assert {name: few[name] for name, floor in OF_FEW.items() if few[name] < floor} == {}
+    assert {name: blocks[name] for name, floor in OF_BLOCKS.items() if blocks[name] < floor} == {}
+
+
+def _kind(truth: Truth) -> str:
+    if truth.case.name.partition(",")[0] in BLOCKS:
+        return "blocks"
+    return "few" if "goal" in truth.case.options else "usual"
 
 
 # -- what the zoo notices
