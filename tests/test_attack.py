@@ -7,10 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib import attack
+from bnn_vnnlib import Model, attack
 from bnn_vnnlib.attack import Attack, AttackAim
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.problem.problem import from_cases
 from support.builders import model, problem, random_model, rows
 

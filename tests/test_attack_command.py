@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from bnn_vnnlib import attach
+from bnn_vnnlib import Verdict, attach
 from bnn_vnnlib.check_witness import Judgement
 from bnn_vnnlib.errors import InputError, PropertyError, UnsupportedError
 from bnn_vnnlib.estimate import find_witness
 from bnn_vnnlib.files.vnncomp import read_result
 from bnn_vnnlib.model import GaussianDiagonal
-from bnn_vnnlib.result import Verdict
 from support.builders import model, properties, random_model
 from support.command import call
 from sweeps.sweep_models import write_net
@@ -140,7 +139,7 @@ def test_attached_posteriors_are_what_is_attacked() -> None:
     import onnx
 
     proto = onnx.load_model_from_string(net.onnx_bytes)
-    from bnn_vnnlib.model.reading import model_from_proto
+    from bnn_vnnlib.model import model_from_proto
 
     wide = model_from_proto(attach(proto, GaussianDiagonal({"b0": np.array([1.0])})))
     prop = properties(wide, [(0.0, 1.0)], [(0, [([-1.0], None, -1.5, False)])])

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bnn_vnnlib import Model, Property, read_model, read_property
-from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.vnnlib import match
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "digits"

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from bnn_vnnlib import certify, read_model, to_torch, verify_batch
+from bnn_vnnlib import BatchResult, Query, Verdict, certify, read_model, to_torch, verify_batch
 from bnn_vnnlib.adapters import from_samples
-from bnn_vnnlib.batch import BatchResult
 from bnn_vnnlib.errors import InputError, OptionError, PosteriorError
 from bnn_vnnlib.model import GaussianDiagonal, model_from_proto, sample
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.posteriors.torch_module import cross_check
-from bnn_vnnlib.result import Query, Verdict
 from support.command import call
 
 DIGITS = Path(__file__).resolve().parents[1] / "benchmarks" / "digits" / "onnx"

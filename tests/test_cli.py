@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 import bnn_vnnlib
+from bnn_vnnlib import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.files.vnncomp import read_result
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 from support.command import call
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import bnn_vnnlib
-from bnn_vnnlib import OptionError, attach, diagnosis, read_property, verify
-from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianFull, Mixture, Model
+from bnn_vnnlib import Model, OptionError, attach, diagnosis, read_property, verify
+from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianFull, Mixture
 from bnn_vnnlib.result import Diagnosis
 from bnn_vnnlib.runs.records import Entry
 from bnn_vnnlib.runs.tables import causes

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bnn_vnnlib import Query, Verdict
 from bnn_vnnlib.cli.capabilities import CAPABILITIES
 from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD
-from bnn_vnnlib.result import Query, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -11,8 +11,8 @@ from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.methods.decision.by_weights import ByWeights
 from bnn_vnnlib.methods.decision.method import DecisionTask
 from bnn_vnnlib.methods.decision.split import SplitInputs
+from bnn_vnnlib.model import WeightSamples
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, random_model, random_samples, rows
 

@@ -13,9 +13,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bnn_vnnlib import Query, Result, Verdict, Witness
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.files.vnncomp import results_text
-from bnn_vnnlib.result import Query, Result, Verdict, Witness
 from bnn_vnnlib.vnnlib import parse_property
 from support.command import call
 

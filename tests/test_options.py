@@ -10,15 +10,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from bnn_vnnlib import adapters, verify, verify_batch
+from bnn_vnnlib import Options, Query, adapters, verify, verify_batch
 from bnn_vnnlib.cli.radius import radius
 from bnn_vnnlib.cli.run import run
 from bnn_vnnlib.cli.sweep import sweep
 from bnn_vnnlib.cli.uncertainty import uncertainty
 from bnn_vnnlib.cli.verify import verify as cli_verify
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.question.options import OPTIONS, OptionFields, Options, Question
-from bnn_vnnlib.result import Query
+from bnn_vnnlib.question.options import OPTIONS, OptionFields, Question
 
 
 @pytest.mark.parametrize(

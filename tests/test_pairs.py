@@ -10,17 +10,14 @@ import onnx
 import pytest
 import torch
 
-from bnn_vnnlib import read_model, verify
+from bnn_vnnlib import Options, Property, Verdict, read_model, verify
 from bnn_vnnlib.check_witness import Judgement, check_witness
 from bnn_vnnlib.errors import InputError, OptionError, UnsupportedError
 from bnn_vnnlib.files.vnncomp import read_result, results_text
-from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, attach
+from bnn_vnnlib.model import GaussianDiagonal, Model, WeightSamples, attach, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.pairs import side_by_side
-from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.question.property import Property, violated_case
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.question.property import violated_case
 from bnn_vnnlib.vnnlib import parse_property, read_property
 from fuzz.outcomes import processor_time
 from support.builders import model

@@ -13,21 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from bnn_vnnlib import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.cli.commands import COMMANDS
 from bnn_vnnlib.files.sidecar import RECORD, record, unfinished
-from bnn_vnnlib.result import (
-    Asked,
-    Bounds,
-    DecisionBounds,
-    Diagnosis,
-    Query,
-    Result,
-    Rule,
-    Statistics,
-    Verdict,
-    Witness,
-)
+from bnn_vnnlib.result import Asked, Diagnosis, Rule, Statistics
 from bnn_vnnlib.runs.compare import TABLES, Line, ToolAnswer, write_comparison
 from bnn_vnnlib.runs.records import Entry
 from bnn_vnnlib.runs.tables import RESULTS, write_tables

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib import read_property, requirements, rules, verify_batch
+from bnn_vnnlib import Verdict, read_property, requirements, rules, verify_batch
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.model import read_model
 from bnn_vnnlib.question.property import input_feasible, violated_case
 from bnn_vnnlib.question.statement import requirement_in_words
-from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.vnnlib import parse_property
 from support.command import call
 

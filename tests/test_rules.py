@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bnn_vnnlib import rules, verify_batch
+from bnn_vnnlib import Verdict, rules, verify_batch
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.result import Verdict
 from support.builders import model
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bnn_vnnlib import OptionError, UnsupportedError, verify, verify_batch
-from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model
-from bnn_vnnlib.question.options import Options, idle_options
-from bnn_vnnlib.result import Query
+from bnn_vnnlib import Model, OptionError, Options, Query, UnsupportedError, verify, verify_batch
+from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianLowRank, Mixture
+from bnn_vnnlib.question.options import idle_options
 from bnn_vnnlib.setting import settle_run
 from support.builders import properties, random_model, random_samples
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bnn_vnnlib.question.options import Options
+from bnn_vnnlib import Options, Query
 from bnn_vnnlib.question.statement import violation_in_words, what_unsat_means
-from bnn_vnnlib.result import Query
 from bnn_vnnlib.vnnlib import parse_property
 
 

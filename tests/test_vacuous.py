@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from test_statement import old
 
+from bnn_vnnlib import Property
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.question.property import Boxes, HalfSpaces
 from bnn_vnnlib.question.statement import vacuous, vacuous_row
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.sweeps import read_table

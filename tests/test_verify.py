@@ -12,13 +12,22 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib import OptionError, UnsupportedError, read_model, read_property, verify, verify_batch, witness
+from bnn_vnnlib import (
+    OptionError,
+    Property,
+    UnsupportedError,
+    Verdict,
+    read_model,
+    read_property,
+    verify,
+    verify_batch,
+    witness,
+)
 from bnn_vnnlib.display import meaning
 from bnn_vnnlib.errors import InputError, PropertyError
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.question.property import Boxes, Property, input_feasible, violated_case
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.question.property import Boxes, input_feasible, violated_case
 from bnn_vnnlib.setting import Setting
 from support.builders import model, outputs, properties, random_model, random_samples
 from support.clock import Clock

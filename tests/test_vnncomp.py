@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib import Bounds, DecisionBounds, Property, Query, Result, Verdict, Witness
 from bnn_vnnlib.errors import InputError, SoundnessError
 from bnn_vnnlib.files.sidecar import as_json, record, sidecar_path, to_text, unfinished
 from bnn_vnnlib.files.vnncomp import read_result, results_text, standard_output, write_text
-from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
-from bnn_vnnlib.result import Bounds, DecisionBounds, Query, Result, Verdict, Witness
+from bnn_vnnlib.question.property import Boxes, HalfSpaces
 from bnn_vnnlib.signature import Signature, Variable
 
 

@@ -18,8 +18,7 @@ from bnn_vnnlib import PosteriorError, UnsupportedError
 from bnn_vnnlib.adapters import from_ivon, from_pyro_guide
 from bnn_vnnlib.adapters.gaussians import FlatGaussian, successive
 from bnn_vnnlib.adapters.laplace_torch import _kronecker
-from bnn_vnnlib.model import GaussianDiagonal
-from bnn_vnnlib.network.network import GaussianFull, GaussianLowRank
+from bnn_vnnlib.model import GaussianDiagonal, GaussianFull, GaussianLowRank
 
 RANDOM = np.random.default_rng(0)
 X = torch.tensor(RANDOM.normal(size=(3, 2)), dtype=torch.float32)

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.adapters import from_laplace
 from bnn_vnnlib.errors import OptionError, UnsupportedError
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 
 
 class DiagLaplace:

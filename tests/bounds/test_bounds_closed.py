@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from bnn_vnnlib.bounds import exact as closed
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from support import exact
 from support.networks import Builder, dense_network, point_weights
 from support.zoo import GRAPHS

@@ -15,7 +15,7 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.nodes import Linear, Param
 from support import exact
 from support.networks import Builder, dense_network, point_weights

@@ -12,8 +12,8 @@ import torch
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from support import exact
 from support.networks import Builder, random_boxes, random_inputs, random_rows
 

@@ -16,8 +16,8 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Activation, Linear, Shift
 from support.networks import Builder, dense_network, point_weights, random_boxes, random_inputs, random_rows
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import Ranges
+from bnn_vnnlib.model import Network, sample
 from bnn_vnnlib.network.evaluate import FUNCTIONS, evaluate
-from bnn_vnnlib.network.families import names_of, sample
-from bnn_vnnlib.network.network import Model, Network
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.nodes import GAPS, Gap, Known
 from bnn_vnnlib.network.pairs import in_differences, may_change
 from support.attack import Falsifier

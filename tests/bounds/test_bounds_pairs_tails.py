@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.model import GaussianDiagonal, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.network.nodes import Gap
 from bnn_vnnlib.network.pairs import in_differences, side_by_side
 from bnn_vnnlib.problem.pairs import differences

@@ -19,7 +19,7 @@ from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.linear import LINEAR
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.model import Network
 from support import exact
 from support.networks import Builder, point_weights
 from support.zoo import PIECES, bare

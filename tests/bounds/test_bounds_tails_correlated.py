@@ -17,9 +17,18 @@ from bnn_vnnlib.bounds.tails.run import TailRun
 from bnn_vnnlib.bounds.tails.shared import Dense, Kron, Use, largest
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.model import from_covariance, from_factor, sample
+from bnn_vnnlib.model import (
+    GaussianFull,
+    GaussianKron,
+    GaussianLowRank,
+    KronLayer,
+    Network,
+    from_covariance,
+    from_factor,
+    sample,
+)
 from bnn_vnnlib.network import evaluate, nodes
-from bnn_vnnlib.network.network import Gaussian, GaussianFull, GaussianKron, GaussianLowRank, KronLayer, Network
+from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.problem import weight_sets
 from support.networks import Array, Builder, dense_network

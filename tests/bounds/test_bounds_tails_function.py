@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.nodes import Param
 from support.networks import Builder
 from support.tails import (

@@ -11,8 +11,8 @@ from scipy import stats
 
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from support import exact
 from support.networks import Builder
 

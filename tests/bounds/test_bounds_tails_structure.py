@@ -18,8 +18,8 @@ from bnn_vnnlib.bounds.tails.engine import ItemRows
 from bnn_vnnlib.bounds.tails.run import stages
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal
 from bnn_vnnlib.errors import SoundnessError, UnsupportedError
+from bnn_vnnlib.model import GaussianDiagonal, Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.problem import weight_sets
 from support.networks import Builder, dense_network
 from support.tails import (

@@ -16,7 +16,7 @@ from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import LinearForm
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.rounding import squared, squared_down
 from support.networks import Builder, point_weights
 

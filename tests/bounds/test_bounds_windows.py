@@ -22,8 +22,8 @@ from bnn_vnnlib.bounds.tails.engine import ItemRows
 from bnn_vnnlib.bounds.tails.run import TailRun
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.model import GaussianDiagonal, GaussianLowRank, Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import GaussianDiagonal, GaussianLowRank, Network
 from bnn_vnnlib.network.nodes import Activation, Select
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.system.clock import Deadline, OutOfTime

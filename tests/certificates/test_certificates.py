@@ -27,6 +27,7 @@ from scipy import integrate, stats
 import bnn_vnnlib
 import bnn_vnnlib_check.cli as checker
 import by_hand
+from bnn_vnnlib import Bounds, Options, Query, Result, Verdict
 from bnn_vnnlib.bounds import activations
 from bnn_vnnlib.bounds.tails import noise, tail
 from bnn_vnnlib.certificates import prove, trees
@@ -34,9 +35,7 @@ from bnn_vnnlib.certificates.prove import Certified, refuse, write_proof
 from bnn_vnnlib.check_witness import check_witness
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.question import options
-from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.report.source import read_folder
-from bnn_vnnlib.result import Bounds, Query, Result, Verdict
 from bnn_vnnlib.runs.compare import Line, ToolAnswer, contradictions
 from bnn_vnnlib.setting import settle_run
 from bnn_vnnlib.vnnlib import match, read_property

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib import verify_batch
+from bnn_vnnlib import Verdict, verify_batch
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.safety.portfolio import METHODS
 from bnn_vnnlib.methods.safety.safety import CASELESS, DRAWN, NAMES, NONE, Goal, SafetyBounds, SafetyTask
-from bnn_vnnlib.network.network import Mixture
+from bnn_vnnlib.model import Mixture
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
-from bnn_vnnlib.result import Rule, Verdict
+from bnn_vnnlib.result import Rule
 from bnn_vnnlib.system.clock import Deadline
 from contract import zoo
 from contract.truth import Truth

@@ -18,21 +18,18 @@ import torch
 from scipy.optimize import linprog
 from scipy.stats import binom
 
+from bnn_vnnlib import Model, Property, Verdict, verify
 from bnn_vnnlib import attack as attacks
-from bnn_vnnlib import verify
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.methods.safety.portfolio import METHODS
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.pairs import Differences, differences
 from bnn_vnnlib.problem.problem import from_property
-from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.relations import equivalent, fair, monotone
-from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.system.clock import Deadline
 from contract import zoo
 from contract.truth import LEVEL

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import integrate, special, stats
 
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Correlated, GaussianDiagonal, WeightSamples
+from bnn_vnnlib.network.network import Correlated
 from bnn_vnnlib.network.nodes import Activation
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.rules import Cases

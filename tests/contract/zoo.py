@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bnn_vnnlib import Model
+from bnn_vnnlib.model import Network, Posterior, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model, Network, Posterior
 from bnn_vnnlib.rules import Cases
 from fuzz.posterior_families import drawn
 from support import zoo

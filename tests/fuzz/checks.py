@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib import Model, Verdict
 from fuzz.decisions import Decisions
 from fuzz.judge import CLEAR, Court
 from fuzz.models import from_network, make_network, make_posterior

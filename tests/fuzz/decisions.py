@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from bnn_vnnlib.network.network import WeightSamples
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib import Verdict
+from bnn_vnnlib.model import WeightSamples
 from fuzz.judge import AT_ONCE, Court
 from fuzz.ladder import LARGER, LAST
 from fuzz.outcomes import Outcome

@@ -18,11 +18,10 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from bnn_vnnlib import attack
+from bnn_vnnlib import Model, attack
 from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.model import Posterior, WeightSamples, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model, Posterior, WeightSamples
 from bnn_vnnlib.problem.problem import from_property
 from fuzz.ladder import LARGER, LAST, TINY, Ladder, chance
 from fuzz.questions import Array, Part, Question, Row, transformed

@@ -25,13 +25,12 @@ import torch
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from bnn_vnnlib.batch import BatchResult, verify_batch
+from bnn_vnnlib import BatchResult, Model, Verdict, verify_batch
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model import Network, Posterior, WeightSamples, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Gaussian, Model, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.network.nodes import Activation, Linear
-from bnn_vnnlib.result import Verdict
 from fuzz.ladder import LAST, TINY
 from fuzz.outcomes import asked, processor_time
 from fuzz.posterior_families import CORRELATED, FAMILIES, drawn, latents, parts_of

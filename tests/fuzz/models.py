@@ -11,10 +11,9 @@ import numpy as np
 import onnx
 import torch
 
-from bnn_vnnlib.model import model_from_proto
-from bnn_vnnlib.model.attachment import attach
+from bnn_vnnlib import Model, attach
+from bnn_vnnlib.model import Network, Posterior, model_from_proto
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Model, Network, Posterior
 from bnn_vnnlib.network.nodes import Activation, Constant, Node, Param
 from fuzz.onnx_graph import has_conv, to_onnx
 from fuzz.posterior_families import drawn, mapped

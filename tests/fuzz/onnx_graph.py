@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 
 OPERATORS = {

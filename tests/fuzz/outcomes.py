@@ -11,12 +11,8 @@ from unittest import mock
 
 import numpy as np
 
-from bnn_vnnlib.api import verify
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import Model, Property, Query, Verdict, verify, verify_batch
 from bnn_vnnlib.errors import ModelError, UnsupportedError
-from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.question.property import Property
-from bnn_vnnlib.result import Query, Verdict
 from bnn_vnnlib.setting import gives_probabilities
 from fuzz.questions import Array, Question
 from fuzz.specs import Spec

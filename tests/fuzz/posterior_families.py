@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnn_vnnlib.network.families import from_covariance
-from bnn_vnnlib.network.network import (
+from bnn_vnnlib.model import (
     Component,
-    Gaussian,
     GaussianDiagonal,
     GaussianFull,
     GaussianKron,
@@ -23,7 +21,9 @@ from bnn_vnnlib.network.network import (
     Network,
     Posterior,
     WeightSamples,
+    from_covariance,
 )
+from bnn_vnnlib.network.network import Gaussian
 from support import exact
 
 Array = NDArray[np.float64]

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
+from bnn_vnnlib import Model, Property
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.network.nodes import Activation
-from bnn_vnnlib.question.property import Property
 from bnn_vnnlib.signature import Signature
 from bnn_vnnlib.vnnlib import parse_property
 from fuzz.specs import Spec

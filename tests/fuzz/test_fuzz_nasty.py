@@ -11,13 +11,11 @@ import pytest
 import torch
 from onnx import helper
 
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import attach, verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.splits import SplitEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model import model_from_proto
-from bnn_vnnlib.model.attachment import attach
-from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
 from bnn_vnnlib.problem import refute, weight_sets
 from bnn_vnnlib.splitting.branch import Branching, Pairs
 from bnn_vnnlib.splitting.branch_neurons import NeuronBranching

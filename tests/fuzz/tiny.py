@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.errors import PosteriorError
-from bnn_vnnlib.network.network import Correlated, GaussianDiagonal, Model, Network, Posterior, WeightSamples
+from bnn_vnnlib.model import GaussianDiagonal, Network, Posterior, WeightSamples
+from bnn_vnnlib.network.network import Correlated
 from bnn_vnnlib.problem.weight_sets import scattered_union
 from fuzz.outcomes import processor_time
 from fuzz.posterior_families import GAUSSIAN, gaussian, latents

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bnn_vnnlib.network.families import names_of
-from bnn_vnnlib.network.network import (
+from bnn_vnnlib.model import (
     Component,
     GaussianDiagonal,
     GaussianFull,
@@ -20,6 +19,7 @@ from bnn_vnnlib.network.network import (
     Posterior,
     WeightSamples,
 )
+from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.network.nodes import Constant, Input, Linear, Node, Param, Scale
 from bnn_vnnlib.problem.weight_sets import all_params
 from fuzz.onnx_graph import has_conv

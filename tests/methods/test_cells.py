@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from onnx import helper
 from scipy import integrate, stats
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Model, verify, verify_batch
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.gaussian.cells import Cells, probability_below
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.safety.by_cells import BY_CELLS
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
+from bnn_vnnlib.model import GaussianDiagonal, GaussianFull, GaussianLowRank, Network
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.latents import by_units, directions, unfolded, with_probabilities
-from bnn_vnnlib.network.network import GaussianDiagonal, GaussianFull, GaussianLowRank, Model, Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.result import Rule

@@ -10,12 +10,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import attach, verify, verify_batch
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.methods.decision.by_weights import exponential_norm, output_norms
-from bnn_vnnlib.model.attachment import attach
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.result import Rule
 from bnn_vnnlib.vnnlib import parse_property

@@ -13,14 +13,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib import read_model, verify, verify_batch
+from bnn_vnnlib import Verdict, read_model, verify, verify_batch
 from bnn_vnnlib.errors import InputError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import attach, describe
-from bnn_vnnlib.model.reading import model_from_proto
-from bnn_vnnlib.model.replay import Replayer
+from bnn_vnnlib.model import GaussianDiagonal, Replayer, attach, describe, model_from_proto
 from bnn_vnnlib.network.draws import Draws
-from bnn_vnnlib.network.network import DropoutMasks, GaussianDiagonal
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.network.network import DropoutMasks
 from support.builders import properties
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "reports"

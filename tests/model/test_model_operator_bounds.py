@@ -13,10 +13,8 @@ from test_model_operators import CASES, Case, ints, model_of, uncertain_names
 
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.weights import WeightBoxes
-from bnn_vnnlib.model import build_network
-from bnn_vnnlib.model.operators import supported_operators
+from bnn_vnnlib.model import Network, build_network, supported_operators
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from support.networks import random_rows
 
 DRAWS = 24

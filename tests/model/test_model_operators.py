@@ -13,10 +13,9 @@ from model_helpers import make_model, node, run_onnx, with_weights
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from bnn_vnnlib.errors import ModelError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import build_network, sample
+from bnn_vnnlib.model import GaussianDiagonal, build_network, sample
 from bnn_vnnlib.model.operators import operator_table
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.network.nodes import Conv, Linear, Scale, Shift
 
 

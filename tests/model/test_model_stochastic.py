@@ -14,9 +14,9 @@ from scipy.special import ndtr
 
 from bnn_vnnlib import read_model, verify, verify_batch
 from bnn_vnnlib.errors import InputError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model.reading import model_from_proto
+from bnn_vnnlib.model import WeightSamples, model_from_proto
 from bnn_vnnlib.model.recovery import NotRecoverable, recover
-from bnn_vnnlib.network.network import Sampler, WeightSamples
+from bnn_vnnlib.network.network import Sampler
 from bnn_vnnlib.posteriors.parts import write_samples
 from contract.zoo import networks
 from support.builders import model, properties

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from bnn_vnnlib.model import GaussianDiagonal, Network, sample
 from bnn_vnnlib.network.dense_chain import VARIANCE, DenseChain, DenseLayer, _Entries, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Param
 from support.networks import Builder
 

@@ -11,10 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bnn_vnnlib.network import draws
-from bnn_vnnlib.network.draws import Draws
-from bnn_vnnlib.network.families import marginal_variances, weighted_mean
-from bnn_vnnlib.network.network import (
+from bnn_vnnlib.model import (
     GaussianDiagonal,
     GaussianFull,
     GaussianKron,
@@ -23,6 +20,9 @@ from bnn_vnnlib.network.network import (
     Posterior,
     WeightSamples,
 )
+from bnn_vnnlib.network import draws
+from bnn_vnnlib.network.draws import Draws
+from bnn_vnnlib.network.families import marginal_variances, weighted_mean
 from fuzz.posterior_families import FAMILIES, drawn
 from support.networks import dense_network
 

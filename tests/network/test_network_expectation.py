@@ -7,11 +7,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.model import model_from_proto
+from bnn_vnnlib.model import GaussianDiagonal, GaussianKron, KronLayer, from_factor, model_from_proto, sample
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.expectation import without_last_layer
-from bnn_vnnlib.network.families import from_factor, names_of, sample
-from bnn_vnnlib.network.network import GaussianDiagonal, GaussianKron, KronLayer
+from bnn_vnnlib.network.families import names_of
 
 SHAPES = {"W0": (3, 2), "b0": (3,), "W1": (2, 3), "b1": (2,), "W2": (2, 2)}
 GEMM0, RELU, GEMM1 = ("Gemm", ["x", "W0", "b0"], "a"), ("Tanh", ["a"], "h"), ("Gemm", ["h", "W1", "b1"], "c")

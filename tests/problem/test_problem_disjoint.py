@@ -12,14 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bnn_vnnlib import rules
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import Model, Verdict, rules, verify_batch
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds, chain_of
 from bnn_vnnlib.methods.safety.tails import TailBounds
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Model
+from bnn_vnnlib.model import GaussianDiagonal, sample
 from bnn_vnnlib.problem.problem import Problem, apart, from_cases, from_property, some_case
-from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, model, outputs, problem, properties, random_model, rows
 

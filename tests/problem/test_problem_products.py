@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib import verify
+from bnn_vnnlib import Property, Query, Verdict, verify
 from bnn_vnnlib.check_witness import at_point
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.network.pairs import side_by_side
 from bnn_vnnlib.problem.pairs import differences
 from bnn_vnnlib.problem.problem import feasible, from_property
 from bnn_vnnlib.problem.products import CELLS, in_cells
-from bnn_vnnlib.question.property import Polynomial, Property, input_feasible, violated_case
-from bnn_vnnlib.result import Query, Verdict
+from bnn_vnnlib.question.property import Polynomial, input_feasible, violated_case
 from bnn_vnnlib.vnnlib import parse_property
 from support.builders import model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from bnn_vnnlib.api import verify
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.problem import from_property
 from bnn_vnnlib.problem.refute import refuted_cases
@@ -168,9 +168,10 @@ def test_many_weight_boxes_agree_with_each_alone(seed, count):
         [rows(rng.normal(size=(k, 2)), rng.normal(size=k) - 0.5) for k in rng.integers(0, 4, size=rng.integers(1, 4))]
         for _ in range(count)
     ]
-    together = verify_batch(net, low, low + 0.1, properties=cases, query="probabilistic")
+    asked: dict[str, Any] = {"query": "probabilistic", "tau_safe": 0.5, "tau_unsafe": 0.5}
+    together = verify_batch(net, low, low + 0.1, properties=cases, **asked)
     for i in range(count):
-        alone = verify_batch(net, low[[i]], low[[i]] + 0.1, properties=[cases[i]], query="probabilistic")
+        alone = verify_batch(net, low[[i]], low[[i]] + 0.1, properties=[cases[i]], **asked)
         assert alone.lower[0] == pytest.approx(together.lower[i], abs=1e-6)
         assert alone.upper[0] == pytest.approx(together.upper[i], abs=1e-6)
         assert alone.verdicts[0] == together.verdicts[i]

@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib import read_model, read_property, verify, verify_batch
-from bnn_vnnlib.batch import BatchResult
-from bnn_vnnlib.network.network import (
-    Component,
-    GaussianDiagonal,
-    GaussianLowRank,
-    Mixture,
-    Model,
-    Posterior,
-    WeightSamples,
-)
+from bnn_vnnlib import BatchResult, Model, read_model, read_property, verify, verify_batch
+from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianLowRank, Mixture, Posterior, WeightSamples
 from bnn_vnnlib.problem.problem import from_property
 from bnn_vnnlib.problem.refute import settled
 from bnn_vnnlib.problem.weight_sets import mean_weights, random_names

@@ -8,9 +8,8 @@ import pytest
 import torch
 from test_problem_touching import posterior_of
 
-from bnn_vnnlib import verify, verify_batch
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
+from bnn_vnnlib import Model, verify, verify_batch
+from bnn_vnnlib.model import sample
 from support.builders import model, properties, rows
 
 AT_LEAST_0 = rows([[-1.0]], [0.0], [False])

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bnn_vnnlib.errors import InputError, ModelError
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib.errors import InputError, ModelError, printable
 from bnn_vnnlib.readers import located, parse_json, read_bytes, read_rows, read_start, read_text, table_text
 from bnn_vnnlib.readers import text as packed
 from bnn_vnnlib.readers import text as tables

@@ -8,10 +8,10 @@ import math
 
 import pytest
 
+from bnn_vnnlib import Query, Verdict
 from bnn_vnnlib.errors import InputError
 from bnn_vnnlib.report.row import read_row
 from bnn_vnnlib.report.source import read_folder
-from bnn_vnnlib.result import Query, Verdict
 from support.records import decision, plain, safe, write_run
 
 A, B = ("digits", "onnx/a.onnx", "vnnlib/a.vnnlib"), ("digits", "onnx/a.onnx", "vnnlib/b.vnnlib")

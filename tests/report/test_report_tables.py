@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bnn_vnnlib.printable import printable
+from bnn_vnnlib import Verdict
+from bnn_vnnlib.errors import printable
 from bnn_vnnlib.report.page import PageTable, latex_text, markdown, page_data
 from bnn_vnnlib.report.source import ReportedRun
 from bnn_vnnlib.report.summary import counts, instances, problems, settings
-from bnn_vnnlib.result import Verdict
 from support.records import decision, plain, row, safe
 
 ROWS = (row(safe("unsat", 0.9999999, 1.0)), row(safe("sat", 0.0, 1e-9)), row(plain("unsat")), row("a reason"),

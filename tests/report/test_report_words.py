@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from bnn_vnnlib import Query, Verdict
 from bnn_vnnlib.report.guarantee import certain, guarantee
-from bnn_vnnlib.result import Asked, Query, Rule, Verdict
+from bnn_vnnlib.result import Asked, Rule
 from support.records import decision, plain, row, safe
 
 

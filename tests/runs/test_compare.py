@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib import Verdict
 from bnn_vnnlib.runs import tools
 from bnn_vnnlib.runs.compare import Contradiction, Line, ToolAnswer, agreement, contradictions, solved
 from bnn_vnnlib.runs.tools import RECIPES, Tool, ToolTask, run_tool, tool

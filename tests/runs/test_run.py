@@ -17,10 +17,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+from bnn_vnnlib import Verdict
 from bnn_vnnlib.errors import InputError, OptionError
 from bnn_vnnlib.jobs import worker
 from bnn_vnnlib.jobs.pool import Slots
-from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.runs import task as tasks
 from bnn_vnnlib.runs.records import Records
 from bnn_vnnlib.runs.tables import COLUMNS

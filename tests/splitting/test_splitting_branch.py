@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_labels, from_property

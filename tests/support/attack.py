@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.engine import RowBounds
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 from support import exact
 

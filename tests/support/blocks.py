@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.model.reading import model_from_proto
-from bnn_vnnlib.network.network import GaussianDiagonal, Model
+from bnn_vnnlib import Model
+from bnn_vnnlib.model import GaussianDiagonal, model_from_proto
 
 Array = NDArray[np.float64]
 

@@ -12,17 +12,15 @@ import torch
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib import attack
+from bnn_vnnlib import Model, Property, attack
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.methods import decision
-from bnn_vnnlib.model.reading import model_from_proto
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, model_from_proto, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Model, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem, from_cases
-from bnn_vnnlib.question.property import Boxes, HalfSpaces, Property
+from bnn_vnnlib.question.property import Boxes, HalfSpaces
 from bnn_vnnlib.system.clock import Deadline
 
 Layer = tuple[ArrayLike, ArrayLike]

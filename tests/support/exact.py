@@ -16,8 +16,8 @@ import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 
 Exact = NDArray[Any]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network import nodes
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.signature import Signature, Variable
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.bounds.weights import WeightBoxes
+from bnn_vnnlib.model import GaussianDiagonal, Network
 from bnn_vnnlib.network.families import marginal_variances
-from bnn_vnnlib.network.network import GaussianDiagonal, Model, Network
 from bnn_vnnlib.network.pairs import side_by_side
 
 COUPLINGS = ("same", "independent", "noise")

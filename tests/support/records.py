@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from bnn_vnnlib import Bounds, DecisionBounds, Query, Result, Verdict, Witness
 from bnn_vnnlib.files.sidecar import record, unfinished
 from bnn_vnnlib.report.row import ReportRow, read_row
-from bnn_vnnlib.result import Bounds, DecisionBounds, Diagnosis, Query, Result, Rule, Verdict, Witness
+from bnn_vnnlib.result import Diagnosis, Rule
 from bnn_vnnlib.runs.records import Records, hashes
 from bnn_vnnlib.runs.task import Outcome
 

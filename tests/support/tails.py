@@ -16,8 +16,8 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails import TailEngine, claimed, engine, run
 from bnn_vnnlib.bounds.tails.noise import Noise
 from bnn_vnnlib.bounds.tails.tail import Normal, Tail
+from bnn_vnnlib.model import GaussianDiagonal, Network
 from bnn_vnnlib.network import evaluate, maps, nodes
-from bnn_vnnlib.network.network import GaussianDiagonal, Network
 from bnn_vnnlib.network.nodes import Param
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.weight_sets import all_params

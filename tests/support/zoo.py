@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from bnn_vnnlib.network.network import Network
+from bnn_vnnlib.model import Network
 from bnn_vnnlib.network.nodes import Param
 from support import exact
 from support.networks import Builder

@@ -13,8 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bnn_vnnlib.model import attach
-from bnn_vnnlib.network.network import GaussianDiagonal, WeightSamples
+from bnn_vnnlib.model import GaussianDiagonal, WeightSamples, attach
 from support.command import call
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bnn_vnnlib import InputError, OptionError
-from bnn_vnnlib.batch import BatchResult
+from bnn_vnnlib import BatchResult, InputError, OptionError
 from bnn_vnnlib.files.arrays import read_columns
 from bnn_vnnlib.sweeps import Bounding, Reading, Source, make_inputs, uncertainty
 from bnn_vnnlib.sweeps.certainty import nested

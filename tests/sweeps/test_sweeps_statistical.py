@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from bnn_vnnlib import Options
 from bnn_vnnlib.errors import OptionError
-from bnn_vnnlib.question.options import Options
 from bnn_vnnlib.sweeps import Pair, Radii, Reading, Source, make_inputs, make_table, radii, sweep, uncertainty
 from support.builders import model
 

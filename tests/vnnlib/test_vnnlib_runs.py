@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_vnnlib_semantics import BOX, DECIMALS, formulas, text_1, text_2
 
+from bnn_vnnlib import Property
 from bnn_vnnlib.errors import InputError, PropertyError, VnnlibSyntaxError
-from bnn_vnnlib.question.property import HalfSpaces, Property
+from bnn_vnnlib.question.property import HalfSpaces
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.groups import Groups
 from bnn_vnnlib.vnnlib.linear import bracket_literals

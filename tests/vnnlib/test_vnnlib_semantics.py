@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib import Property
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.question.property import HalfSpaces, Property, input_feasible, violated_case
+from bnn_vnnlib.question.property import HalfSpaces, input_feasible, violated_case
 from bnn_vnnlib.vnnlib import parse_property
 from bnn_vnnlib.vnnlib.tree import bracket_literal
 

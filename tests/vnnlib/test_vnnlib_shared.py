@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bnn_vnnlib import Property
 from bnn_vnnlib.errors import InputError, PropertyError, UnsupportedError, VnnlibSyntaxError
-from bnn_vnnlib.question.property import HalfSpaces, Property
+from bnn_vnnlib.question.property import HalfSpaces
 from bnn_vnnlib.signature import Signature, Variable
 from bnn_vnnlib.vnnlib import looks_like_vnnlib, read_property
 

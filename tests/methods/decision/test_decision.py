@@ -10,14 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib import attack
+from bnn_vnnlib import Verdict, attack, verify_batch
 from bnn_vnnlib.attack import Attack
-from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.methods import decision
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_labels
-from bnn_vnnlib.result import Verdict
 from support.builders import bounds_of, expectation, model, random_model, random_samples, rows
 
 TRANSFORMS = {"softmax": torch.softmax, "identity": lambda y, _: y}
@@ -152,7 +150,7 @@ def test_the_gap_of_hcas_is_near_the_attained_one(shared: Path, tmp_path: Path, 
     import subprocess
     import sys
 
-    from bnn_vnnlib.model.reading import read_model
+    from bnn_vnnlib import read_model
 
     script = Path(__file__).resolve().parents[3] / "scripts" / "npz_to_onnx.py"
     path = tmp_path / "net.onnx"

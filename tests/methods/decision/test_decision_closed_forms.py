@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from onnx import helper
 from scipy import special, stats
 
-from bnn_vnnlib.batch import BatchResult, verify_batch
+from bnn_vnnlib import BatchResult, verify_batch
 from bnn_vnnlib.methods.decision import by_weights
 from bnn_vnnlib.methods.decision.by_weights import output_norms
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem import weight_sets
 from support.builders import from_nodes, model, random_model, rows
 

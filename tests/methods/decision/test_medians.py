@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 from typer.testing import CliRunner
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Options, Verdict, verify, verify_batch
 from bnn_vnnlib.cli import app
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
@@ -24,13 +24,11 @@ from bnn_vnnlib.gaussian.characteristic import Sums, _reach, quantiles
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.decision.median import quantile_lower
 from bnn_vnnlib.methods.decision.regression.medians import _TAIL_SHARES, OneLayerMedians, _rarely
+from bnn_vnnlib.model import WeightSamples, sample
 from bnn_vnnlib.network.dense_chain import dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import WeightSamples
 from bnn_vnnlib.problem.weight_sets import CentredUnion
-from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.result import Rule, Verdict
+from bnn_vnnlib.result import Rule
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import read_property
 from support.builders import bounds_of, model, random_model, random_samples, rows

@@ -26,6 +26,7 @@ from bnn_vnnlib.model import (
     KronLayer,
     Mixture,
     Model,
+    Network,
     Posterior,
     attach,
     from_covariance,
@@ -33,7 +34,6 @@ from bnn_vnnlib.model import (
     sample,
 )
 from bnn_vnnlib.network import evaluate
-from bnn_vnnlib.network.network import Network
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline

@@ -10,10 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from bnn_vnnlib import verify_batch
-from bnn_vnnlib.model import Model, model_from_proto
+from bnn_vnnlib.model import GaussianLowRank, Model, from_factor, model_from_proto, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import from_factor, sample
-from bnn_vnnlib.network.network import GaussianLowRank
 
 DRAWN, ERRORS = 20_000, 5
 

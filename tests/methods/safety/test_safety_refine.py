@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from bnn_vnnlib.api import verify
-from bnn_vnnlib.batch import BatchResult, verify_batch
+from bnn_vnnlib import BatchResult, Model, verify, verify_batch
 from bnn_vnnlib.errors import SoundnessError
 from bnn_vnnlib.methods.safety import portfolio as probabilistic
 from bnn_vnnlib.methods.safety import refine as stages
 from bnn_vnnlib.methods.safety.refine import FEW_INPUTS, LATER, Stage, TunedItems, rarely, refine
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyBounds, nothing_known
 from bnn_vnnlib.methods.safety.tails import TailBounds
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.splitting.frontier import Forest
 from bnn_vnnlib.system.clock import Deadline
@@ -250,7 +248,7 @@ def test_lines_in_closed_form(seed: int, method: Any) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["relu", "tanh"]), st.sampled_from([0.05, 0.2]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_attacked_samples_never_contradict(seed: int, activation: str, spread: float) -> None:
     rng = np.random.default_rng(seed)
     net = random_model(seed, [2, 6, 5, 3], spread=spread, activation=activation)
@@ -343,12 +341,12 @@ def test_refinement_does_not_depend_on_the_neighbours(
     """Also where only a few instances fit into memory at a time."""
     monkeypatch.setattr(stages, "at_once", lambda numbers: max(1, memory // numbers))
     hills = Hills(0.02 if method == "tails" else 0.0005)
-    whole, order = hills.verify(range(9), method), np.random.default_rng(1).permutation(9)
-    shuffled, alone = hills.verify(order, method), hills.verify([3], method)
+    some, order = np.array([0, 2, 3, 5, 8]), np.random.default_rng(1).permutation(5)
+    whole, shuffled, alone = (hills.verify(index, method) for index in (some, some[order], [3]))
     for name in ("lower", "upper", "points"):
         full = getattr(whole, name)
         np.testing.assert_allclose(getattr(shuffled, name), full[order], atol=1e-7)
-        np.testing.assert_allclose(getattr(alone, name)[0], full[3], atol=1e-7)
+        np.testing.assert_allclose(getattr(alone, name)[0], full[2], atol=1e-7)
     assert len(set(whole.verdicts.astype(str))) >= 2
 
 

@@ -11,8 +11,7 @@ import torch
 from onnx import helper
 from scipy import stats
 
-from bnn_vnnlib.api import verify
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import verify, verify_batch
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.weight_sets import CentredUnion, layered_lower, scattered_union
 from support.builders import expectation, from_nodes, model, outputs, properties, rows

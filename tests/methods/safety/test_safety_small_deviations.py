@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.api import verify
+from bnn_vnnlib import Model, verify
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.methods.safety import refine as stages
 from bnn_vnnlib.methods.safety.by_weights import CentredBoxes
 from bnn_vnnlib.methods.safety.refine import BoxSplitting
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import Problem
 from bnn_vnnlib.problem.refute import refuted_cases

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib.api import verify
+from bnn_vnnlib import Model, verify, verify_batch
 from bnn_vnnlib.attack import Attack
-from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.methods.safety.by_weights import SAMPLES
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
+from bnn_vnnlib.model import Component, GaussianDiagonal, GaussianLowRank, Mixture, WeightSamples
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.network import Component, GaussianDiagonal, GaussianLowRank, Mixture, Model, WeightSamples
 from bnn_vnnlib.problem.outputs import OutputBounds
 from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.system.clock import Deadline

@@ -9,12 +9,11 @@ import pytest
 import torch
 from scipy import integrate, special
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Verdict, verify, verify_batch
 from bnn_vnnlib.errors import UnsupportedError
 from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.methods.statistical import decision
 from bnn_vnnlib.network import draws
-from bnn_vnnlib.result import Verdict
 from contract import zoo
 from contract.truth import Truth
 from fuzz.posterior_families import FAMILIES

@@ -9,16 +9,14 @@ import pytest
 import torch
 from scipy.special import ndtr, ndtri
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Model, Verdict, verify, verify_batch
 from bnn_vnnlib.errors import OptionError, UnsupportedError
 from bnn_vnnlib.files.sidecar import record
 from bnn_vnnlib.methods.statistical import conditional, safety
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network import draws
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.network.layers import random_layers, split_layers
-from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.result import Verdict
 from contract import zoo
 from contract.truth import Truth
 from support.builders import model, properties

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from bnn_vnnlib import verify
+from bnn_vnnlib import Model, Verdict, verify
 from bnn_vnnlib.errors import InputError
-from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.result import Verdict
 from bnn_vnnlib.vnnlib import parse_property
 from support.builders import model
 

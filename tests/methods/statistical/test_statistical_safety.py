@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import ndtri
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Model, Options, Verdict, verify, verify_batch
 from bnn_vnnlib.batch_views import columns
 from bnn_vnnlib.errors import OptionError
 from bnn_vnnlib.files.sidecar import record
@@ -18,9 +18,6 @@ from bnn_vnnlib.files.vnncomp import results_text, standard_output
 from bnn_vnnlib.martingale import exceeds, failing, lower_bounds
 from bnn_vnnlib.methods.statistical import safety
 from bnn_vnnlib.network import draws
-from bnn_vnnlib.network.network import Model
-from bnn_vnnlib.question.options import Options
-from bnn_vnnlib.result import Verdict
 from contract import zoo
 from contract.truth import Truth
 from fuzz.posterior_families import FAMILIES

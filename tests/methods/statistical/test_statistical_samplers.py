@@ -11,13 +11,11 @@ import pytest
 import torch
 from scipy.special import ndtr
 
-from bnn_vnnlib import verify, verify_batch
+from bnn_vnnlib import Model, Verdict, verify, verify_batch
 from bnn_vnnlib.errors import InputError, PosteriorError, UnsupportedError
-from bnn_vnnlib.model import attach
+from bnn_vnnlib.model import GaussianDiagonal, attach, sample
 from bnn_vnnlib.network.draws import Draws
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal, Model, Sampler
-from bnn_vnnlib.result import Verdict
+from bnn_vnnlib.network.network import Sampler
 from support.builders import model, properties
 
 ASKED: dict[str, Any] = {"query": "probabilistic", "guarantee": "statistical"}

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from onnx import helper
 from scipy.stats import norm
 
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import Model, verify_batch
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import from_nodes, model, outputs, random_model, regression_methods
 

@@ -11,9 +11,8 @@ from scipy.stats import norm
 
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.bounds.tails.tail import Martingale, Normal, Tail
+from bnn_vnnlib.model import Component, Mixture, from_factor, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import from_factor, sample
-from bnn_vnnlib.network.network import Component, Mixture
 from support.builders import random_model
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.methods.decision.regression.moments_deep import MomentsDeep, pieces
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import dense_chain
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import outputs, random_model, regression_methods
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.gaussian.tanh import _DERIVATIVES, PowerSeries, expectations_for
 from bnn_vnnlib.methods.decision.regression.one_layer import C2, C3, C4, by_coordinates, convexified, least_quadratic
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import dense_chain
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, outputs, random_model, regression_methods
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from bnn_vnnlib import Model
 from bnn_vnnlib.gaussian.characteristic import Sums, expected_relu
 from bnn_vnnlib.methods.decision.regression.two_layers import TwoLayers, interpolation_errors
 from bnn_vnnlib.network.dense_chain import DenseLayer, dense_chain
-from bnn_vnnlib.network.network import Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, random_model, regression_methods
 

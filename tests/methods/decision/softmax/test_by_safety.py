@@ -11,9 +11,8 @@ from scipy.optimize import linprog
 
 from bnn_vnnlib import verify_batch
 from bnn_vnnlib.methods.decision.softmax.by_safety import MARGINS, SoftmaxBySafety, _least
+from bnn_vnnlib.model import GaussianDiagonal, sample
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
-from bnn_vnnlib.network.network import GaussianDiagonal
 from support.builders import outputs, random_model, random_samples
 
 ROWS = [[1.0, -1.0, 0.0], [1.0, 0.0, 0.0], [2.0, 0.5, -3.0], [1.0, 1.0, -1.0], [-1.0, -2.0, -2.0], [0.0, 0.0, 0.0]]

@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bnn_vnnlib import verify_batch
+from bnn_vnnlib import Model, verify_batch
 from bnn_vnnlib.methods.decision.softmax.one_logit import expected_sigmoid, last_layer
-from bnn_vnnlib.network.network import (
-    Gaussian,
-    GaussianDiagonal,
-    GaussianFull,
-    GaussianKron,
-    GaussianLowRank,
-    KronLayer,
-    Model,
-)
+from bnn_vnnlib.model import GaussianDiagonal, GaussianFull, GaussianKron, GaussianLowRank, KronLayer
+from bnn_vnnlib.network.network import Gaussian
 from support.builders import model, rows
 
 

@@ -16,9 +16,9 @@ from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.problem.problem import from_labels, from_property
 from bnn_vnnlib.splitting.frontier import Effort, Look, minimise
 from bnn_vnnlib.system.clock import Deadline

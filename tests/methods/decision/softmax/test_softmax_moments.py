@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.bounds.dense.hidden import CentredForm
 from bnn_vnnlib.gaussian.relu import Rectangle, log_moment, relu_planes
@@ -18,9 +18,9 @@ from bnn_vnnlib.methods.decision.softmax import deep
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.splitting.frontier import Effort
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import expectation, model, random_model

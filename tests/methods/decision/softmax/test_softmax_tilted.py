@@ -12,9 +12,9 @@ from bnn_vnnlib.bounds.dense.hidden import hidden
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax, Tilted, _Moments
+from bnn_vnnlib.model import sample
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.families import sample
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import expectation, model, random_model
 from support.gaussian import exact_log_moment

@@ -11,8 +11,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.api import verify
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import Model, verify, verify_batch
 from bnn_vnnlib.gaussian.relu import log_half_moment, mean_abs
 from bnn_vnnlib.methods.safety.large_variance import chaos as squares
 from bnn_vnnlib.methods.safety.large_variance import law, one_layer, output_layer
@@ -22,8 +21,8 @@ from bnn_vnnlib.methods.safety.large_variance.lines import EXCESS_LEVELS, LineTe
 from bnn_vnnlib.methods.safety.large_variance.one_layer import RowsAtBoxes
 from bnn_vnnlib.methods.safety.large_variance.output_layer import Weights
 from bnn_vnnlib.methods.safety.tails import TailBounds
+from bnn_vnnlib.model import GaussianDiagonal
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
-from bnn_vnnlib.network.network import GaussianDiagonal, Model
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import model, problem, properties, rows
 from support.large_variance import dense, in_numpy, least_margins, network, sampled

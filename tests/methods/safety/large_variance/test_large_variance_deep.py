@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from bnn_vnnlib.batch import verify_batch
+from bnn_vnnlib import verify_batch
 from bnn_vnnlib.bounds.dense.exponents import Exponents
 from bnn_vnnlib.methods.safety.large_variance.moments import RowsAtPoints, failures_by_budget, log_kappa
 from bnn_vnnlib.methods.safety.large_variance.rows import LargeVarianceBounds

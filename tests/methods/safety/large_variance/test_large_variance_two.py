@@ -11,8 +11,8 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from bnn_vnnlib import verify_batch
 from bnn_vnnlib.attack import Attack
-from bnn_vnnlib.batch import verify_batch
 from bnn_vnnlib.gaussian.relu import Rectangle
 from bnn_vnnlib.methods.safety.large_variance import first_layer as near
 from bnn_vnnlib.methods.safety.large_variance import output_layer, two_layers, variation
@@ -23,8 +23,8 @@ from bnn_vnnlib.methods.safety.large_variance.rows import LARGE_VARIANCE, LargeV
 from bnn_vnnlib.methods.safety.large_variance.variation import SecondLayer
 from bnn_vnnlib.methods.safety.refine import LATE, MorePoints
 from bnn_vnnlib.methods.safety.safety import NONE, Goal, SafetyTask
+from bnn_vnnlib.model import GaussianDiagonal
 from bnn_vnnlib.network.dense_chain import DenseChain, DenseLayer
-from bnn_vnnlib.network.network import GaussianDiagonal
 from bnn_vnnlib.problem.problem import from_labels
 from bnn_vnnlib.system.clock import Deadline
 from support.builders import bounds_of, model, problem, rows
