@@ -3,7 +3,7 @@
 A cell is a box [l, u] of z (k,). With m_j = Phi(u_j) - Phi(l_j) its mass is the product of the m_j, and given that z
 lies in it the z_j are independent with means (phi(l_j) - phi(u_j)) / m_j, which lie in [l_j, u_j].
 
-Half-spaces (`probability_below`): P(z in the cell, a.z <= t) from above.
+Half-spaces (`half_space_mass`): P(z in the cell, a.z <= t) from above.
 1. Let q be the coordinate in which a.z varies most over the cell. Every other one is cut into steps of equal size d of
    a_j z_j, as many as it takes, and a_j z_j is replaced by its least value on the step: the sum only falls, and with it
    the probability rises.
@@ -61,7 +61,7 @@ class Cells:
         return Cells(least.prod(-1) / UP, (most.prod(-1) * UP + TINY).clamp(max=1.0), mean, error)
 
 
-def probability_below(slope: Tensor, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def half_space_mass(slope: Tensor, level: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """(P,): upper bounds on P(z in the cell, slope . z <= level); slope, low, high (P, k), level (P,)."""
     ends = torch.stack([slope * low, slope * high])
     slack = (64 * UNIT * torch.maximum(low.abs(), high.abs()) * slope.abs()).sum(-1) + TINY
@@ -78,7 +78,7 @@ def probability_below(slope: Tensor, level: Tensor, low: Tensor, high: Tensor) -
 
 
 def _cut(slope: Tensor, room: Tensor, low: Tensor, high: Tensor, reach: Tensor) -> Tensor:
-    """`probability_below`, where the hyperplane cuts the cell; room (P,) : from the least value of the sum on."""
+    """`half_space_mass`, where the hyperplane cuts the cell; room (P,) : from the least value of the sum on."""
     first = reach.argmax(-1, keepdim=True)
     step = reach.scatter(-1, first, 0.0).sum(-1, keepdim=True) / _STEPS  # (P, 1)
     law: Tensor | None = None

@@ -13,7 +13,7 @@ from scipy import integrate, stats
 from bnn_vnnlib import Model, verify, verify_batch
 from bnn_vnnlib.attack import Attack
 from bnn_vnnlib.bounds.engine import Engine
-from bnn_vnnlib.gaussian.cells import Cells, probability_below
+from bnn_vnnlib.gaussian.cells import Cells, half_space_mass
 from bnn_vnnlib.methods import decision
 from bnn_vnnlib.methods.safety.by_cells import BY_CELLS
 from bnn_vnnlib.methods.safety.safety import Goal, SafetyTask
@@ -128,8 +128,8 @@ def test_half_spaces_in_cells(seed: int, k: int, width: float) -> None:
     high = low + width * rng.uniform(0.2, 1, k)
     slope = rng.normal(size=k) * 10.0 ** rng.integers(-9, 1, k) * (rng.random(k) < 0.9)
     level = float(slope @ (low + high) / 2 + rng.normal() * 0.3 * (np.abs(slope) @ (high - low)))
-    found = float(probability_below(*(torch.tensor(part)[None] for part in (slope, level, low, high))))
-    mirrored = float(probability_below(*(torch.tensor(part)[None] for part in (-slope, -level, low, high))))
+    found = float(half_space_mass(*(torch.tensor(part)[None] for part in (slope, level, low, high))))
+    mirrored = float(half_space_mass(*(torch.tensor(part)[None] for part in (-slope, -level, low, high))))
     near, far = np.where(low > 0, -high, low), np.where(low > 0, -low, high)  # in the tail that has digits
     mass = float(np.prod(stats.norm.cdf(far) - stats.norm.cdf(near)))
     assert found + mirrored >= mass * (1 - 1e-9)
@@ -150,14 +150,14 @@ def test_half_spaces_are_close_to_the_truth() -> None:
         return float((stats.norm.cdf(end) - stats.norm.cdf(low[0])) * stats.norm.pdf(z))
 
     truth = integrate.quad(inner, low[1], high[1], epsabs=1e-13)[0]
-    found = float(probability_below(*(torch.tensor(part)[None] for part in (slope, level, low, high))))
+    found = float(half_space_mass(*(torch.tensor(part)[None] for part in (slope, level, low, high))))
     assert truth <= found <= truth * 1.05
 
 
 def test_the_mass_of_a_sum_with_one_steep_coordinate_is_not_lost() -> None:
     slope = torch.tensor([[-1.4e-18, -5.7e-307, 0.0, 1.0939]], dtype=torch.float64)
     end = torch.full((1, 4), 12.0, dtype=torch.float64)
-    found = float(probability_below(slope, torch.tensor([1.53], dtype=torch.float64), -end, end))
+    found = float(half_space_mass(slope, torch.tensor([1.53], dtype=torch.float64), -end, end))
     assert found == pytest.approx(stats.norm.cdf(1.53 / 1.0939), rel=1e-9)
 
 

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bnn_vnnlib.gaussian.cells import Cells, probability_below
+from bnn_vnnlib.gaussian.cells import Cells, half_space_mass
 from bnn_vnnlib.gaussian.normal import cdf_above
 from bnn_vnnlib.methods.decision.method import Sampled, picked
 from bnn_vnnlib.methods.latents import REACH, WEIGHTS, LatentBounds, halves
@@ -295,7 +295,7 @@ class CellMedians:
         tilt = leaves.tilt[place, row]
         usable = torch.isfinite(level) & torch.isfinite(tilt).all(-1)
         mass = leaves.mass[place, 1]
-        mass[usable] = probability_below(
+        mass[usable] = half_space_mass(
             tilt[usable], level[usable], leaves.low[place][usable], leaves.high[place][usable]
         )
         total = torch.zeros_like(value).index_put((leaves.owner[place], row), mass, accumulate=True)

@@ -3,7 +3,7 @@
 Guarantee: sound with probability 1, rounding included; complete in the limit as far as linear bounds are.
 1. Over a box of x and a cell C of z, every row is at least a.x + c.z + b (`methods.latents`), and at least c.z + d for
    all x of the box. So P(z in C, some x satisfies the row) <= P(z in C, c.z + d <= bound)
-   (`gaussian.cells.probability_below`).
+   (`gaussian.cells.half_space_mass`).
 2. A case is satisfied no more often than each of its rows, and some case no more often than all together, or than C.
    These failures are the `own` bounds of a forest over (x, z): failures of parts add up, whichever way a box is split,
    and P_safe >= 1 - failures - P(z outside of all cells).
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.walk import LinearForm
-from bnn_vnnlib.gaussian.cells import Cells, probability_below
+from bnn_vnnlib.gaussian.cells import Cells, half_space_mass
 from bnn_vnnlib.gaussian.normal import cdf_above
 from bnn_vnnlib.methods.latents import REACH, LatentBounds, why_no_cells
 from bnn_vnnlib.methods.method import Method
@@ -186,7 +186,7 @@ class _Side:
         usable = torch.isfinite(slope).all(-1) & torch.isfinite(level)
         low, high = (side[:, None, n:].expand(-1, height, -1).flatten(0, 1) for side in (problem.lower, problem.upper))
         slope, level = torch.where(usable[..., None], slope, 0.0), torch.where(usable, level, torch.inf)
-        mass = probability_below(slope.flatten(0, 1), level.flatten(), low, high).unflatten(0, (count, height))
+        mass = half_space_mass(slope.flatten(0, 1), level.flatten(), low, high).unflatten(0, (count, height))
         never = _row_never(rows, least, bound, sign)
         return mass.masked_fill(never, 0.0), Cells.of(problem.lower[:, n:], problem.upper[:, n:]).most
 
