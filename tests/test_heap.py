@@ -49,3 +49,11 @@ def test_what_a_user_asks_for_holds(name: str) -> None:
     kept, count = faults(**{name: value})
     assert not kept
     assert count > 5000
+
+
+def test_cycles_are_looked_for_rarely_whatever_the_heap_allows() -> None:
+    program = "import gc; from bnn_vnnlib.system.heap import keep_freed_memory as f; f(); print(gc.get_threshold())"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {ASKED[0]: "1"}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "(50000, 10, 10)"

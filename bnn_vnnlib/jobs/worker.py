@@ -286,9 +286,9 @@ def _prepare(kind: WorkerKind) -> None:
 
         size = int(kind.memory)  # more is a MemoryError of this process, not a hunt through the machine
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    keep_freed_memory()
     for name in kind.modules:
         import_module(name)
-    keep_freed_memory()
 
 
 def run_program(words: list[str], log: str) -> int:
