@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from bnn_vnnlib.bounds import backward
+from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.network import evaluate
+from bnn_vnnlib.network.network import GaussianDiagonal
+from bnn_vnnlib.network.nodes import Sum
+from support.blocks import BLOCKS, TRAINED, random
 from support.networks import Builder, dense_network
 from support.tails import (
     INSIDE,
@@ -89,3 +95,56 @@ def test_the_budget_is_shared_by_all_ranges(monkeypatch: pytest.MonkeyPatch) -> 
     weights = case.weights(case.draw(torch.Generator().manual_seed(8), SAMPLES))
     rate = left_claims(case, node_values(network, tensor(at)[None], weights)).double().mean()
     assert 0.06 < rate < 0.2 + 0.015
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("radius", [0.0, 0.02])
+@pytest.mark.parametrize("name", ["layer norm behind", "instance norm", "self-attention"])
+def test_norms_and_attention(monkeypatch: pytest.MonkeyPatch, name: str, radius: float, thorough: bool) -> None:
+    """Ranges, the budget of which is large, rows, and means of rows; what a norm subtracts narrows its terms."""
+    model = random(BLOCKS[name](), 0.05, *TRAINED)
+    network, posterior = model.network, model.posterior
+    assert isinstance(posterior, GaussianDiagonal)
+    rng, n, budget = np.random.default_rng(seed_of(name)), network.signature.input_size, 0.3
+    center, rows = 0.7 * rng.normal(size=n), tensor([[1.0, -1.0], [-1.0, 1.0]])
+    deviations = {key: np.sqrt(variance) for key, variance in posterior.variances.items()}
+    case = record(monkeypatch, network, deviations, (center - radius, center + radius), rows, budget, thorough)
+    weights = case.weights(case.draw(torch.Generator().manual_seed(1), SAMPLES))
+    grid = tensor(center + radius * np.sign(rng.normal(size=(4, n))) * np.arange(4)[:, None].clip(max=1))
+    values = node_values(network, grid, weights)
+    assert not surprising(left_claims(case, values).sum().reshape(1), SAMPLES, tensor([budget])).any()
+    y = rows_of(network, values, rows)
+    nothing = torch.full((1, len(rows)), -torch.inf, dtype=torch.float64)
+    off = (y**2).mean((0, 1)).sqrt() * budget**0.5
+    mean = case.tail.expectation(tensor(budget).reshape(1, 1, 1), nothing, off.reshape(1, 1, -1))
+    assert (mean[0, 0] <= y.mean(0).amin(0) + 6 * y.std(0).amax(0) / SAMPLES**0.5).all()
+    ranges = case.run.ranges.values
+    for position, node in enumerate(network.nodes):
+        if isinstance(node, Sum) and name == "layer norm behind":
+            first, second = (ranges[place] for place in node.inputs)
+            apart = (first.upper - first.lower) + (second.upper - second.lower)
+            assert (ranges[position].upper - ranges[position].lower < 0.9 * apart).all()
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.1])
+def test_what_is_claimed_of_a_sum_is_paid_for(monkeypatch: pytest.MonkeyPatch, radius: float) -> None:
+    """z - its mean behind a dense layer: each event has its share of the budget; bounds are near what corners do."""
+    model = random(BLOCKS["layer norm behind"](), 0.05, "first")
+    network, posterior, count, center = model.network, model.posterior, 40_000, np.array([0.5, -0.3, 0.2, 0.7])
+    assert isinstance(posterior, GaussianDiagonal)
+    deviations = {key: np.sqrt(variance) for key, variance in posterior.variances.items()}
+    case = record(
+        monkeypatch, network, deviations, (center - radius, center + radius), tensor([[1.0, -1.0]]), 0.9, True
+    )
+    weights = case.weights(case.draw(torch.Generator().manual_seed(1), count))
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=4))) if radius else np.zeros((1, 4))
+    values = node_values(network, tensor(np.concatenate([center[None], center + radius * signs])), weights)
+    (place,) = (i for i, node in enumerate(network.nodes) if isinstance(node, Sum))
+    share = tensor(0.9 / TailEngine(network).events)
+    z, value = case.run.ranges.values[place], values[place]
+    assert case.run.variation is not None
+    near, varied = case.run.variation.known[place][0, 0], (value - value[:, :1]).abs().amax(1)
+    for left in ((value.amin(1) < z.lower[0]), (value.amax(1) > z.upper[0]), (varied > near + 1e-12)):
+        assert not surprising(left.sum(0).flatten(), count, share).any()
+    if radius:
+        assert (varied.quantile(0.999, 0) > 0.85 * near).all()

@@ -206,7 +206,7 @@ def setup(
 
 def node_values(network: Network, grid: Tensor, weights: dict[str, Tensor]) -> list[Tensor]:
     """Value (S, G, *shape) of every node."""
-    return evaluate._forward(network, grid[None], evaluate._gatherer(network, weights, grid))
+    return evaluate.node_values(network, grid[None], weights)
 
 
 def left_claims(case: Case, values: list[Tensor]) -> Tensor:

@@ -314,13 +314,14 @@ class TailRun:
         size = math.prod(shape)
         sides, middles = self._levels(position, size, deviations)
         claim = _interval(sides, shape)
-        if position in self.ranges.values:
+        known = position in self.ranges.values
+        if known:
             claim = claim.meet(self.ranges.values[position])
         self.ranges.values[position] = claim
         if self.variation is not None:
             near = deviations.near
             other = torch.full_like(claim.lower, torch.inf)
-            if self.plan.thorough and self.ranges.lines:  # in front of the first activation there is nothing to gain
+            if self.plan.thorough and (known or self.ranges.lines):  # else there is nothing to gain: one map at most
                 with suppress(OutOfTime):
                     other = -self._differences(position, size, near, self.variation).reshape(other.shape)
             near = near.reshape(*near.shape[:2], *(shape if near.shape[2] > 1 else (1,) * len(shape)))
