@@ -248,7 +248,7 @@ def test_lines_in_closed_form(seed: int, method: Any) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["relu", "tanh"]), st.sampled_from([0.05, 0.2]))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_attacked_samples_never_contradict(seed: int, activation: str, spread: float) -> None:
     rng = np.random.default_rng(seed)
     net = random_model(seed, [2, 6, 5, 3], spread=spread, activation=activation)

@@ -64,7 +64,7 @@ kinds = st.sampled_from(["relu", "tanh", "sigmoid", "leaky_relu"])
     st.integers(0, 10**6), shapes, kinds, st.sampled_from([0.02, 0.1, 0.5]), st.sampled_from([0.0, 0.05, 0.4]),
     st.sampled_from([[], ["Softmax"]]), st.sampled_from(["mean", "sampled"]),
 )  # fmt: skip
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_p_safe_is_never_contradicted(seed, widths, activation, spread, radius, end, boxes):
     rng = np.random.default_rng(seed)
     if widths[-1] == 1:
