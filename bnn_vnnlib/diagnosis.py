@@ -67,6 +67,9 @@ _SHORTEST = 0.1
 _TELLING = 0.5
 """A smaller tau_safe is suggested where at least this is proved: it says little below."""
 
+_PATIENCE = 5.0
+"""Seconds after which drawn networks are suggested to who has learnt nothing with certainty."""
+
 _LONGER, _MINUTE = 4, 60.0
 """The time limit that is suggested where more time is: so many times the seconds used. Any suggested command gets a
 minute at least, because a limit counts from the start of the program, which takes ten seconds on a busy machine."""
@@ -554,6 +557,9 @@ def _next(
             "at the centre of the inputs" if smaller == 0 else f"for {smaller:g} of the width of every input interval"
         )
         advice, decides = f"unsat {what}, the largest share of {', '.join(f'{w:g}' for w in _WIDTHS)} tried", True
+    elif _drawing_helps(setting, cause, gained > 0 or tau >= _TELLING, spent):
+        changes, decides = {"guarantee": "statistical"}, False
+        advice = "bounds that hold with a stated confidence, from drawn networks; no step towards certain ones is known"
     elif limit != "methods":
         advice = f"more time: {'the bounds were still improving' if gained > 0 else 'no other step is known to help'}"
         changes, decides = longer, False
@@ -562,6 +568,12 @@ def _next(
     else:
         return None, None, False
     return _command(setting, property, timeout, changes), advice, decides
+
+
+def _drawing_helps(setting: Setting, cause: str, told: bool, spent: float) -> bool:
+    """Whether drawn networks may say what no method proves; told : something of use is proved, or on its way."""
+    asked = setting.options.certain and setting.query is not Query.DETERMINISTIC
+    return asked and cause == "weak bound" and not told and spent >= _PATIENCE
 
 
 def _command(

@@ -430,6 +430,17 @@ def test_more_time_where_time_limits(tmp_path, patient):
     assert "more time" in seen.advice
 
 
+def test_drawn_networks_where_nothing_is_proved(tmp_path, patient, monkeypatch):
+    """And not where certain bounds have had no time yet."""
+    prop = text(tmp_path, [(1, 1)], 1, "(<= Y_0 -3)")
+    for patience, suggested in ((0.0, True), (5.0, False)):
+        monkeypatch.setattr(diagnosis, "_PATIENCE", patience)
+        seen = asked(line(), prop, timeout=0.0)
+        assert seen.cause == "weak bound"
+        assert ("--guarantee=statistical" in seen.command) is suggested
+        assert ("stated confidence" in seen.advice) is suggested
+
+
 @pytest.mark.parametrize(
     ("net", "reason"),
     [
