@@ -71,7 +71,7 @@ OF_FEW = {"expectation by cells": 0.9, PORTFOLIO: 0.3}
 """The share where few weights are random, with large deviations, and bounds are asked for."""
 
 
-OF_BLOCKS = {"expectation by tails": 0.1, PORTFOLIO: 0.1}
+OF_BLOCKS = {"expectation by tails": 0.5, "softmax by tails": 0.45, PORTFOLIO: 0.35}
 """The share of networks with norms or attention."""
 
 
