@@ -36,7 +36,7 @@ def make(folder: Path) -> None:
     """The networks, and a list of the questions."""
     sys.path.insert(0, "tests")
     import onnx
-    from onnx import helper, numpy_helper
+    from scipy import integrate, special, stats
 
     from bnn_vnnlib import attach
     from bnn_vnnlib.network.families import from_factor
@@ -60,47 +60,35 @@ def make(folder: Path) -> None:
     last = GaussianDiagonal({"W2": np.full((1, 16), 0.01), "b2": np.full(1, 0.01)})
     tanh = dense(layers, "tanh")
     for rule in ("mean", "median"):
-        ask(f"1 last layer random, tanh 4-16-16-1: D, {rule}", tanh, last, [0.3] * 4, likelihood="gaussian", rule=rule)
+        ask(f"1 last layer random, tanh 4-16-16-1: D, {rule}", tanh, last, [0.3] * 4, likelihood="gaussian", rule=rule,
+            truth=float(_mean(layers, [0.3] * 4)))  # fmt: skip
     line = dense([(np.full((1, 1), 2.0), np.zeros(1))])
     one = GaussianDiagonal({"W0": np.ones((1, 1))})
-    ask("1 y = w x, w ~ N(2, 1), x = 1: D", line, one, [1.0], likelihood="gaussian")
+    ask("1 y = w x, w ~ N(2, 1), x = 1: D", line, one, [1.0], likelihood="gaussian", truth=2.0)
     logit = dense([(np.ones((1, 1)), np.zeros(1))])
-    ask("2 logit N(1, 1): D", logit, one, [1.0], likelihood="bernoulli")
+    true = integrate.quad(lambda z: special.expit(1 + z) * stats.norm.pdf(z), -9, 9, epsabs=1e-13)[0]
+    ask("2 logit N(1, 1): D", logit, one, [1.0], likelihood="bernoulli", truth=true)
     two = dense([(np.array([[1.0], [0.0]]), np.zeros(2))])
     ask("2 the same as softmax(f, 0): D", two, GaussianDiagonal({"W0": np.array([[1.0], [0.0]])}), [1.0],
-        likelihood="categorical")  # fmt: skip
+        likelihood="categorical", truth=true)  # fmt: skip
     unit = dense([(np.array([[1.0]]), np.array([0.5])), (np.array([[1.0], [-1.0]]), np.zeros(2))])
     wide = GaussianDiagonal({"W0": np.full((1, 1), 9.0), "b0": np.full(1, 9.0)})
-    ask("3 one unit of ReLU, deviations 3: P_safe of y_0 - y_1 > 0.2", unit, wide, [1.0], row=[1.0, -1.0], bound=0.2)
-    ask("3 the same: D, probabilities", unit, wide, [1.0], likelihood="categorical")
+    ask("3 one unit of ReLU, deviations 3: P_safe of y_0 - y_1 > 0.2", unit, wide, [1.0], row=[1.0, -1.0], bound=0.2,
+        truth=stats.norm.cdf(1.4 / np.sqrt(18)))  # fmt: skip
+    z = stats.norm(1.5, np.sqrt(18))
+    above = integrate.quad(lambda t: special.expit(2 * t) * z.pdf(t), 0, 40, epsabs=1e-13)[0]
+    ask("3 the same: D, probabilities", unit, wide, [1.0], likelihood="categorical", truth=above + z.cdf(0) / 2)
     for kind, slope in SLOPES.items():
-        weight, shift = rng.normal(size=(4, 2)), 2.0 if kind in ("Sqrt", "Reciprocal") else 0.0
-        first: list[tuple[str, list[str], str, dict[str, Any]]] = [
-            ("Gemm", ["x", "W", "b"], "z", {"transB": 1}),
-            (kind, ["z"], "h", {}),
-        ]
-        nodes = [
-            helper.make_node(operator, inputs, [out], name=out, **extra)
-            for operator, inputs, out, extra in (*first, ("Gemm", ["h", "V"], "y", {"transB": 1}))
-        ]
-        tensors = {"W": 0.3 * weight / slope, "b": np.full(4, shift), "V": np.array([[1.0, -1.0, 1.0, 0.5]])}
-        graph = helper.make_graph(
-            nodes, kind, [helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, [1, 2])],
-            [helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [1, 1])],
-            [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()],
-        )  # fmt: skip
-        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        proto = one_layer(kind, 0.3 * rng.normal(size=(4, 2)) / slope)
         posterior = GaussianDiagonal({"W": np.full((4, 2), (0.1 / slope) ** 2)})
         ask(f"4 {kind} at a point: P_safe", proto, posterior, [0.5, -0.3], row=[1.0], share=0.15)
-    for name in NORMS:
-        for deviation in BLOCK_DEVIATIONS:
-            for radius in RADII:
-                own = random(BLOCKS[name](), deviation, *TRAINED)
-                x = 0.7 * np.random.default_rng(1).normal(size=own.network.signature.input_size)
-                proto = onnx.load_from_string(own.onnx_bytes)
-                for question in ({"row": [1.0, -1.0], "share": 0.03}, {"likelihood": "gaussian"},
-                                 {"likelihood": "categorical"}):  # fmt: skip
-                    ask(f"5 {name}, {deviation}, {radius}", proto, own.posterior, x, **question | {"radius": radius})
+    for name, deviation, radius in itertools.product(NORMS, BLOCK_DEVIATIONS, RADII):
+        own = random(BLOCKS[name](), deviation, *TRAINED)
+        x = 0.7 * np.random.default_rng(1).normal(size=own.network.signature.input_size)
+        proto = onnx.load_from_string(own.onnx_bytes)
+        row = {"row": [1.0, -1.0], "share": 0.03}
+        for question in (row, {"likelihood": "gaussian"}, {"likelihood": "categorical"}):
+            ask(f"5 {name}, {deviation}, {radius}", proto, own.posterior, x, **question | {"radius": radius})
     small = [(rng.normal(size=(n, k)) / np.sqrt(k), np.zeros(n)) for k, n in ((2, 6), (6, 6), (6, 1))]
     shapes = {"W0": (6, 2), "W1": (6, 6)}
     full = from_factor(0.05 * rng.normal(size=(48, 5)), shapes)
@@ -108,20 +96,46 @@ def make(folder: Path) -> None:
         ask(f"8 regression of correlated weights: D, {rule}", dense(small), full, [0.5, -0.5],
             likelihood="gaussian", rule=rule)  # fmt: skip
     every = GaussianDiagonal({name: np.full(shape, 0.05**2) for name, shape in shapes.items()})
-    ask("9 P_safe where the upper side decides: lower bound", dense(small), every, [0.5, -0.5], row=[1.0], share=0.2)
+    at = [0.5, -0.5]
+    ask("10 two hidden layers of ReLU, deviations 0.05: P_safe", dense(small), every, at, row=[1.0], share=0.2)
+    each = [(rng.normal(size=(n, k)) / np.sqrt(k), np.zeros(n)) for k, n in ((2, 12), (12, 1))]
+    wide = GaussianDiagonal({"W0": np.full((12, 2), 0.3**2), "W1": np.full((1, 12), 0.1**2)})
+    for goal in ("verdict", "bounds"):
+        ask(f"9 the upper side decides, `--goal {goal}`: P_safe", dense(each), wide, at, row=[1.0], share=0.3,
+            goal=goal)  # fmt: skip
     (folder / "questions.json").write_text(json.dumps(questions, indent=1))
 
 
+def one_layer(kind: str, weight: np.ndarray) -> Any:
+    """Two inputs, four units of an activation, one output."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        ("Gemm", ["x", "W", "b"], "z", {"transB": 1}), (kind, ["z"], "h", {}), ("Gemm", ["h", "V"], "y", {"transB": 1}),
+    ]  # fmt: skip
+    nodes = [helper.make_node(operator, inputs, [out], name=out, **extra) for operator, inputs, out, extra in steps]
+    shift = np.full(4, 2.0 if kind in ("Sqrt", "Reciprocal") else 0.0)
+    tensors = {"W": weight, "b": shift, "V": np.array([[1.0, -1.0, 1.0, 0.5]])}
+    graph = helper.make_graph(
+        nodes, kind, [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [1, 1])],
+        [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def bound(folder: Path, target: Path) -> None:
-    """Bounds (lower, upper) of every question, or why there are none, and processor seconds."""
+    """Bounds (lower, upper) of every question that the file has none of, or why there are none; processor seconds."""
     import torch
 
     from bnn_vnnlib import BnnVnnlibError, read_model, verify_batch
 
     time.monotonic = time.process_time
     torch.set_num_threads(1)
-    answers = []
+    answers = json.loads(target.read_text()) if target.exists() else []
     for number, question in enumerate(json.loads((folder / "questions.json").read_text())):
+        if number < len(answers):
+            continue
         x = np.array([question["x"]])
         asked: dict[str, Any] = {"query": "probabilistic"}
         if "likelihood" in question:
@@ -136,7 +150,8 @@ def bound(folder: Path, target: Path) -> None:
         model = read_model(folder / f"{number}.onnx")
         try:
             try:
-                found = verify_batch(model, *box, **asked, goal="bounds", gap=1e-4)
+                wanted = {} if question.get("goal") == "verdict" else {"goal": "bounds", "gap": 1e-4}
+                found = verify_batch(model, *box, **asked | wanted)
             except TypeError:  # before there were goals
                 found = verify_batch(model, *box, **asked)
             said: Any = [np.asarray(found.lower)[0].tolist(), np.asarray(found.upper)[0].tolist()]
@@ -144,7 +159,7 @@ def bound(folder: Path, target: Path) -> None:
             said = str(error)[:60]
         answers.append([said, time.process_time() - begun])
         print(number, question["name"], said, f"{answers[-1][1]:.1f} s", flush=True)
-    target.write_text(json.dumps(answers))
+        target.write_text(json.dumps(answers))
 
 
 def draws(folder: Path, number: int, question: dict[str, Any]) -> np.ndarray:
@@ -212,16 +227,24 @@ def table(folder: Path, files: list[Path]) -> None:
             told = [list(informative(question, answer[number][0], true)) for answer in answers]
             counts[key] = counts.get(key, 0) + np.array([[sum(side), len(side)] for side in told])
             continue
-        shown = [_shown(*answer[number]) for answer in answers]
-        print(f"| {question['name']} | {_number(true[0][0])} | {' | '.join(shown)} |")
+        shown = [_shown(*answer[number]) if number < len(answer) else "" for answer in answers]
+        print(f"| {question['name']} | {_number(question, true[0][0])} | {' | '.join(shown)} |")
     for key, count in counts.items():
         print(f"| {key} | | {' | '.join(f'{told} of {asked}' for told, asked in count)} |")
     total = np.sum(list(counts.values()), 0)
     print(f"| 5 together | | {' | '.join(f'{told} of {asked}' for told, asked in total)} |")
 
 
-def _number(value: float) -> str:
-    return f"{value:.5g}"
+def _number(question: dict[str, Any], drawn: float) -> str:
+    return f"{question['truth']:.8g}" if "truth" in question else f"{drawn:.4g}, drawn"
+
+
+def _mean(layers: list[Any], x: Any) -> Any:
+    """The mean network of tanh layers."""
+    for number, (weight, bias) in enumerate(layers):
+        x = weight @ np.asarray(x) + bias
+        x = np.tanh(x) if number + 1 < len(layers) else x[0]
+    return x
 
 
 def _shown(said: Any, seconds: float) -> str:
