@@ -127,6 +127,12 @@ def test_regression_stays_near(x):
         ({"posterior": {"0.wieght": np.ones((8, 4))}}, PosteriorError, "did you mean '0.weight'"),
         ({"posterior": {"0.weight": np.ones((4, 8))}}, PosteriorError, "has shape (4, 8), expected (8, 4)"),
         ({"posterior": {"0.bias": -np.ones(8)}}, PosteriorError, "not negative"),
+        (
+            {"posterior": {"0.weight": np.ones((3, 8, 4)), "0.bias": np.ones((2, 8))}},
+            PosteriorError,
+            "the same number of samples",
+        ),
+        ({"posterior": {"0.weight": np.ones((3, 8, 4)), "0.bias": np.ones(8)}}, PosteriorError, "the same number"),
         ({"eps": -1}, OptionError, "eps must be"),
         ({"eps": [0.1, 0.2]}, OptionError, "eps must be one number, or 4"),
         ({"x": np.zeros((2, 5))}, InputError, "(1x5 and 4x8)"),
