@@ -117,10 +117,11 @@ def test_what_is_proved_to_lie_between_is_no_timeout(monkeypatch):
 
 
 def test_the_record_says_which_method_gave_each_bound():
-    """At a point one row is Gaussian, which tails know; with intervals there are boxes of weights alone."""
+    """At a point one row is Gaussian, which tails know, and the only layer is the last; with intervals there are boxes
+    of weights alone."""
     net = line()
     found = verify(net, at_one(net, 0.8), tau_unsafe=0.5).details
-    assert (found["lower_by"], found["upper_by"]) == ("tails", "tails")
+    assert (found["lower_by"], found["upper_by"]) == ("tails", "last layer")
     found = verify(net, at_one(net, 0.8), method="interval", tau_safe=0.9, tau_unsafe=0.5).details
     assert found["lower_by"] == "centred boxes"
 
@@ -128,7 +129,7 @@ def test_the_record_says_which_method_gave_each_bound():
 def test_the_record_says_what_ran_and_not_what_the_options_allow():
     net = line(likelihood="gaussian")
     at = at_one(net, 0.8)
-    assert verify(net, at).method == "tails"
+    assert verify(net, at).method == "lower bound: tails; upper bound: last layer"
     assert verify(net, at, method="interval", tau_safe=0.9, tau_unsafe=0.1).method.startswith(
         "lower bound: centred boxes (interval); upper bound: "
     )
@@ -156,7 +157,7 @@ def test_the_record_says_what_ran_and_not_what_the_options_allow():
 def test_a_batch_names_all_methods_that_gave_bounds():
     net = line(likelihood="gaussian")
     low, cases = np.array([[1.0], [1.0]]), [[(np.ones((1, 1)), np.array([b]), np.array([False]))] for b in (0.8, -5.0)]
-    assert verify_batch(net, low, low, properties=cases).method == "lower bound: tails; upper bound: tails, none"
+    assert verify_batch(net, low, low, properties=cases).method == "lower bound: tails; upper bound: last layer, none"
     assert verify_batch(net, low, low, properties=cases, query="decision").method == "ranges"
 
 
