@@ -32,6 +32,7 @@ Every failure is rounded up; what the linear bounds round is in k and e.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, cast
@@ -145,7 +146,7 @@ class LastLayerBounds:
     def unsafe(self, problem: Problem, lower: Tensor, upper: Tensor) -> Tensor:
         """(N,) lower bounds on P_w(some case holds at the point), the point given as a box of size (nearly) zero;
         step 6. 0 where the network may be undefined."""
-        parts = torch.arange(len(problem), device=lower.device).split(self._chunk(problem.rows.outputs.shape[1]))
+        parts = self._parts(problem)
         part = replace(problem, lower=lower, upper=upper)
         found = self.bounds.engine.deadline.reached(parts, lambda index: self._at_points(part.items(index)))
         mass = completed(found, (len(problem),), 0.0, lower)
@@ -181,7 +182,7 @@ class LastLayerBounds:
     def rows(self, problem: Problem) -> RowNoise:
         """The rows of all items; of those that time does not suffice for nothing is known."""
         count, height = len(problem), problem.rows.outputs.shape[1]
-        parts = torch.arange(count, device=problem.lower.device).split(self._chunk(height))
+        parts = self._parts(problem)
         found = self.bounds.engine.deadline.reached(parts, lambda index: self._rows(problem.items(index)))
         fills = {"mean": -torch.inf, "spread": torch.inf, "cost": torch.inf, "least": -torch.inf}
         joined = {
@@ -190,12 +191,15 @@ class LastLayerBounds:
         }
         return RowNoise(**joined)
 
-    def _chunk(self, rows: int) -> int:
-        """Items at a time, by what memory allows."""
-        inputs, features = self.bounds.engine.network.signature.input_size, 1
-        for size in self.noise.shape:
-            features *= size
-        return min(self.bounds.engine.chunk(1, rows), at_once(8 * inputs * (features + rows)))
+    def _parts(self, problem: Problem) -> list[Tensor]:
+        """Indices of the items that are bounded at a time, by what memory allows; none where there are no items."""
+        engine, rows = self.bounds.engine, problem.rows.outputs.shape[1]
+        size = engine.network.signature.input_size * (math.prod(self.noise.shape) + rows)
+        step, device = min(engine.chunk(1, rows), at_once(8 * size)), problem.lower.device
+        return [
+            torch.arange(start, min(start + step, len(problem)), device=device)
+            for start in range(0, len(problem), step)
+        ]
 
     def _rows(self, problem: Problem) -> RowNoise:
         engine, rows, count = self.bounds.engine, problem.rows, len(problem)

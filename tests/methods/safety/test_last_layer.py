@@ -276,6 +276,14 @@ def test_what_is_served() -> None:
     assert isinstance(LastLayerBounds.of(replace(task, means="tails")), str)
 
 
+def test_no_items_have_no_bounds() -> None:
+    """As where boxes cannot be halved any more."""
+    sampled = case("branches", "gaussian")
+    none = sampled.task.problem.items(torch.arange(0))
+    assert sampled.found.item_failures(none).shape == (0,)
+    assert sampled.found.unsafe(none, none.lower, none.lower).shape == (0,)
+
+
 def test_nothing_is_claimed_once_time_is_up() -> None:
     sampled = case("deep", "gaussian")
     late = replace(sampled.found.bounds, engine=replace(sampled.found.bounds.engine, deadline=Deadline(0.0)))
