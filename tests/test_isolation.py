@@ -94,9 +94,9 @@ def test_a_path_that_names_the_folder_does_not_reach_the_workers(trap):
     program = trap.parent / "starter.py"
     program.write_text("""
 import sys
-from bnn_vnnlib.jobs.worker import Kind, Worker
+from bnn_vnnlib.jobs.worker import Worker, WorkerKind
 sys.path[:0] = ["", ".", sys.argv[1]]
-Worker(Kind()).end()
+Worker(WorkerKind()).end()
 """)
     started(trap, sys.executable, "-P", program, trap)
 

@@ -117,7 +117,7 @@ _TOOLS: dict[Simplifier, Callable[[ModelProto, bool], ModelProto]] = {
 
 # 2. Marks
 
-_Places = NDArray[np.int64]
+Places = NDArray[np.int64]
 
 _LOW, _HIGH = 2.0**-6, 2.0**6
 """Marks lie between: far from 0, 1 (exactly) and overflow, of either sign."""
@@ -167,13 +167,13 @@ class Fingerprints:
             [np.zeros(0), *(np.asarray(tensors[name], np.float64).reshape(-1) for name in self.spans)]
         )
 
-    def locate(self, array: NDArray) -> _Places:
+    def locate(self, array: NDArray) -> Places:
         """Which mark every entry of an array is; -1 for none."""
         values = np.asarray(array, np.float64)
         if not self.size:
             return np.full(values.shape, -1, np.int64)
         near = np.minimum(np.searchsorted(self._sorted, values), self.size - 1)
-        found: _Places = np.where(self._sorted[near] == values, self._order[near], -1)
+        found: Places = np.where(self._sorted[near] == values, self._order[near], -1)
         return found
 
 
@@ -207,7 +207,7 @@ class Moves:
     """
 
     marks: Fingerprints
-    found: Mapping[str, _Places]
+    found: Mapping[str, Places]
     own: Mapping[str, Floats]
 
     def tensors(self, old: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -355,7 +355,7 @@ def _outputs(proto: ModelProto) -> list[NDArray]:
     return found
 
 
-def _followed(marks: Fingerprints, tool: Simplifier, fuse: bool) -> tuple[dict[str, _Places], ModelProto]:
+def _followed(marks: Fingerprints, tool: Simplifier, fuse: bool) -> tuple[dict[str, Places], ModelProto]:
     """Run the tool and find the marks in what it made: tensor -> which mark each of its entries is (-1: none); the
     model.
     """
@@ -375,7 +375,7 @@ def _followed(marks: Fingerprints, tool: Simplifier, fuse: bool) -> tuple[dict[s
     return found, proto
 
 
-def _put(proto: ModelProto, name: str, places: _Places, means: NDArray) -> None:
+def _put(proto: ModelProto, name: str, places: Places, means: NDArray) -> None:
     """Put the posterior means in the place of the marks."""
     holder = holders(proto)[name]
     array = array_of(holder).copy()

@@ -16,7 +16,7 @@ from bnn_vnnlib.errors import OptionError, PosteriorError, UnsupportedError, nam
 from bnn_vnnlib.model import Model, sample
 from bnn_vnnlib.network.families import names_of
 from bnn_vnnlib.posteriors.parts import with_values
-from bnn_vnnlib.posteriors.simplify import Fingerprints, _Places
+from bnn_vnnlib.posteriors.simplify import Fingerprints, Places
 from bnn_vnnlib.system.environment import plain_state
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def to_torch(model: Model) -> nn.Module:
     return FromOnnx().eval()
 
 
-def _places(marks: Fingerprints) -> dict[str, _Places]:
+def _places(marks: Fingerprints) -> dict[str, Places]:
     """Where the weights are in the tensors of the converted module, by name; -1 where there is none."""
     places = {name: marks.locate(tensor.detach().numpy()) for name, tensor in _tensors(_converted(marks.marked))}
     places = {name: found for name, found in places.items() if (found >= 0).any()}
@@ -100,7 +100,7 @@ def _places(marks: Fingerprints) -> dict[str, _Places]:
     return places
 
 
-def _fill(tensor: Tensor, places: _Places, joined: Any) -> None:
+def _fill(tensor: Tensor, places: Places, joined: Any) -> None:
     import torch
 
     new = torch.tensor(np.where(places >= 0, joined[places], tensor.detach().double().numpy()))

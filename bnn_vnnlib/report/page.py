@@ -192,7 +192,7 @@ def markdown(text: str) -> str:
 def latex_text(text: str) -> str:
     """Text that LaTeX shows as it is, on one line.
 
-    >>> latex("a_b & 50%")
+    >>> latex_text("a_b & 50%")
     'a\\\\_b \\\\& 50\\\\%'
     """
     return printable(text).translate(_LATEX)

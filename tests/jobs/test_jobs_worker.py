@@ -25,13 +25,13 @@ STARTER = """
 import sys
 import signal
 from collections import deque
-from bnn_vnnlib.jobs.pool import Places
+from bnn_vnnlib.jobs.pool import Slots
 from bnn_vnnlib.runs.tools import Tool, ToolTask, run_tool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 command = "bash -c 'sleep 600 & echo $$ $! >{0}; mv {0} {1}; wait' {{onnx}} {{vnnlib}}".format(*sys.argv[1:])
 task = ToolTask("c", "net", "p", Tool("other", command), "net.onnx", "p.vnnlib", 600.0)
-with Places(1, 1).pool() as pool:
+with Slots(1, 1).pool() as pool:
     list(pool.completed(deque([task]), lambda task: (run_tool, task)))
 """
 

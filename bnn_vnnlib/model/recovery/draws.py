@@ -108,11 +108,14 @@ class GraphDraws:
                 shape = tuple(raw_attribute(self.onnx_node, "shape") or ())
                 return (draws._drawn(self.onnx_node, shape, _element(self.onnx_node, np.dtype(np.float32))),)
 
-        return [RandomNormalLike, RandomNormal, _BroadcastArgs]
+        return [RandomNormalLike, RandomNormal, BroadcastArgs]
 
 
-class _BroadcastArgs(OpRun):
-    """The shape to which two shapes broadcast: an operator of TensorFlow that tf2onnx leaves in the file."""
+class BroadcastArgs(OpRun):
+    """The shape to which two shapes broadcast: an operator of TensorFlow that tf2onnx leaves in the file.
+
+    onnx knows an operator by the name of its class.
+    """
 
     def _run(self, a: NDArray[Any], b: NDArray[Any], **_attributes: Any) -> tuple[NDArray[Any]]:
         return (np.array(np.broadcast_shapes(tuple(a), tuple(b)), a.dtype),)

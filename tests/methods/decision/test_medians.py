@@ -135,7 +135,7 @@ def test_the_price_of_a_box_is_cantellis(monkeypatch, drift):
     net = random_model(0, [2, 6, 2], spread=0.5)
     source = OneLayerMedians(dense_chain(net.network, net.posterior, torch.device("cpu")), Deadline())
     monkeypatch.setattr(f"{PLACE}.medians.quantiles", lambda sums, shares: torch.zeros(4, len(shares)).double())
-    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: torch.full((4,), 1e3).double())
+    monkeypatch.setattr(f"{PLACE}.medians.deviations", lambda sums: torch.full((4,), 1e3).double())
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
 
     def means(_, low, high):
@@ -165,7 +165,7 @@ def test_half_a_deviation_is_not_enough_between_mean_and_median(monkeypatch):
     monkeypatch.setattr(
         f"{PLACE}.medians.quantiles", lambda sums, shares: torch.full((4, len(shares)), -np.inf).double()
     )
-    monkeypatch.setattr(f"{PLACE}.medians.spread", lambda sums: torch.full((4,), 3.0).double())
+    monkeypatch.setattr(f"{PLACE}.medians.deviations", lambda sums: torch.full((4,), 3.0).double())
     monkeypatch.setattr(OneLayerMedians, "_variance", lambda *_: torch.full((1, 2), 4.0, dtype=torch.float64))
     monkeypatch.setattr(OneLayerMedians, "_means", lambda *_: torch.full((1, 4), 1.0, dtype=torch.float64))
     point = torch.zeros(1, 2, dtype=torch.float64)
