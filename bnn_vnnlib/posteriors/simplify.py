@@ -118,6 +118,7 @@ _TOOLS: dict[Simplifier, Callable[[ModelProto, bool], ModelProto]] = {
 # 2. Marks
 
 Places = NDArray[np.int64]
+"""The mark that each entry of an array is, by its number; -1 for none."""
 
 _LOW, _HIGH = 2.0**-6, 2.0**6
 """Marks lie between: far from 0, 1 (exactly) and overflow, of either sign."""
