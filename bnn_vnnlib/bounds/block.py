@@ -214,7 +214,7 @@ class Block:
         return Block(values, place)
 
     def spanning(self, axis: int) -> Block:
-        """The same rows with windows that span all of an axis of the node."""
+        """The block with windows that span all of an axis of the node, and zeros where the rows had none."""
         place = self.place
         if place is None or (place.window[axis] == place.shape[axis] and not bool(place.start[:, axis].any())):
             return self

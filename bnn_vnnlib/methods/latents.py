@@ -114,7 +114,7 @@ class LatentBounds:
         return LinearForm(torch.cat([form.slope[..., :n], form.slope[..., end:]], -1), offset)
 
     def until(self, deadline: Deadline) -> LatentBounds:
-        """The same bounds with another time limit."""
+        """These bounds with another deadline."""
         return replace(self, bounds=replace(self.bounds, engine=replace(self.bounds.engine, deadline=deadline)))
 
     def rows(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None) -> tuple[Tensor, LinearForm]:

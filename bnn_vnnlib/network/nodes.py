@@ -187,7 +187,7 @@ class Sum(Node):
 
 @dataclass(frozen=True, eq=False)
 class Reshape(Node):
-    """The same elements, row-major, in a new shape."""
+    """The elements of the input, in row-major order, in another shape."""
 
 
 @dataclass(frozen=True, eq=False)

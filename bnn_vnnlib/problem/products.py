@@ -48,7 +48,7 @@ Cell = tuple[Floats, ...]
 
 
 def in_cells(property: Property) -> tuple[Property, Ints]:
-    """The same property with its boxes with products in cells; for each of its rows, the row of the given property."""
+    """The property with boxes that have products cut into cells, and for each row of it the row that it comes from."""
     boxes, rows, n = property.boxes, property.rows, property.boxes.lower.shape[1]
     if not any(property.polynomials):
         return property, np.arange(len(rows))

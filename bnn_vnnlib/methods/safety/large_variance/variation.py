@@ -80,7 +80,7 @@ class _Costs:
     minus: Tensor
 
     def padded(self, count: int) -> _Costs:
-        """The same costs in `count` cells, the added ones of mass 0."""
+        """These costs in `count` cells, of which the added ones have mass 0 and cost nothing."""
         wide = (0, count - self.mass.shape[2])
         return _Costs(self.slope, *(torch.nn.functional.pad(part, wide) for part in (self.mass, self.plus, self.minus)))
 
