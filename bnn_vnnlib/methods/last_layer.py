@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds import backward
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.bounds.interval import Interval
+from bnn_vnnlib.bounds.linear import LINEAR
 from bnn_vnnlib.bounds.tails.shared import Correlation, Group
+from bnn_vnnlib.bounds.walk import LinearForm, Ranges
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.network.network import Gaussian, Network
@@ -48,6 +53,16 @@ def last_layer(network: Network, posterior: Gaussian) -> LastLayer | None:
     )
     alone = all(count == 1 for count in uses.values()) and set(uses) <= {param.source for param in mine}
     return LastLayer(position, tuple(biases)) if whole and alone and uses else None
+
+
+def forms_of_rows(
+    engine: Engine, means: WeightBoxes, ranges: Ranges, box: Interval, outputs: Tensor, inputs: Tensor | None = None
+) -> LinearForm:
+    """Linear functions below the rows of the mean network over boxes (1, N, n): outputs (N, R, m), inputs (N, R, n)."""
+    lead = (1, len(outputs))
+    walk = backward.begin(engine.network, means, ranges, backward.seeds_of(engine.network, outputs[None]), lead)
+    form = backward.finish(walk, max(walk.pending), box.lower.shape[-1], LINEAR)
+    return form if inputs is None else form.plus(inputs, box)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,9 +36,9 @@ from bnn_vnnlib.methods.decision.softmax.by_safety import SoftmaxBySafety
 from bnn_vnnlib.methods.decision.softmax.by_samples import Samples
 from bnn_vnnlib.methods.decision.softmax.by_tails import ALL_UP_TO, SoftmaxTails
 from bnn_vnnlib.methods.decision.softmax.deep import ExponentialMoments, WithMoments
+from bnn_vnnlib.methods.decision.softmax.gaussian_logits import GaussianLogits, of_logits
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxRows
 from bnn_vnnlib.methods.decision.softmax.one_layer import MeanNetwork, OneLayerSoftmax, Tilted
-from bnn_vnnlib.methods.decision.softmax.one_logit import GaussianLogits, of_logits
 from bnn_vnnlib.methods.decision.split import MOST_DEAR, SplitInputs
 from bnn_vnnlib.methods.last_layer import last_layer
 from bnn_vnnlib.methods.latents import LatentBounds, why_no_cells
@@ -345,9 +345,10 @@ def _gaussian_logits_serve(task: DecisionTask) -> str | None:
     if (reason := _no_means(task)) is not None:
         return reason
     logits = of_logits(task.bounds)
-    two = logits.transform == "softmax" and task.network.signature.output_size == 2
-    if not (two or logits.transform == "sigmoid"):
-        return "the decision is no sigmoid, and no softmax of two outputs"
+    if logits.transform == "identity":
+        return "the decision is no sigmoid, and no softmax"
+    if logits.transform == "softmax" and not 2 <= task.network.signature.output_size <= _MAX_CLASSES:
+        return f"the decision is no softmax of 2 to {_MAX_CLASSES} outputs"
     if not isinstance(task.posterior, Gaussian):
         return "the posterior is made of weight samples, or a mixture"
     if last_layer(logits.engine.network, task.posterior) is None:

@@ -42,7 +42,6 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds import backward
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import LINEAR
 from bnn_vnnlib.bounds.tails.run import at
 from bnn_vnnlib.bounds.tails.tail import FOLD, Normal
 from bnn_vnnlib.bounds.walk import LinearForm, Ranges, completed
@@ -51,7 +50,7 @@ from bnn_vnnlib.gaussian.normal import ABSOLUTE, cdf_above
 from bnn_vnnlib.gaussian.orthant import all_above
 from bnn_vnnlib.gaussian.relu import mean_abs
 from bnn_vnnlib.methods.deterministic import by_neurons
-from bnn_vnnlib.methods.last_layer import LastLayerNoise, last_layer
+from bnn_vnnlib.methods.last_layer import LastLayerNoise, forms_of_rows, last_layer
 from bnn_vnnlib.methods.method import Method
 from bnn_vnnlib.methods.safety.safety import Pass, SafetyBounds, SafetyTask, at_points
 from bnn_vnnlib.methods.safety.tails import SETTLED, lower_of, why_no_tails
@@ -153,11 +152,12 @@ class LastLayerBounds:
         return torch.where(self.bounds.defined(self.means, lower, upper)[0], mass, 0.0)
 
     def _at_points(self, problem: Problem) -> Tensor:
-        rows, count = problem.rows, len(problem)
+        engine, rows, count = self.bounds.engine, problem.rows, len(problem)
         box = Interval(problem.lower[None], problem.upper[None])
-        ranges = self.bounds.engine.ranges(self.means, box)
+        ranges = engine.ranges(self.means, box)
         outputs = rows.outputs.expand(count, -1, -1)
-        most = -self._form(ranges, box, -outputs, None if rows.inputs is None else -rows.inputs).minimum(box)[0]
+        inputs = None if rows.inputs is None else -rows.inputs
+        most = -forms_of_rows(engine, self.means, ranges, box, -outputs, inputs).minimum(box)[0]
         known = ranges.values[self.noise.node.inputs[0]]
         center, radius = (side[0].flatten(1).expand(count, -1) for side in known.center_radius)
         rest = _dot(self.noise.marginals(outputs), radius) * (1 + gamma(2 * radius.shape[-1])) + TINY
@@ -207,7 +207,7 @@ class LastLayerBounds:
         center, radius = (side[0] for side in box.center_radius)  # (N, n)
         ranges = engine.ranges(self.means, box)
         outputs = rows.outputs.expand(count, -1, -1)
-        form = self._form(ranges, box, outputs, rows.inputs)
+        form = forms_of_rows(engine, self.means, ranges, box, outputs, rows.inputs)
         z, a, e, most = self._features(ranges, box)  # step 1
         length, slope = a.shape[1] + a.shape[2], form.slope[0]
         v = self.noise.lengths(outputs, a.mT, biases=False).mT  # (N, R, n)
@@ -225,13 +225,6 @@ class LastLayerBounds:
         mean = middle - lost * (1 + gamma(2 * length)) - 2 * UNIT * (middle.abs() + lost) - TINY
         cost = FOLD * (moved + apart) * (1 + 4 * UNIT)
         return RowNoise(mean.nan_to_num(-torch.inf, torch.inf, -torch.inf), spread, cost, form.minimum(box)[0])
-
-    def _form(self, ranges: Ranges, box: Interval, outputs: Tensor, inputs: Tensor | None) -> LinearForm:
-        """Linear functions below the rows of the mean network, outputs (N, R, m)."""
-        network, lead = self.bounds.engine.network, (1, len(outputs))
-        walk = backward.begin(network, self.means, ranges, backward.seeds_of(network, outputs[None]), lead)
-        form = backward.finish(walk, max(walk.pending), box.lower.shape[-1], LINEAR)
-        return form if inputs is None else form.plus(inputs, box)
 
     def _features(self, ranges: Ranges, box: Interval) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z (N, d), A (N, d, n), e (N, d), rounded up, and the largest |h_j| (N, d)."""

@@ -7,9 +7,7 @@ Method (layer cake): off an event of probability delta, and off {some x with f_i
 The other way, softmax_i <= 1 / (1 + exp(f_j - f_i)) for any j, and off {some x with f_j - f_i <= t} that is at most
 s(t) = 1 / (1 + exp(t)): with thresholds t_1 < .. < t_T of probabilities q_k, delta included, and s(t_0) = 1,
     D_i <= s(t_T) + sum_k (s(t_(k-1)) - s(t_k)) min(1, q_k).
-From l_i <= D_i <= u_i and sum_i D_i = 1 follow, for a row c, with l_i = 0 and u_i = 1 of classes not bounded,
-    c . D = min c + sum_i (c_i - min c) D_i >= min c + sum_i (c_i - min c) l_i,
-    c . D = max c - sum_i (max c - c_i) D_i >= max c - sum_i (max c - c_i) u_i.
+Classes that are not bounded have 0 and 1 (`softmax.rows_over_classes`).
 """
 
 from __future__ import annotations
@@ -23,10 +21,11 @@ from torch import Tensor
 from bnn_vnnlib.bounds.tails import TailEngine
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.methods.correlation import correlation, independent
+from bnn_vnnlib.methods.decision.softmax.softmax import rows_over_classes
 from bnn_vnnlib.network.network import Gaussian, Network
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.problem.outputs import over_box
-from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 _BUDGETS = (1e-2, 1e-4, 1e-7)
@@ -66,14 +65,11 @@ class SoftmaxTails:
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
         outputs = outputs.expand(len(lower), -1, -1)
-        m, (least, most) = outputs.shape[-1], torch.aminmax(outputs, dim=-1, keepdim=True)
         classes = _classes(outputs)
-        low, high = self._bounds(lower, upper, classes, m)
+        low, high = self._bounds(lower, upper, classes, outputs.shape[-1])
         low = torch.zeros_like(outputs[:, 0]).scatter(1, classes, low)
         high = torch.ones_like(outputs[:, 0]).scatter(1, classes, high)
-        value = least[..., 0] + ((outputs - least) * low[:, None]).sum(-1)
-        value = torch.maximum(value, most[..., 0] - ((most - outputs) * high[:, None]).sum(-1))
-        value = value - 4 * gamma(2 * m + 8) * m * outputs.abs().amax(-1)
+        value = rows_over_classes(outputs, low, high)
         if inputs is None:
             return value
         moved = over_box(inputs, lower, upper)[0]

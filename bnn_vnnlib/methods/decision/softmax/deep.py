@@ -31,10 +31,10 @@ from bnn_vnnlib.bounds.dense.exponents import Exponents, typical
 from bnn_vnnlib.bounds.dense.hidden import CentredForm, mixed
 from bnn_vnnlib.methods.decision.method import picked
 from bnn_vnnlib.methods.decision.softmax.method import SoftmaxSource
-from bnn_vnnlib.methods.decision.softmax.one_layer import GRAIN, OneLayerSoftmax
-from bnn_vnnlib.methods.decision.softmax.softmax import HUGE, Classes
+from bnn_vnnlib.methods.decision.softmax.one_layer import OneLayerSoftmax
+from bnn_vnnlib.methods.decision.softmax.softmax import GRAIN, HUGE, Classes, entropy, on_a_grid
 from bnn_vnnlib.network.dense_chain import DenseChain
-from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
+from bnn_vnnlib.rounding import ELEMENTARY, UNIT
 from bnn_vnnlib.system.clock import Deadline
 
 BELOW = (1.0, 0.75, 0.5, 0.375)
@@ -100,20 +100,12 @@ def _questions(mean: Tensor, wanted: Tensor) -> _Questions:
     below = powers[:, None, None] * other[wanted][:, :, None]
     p = torch.softmax(mean, -1)
     others = torch.softmax(mean[:, None].expand(-1, m, -1).masked_fill(unit.bool(), -torch.inf), -1)
-    q = (others * GRAIN).round() / GRAIN
-    rest = 1 - q.sum(-1, keepdim=True)  # exact, as all are multiples of 1 / GRAIN
-    q = q.scatter_add(-1, q.argmax(-1, keepdim=True), rest)[:, None]
+    q = on_a_grid(others)[:, None]
     tangent = (((1 - p) * GRAIN).ceil() / GRAIN).clamp(1 / GRAIN, 1.0)
     share = torch.stack([tangent, *(torch.full_like(p, power) for power in _ABOVE)], 1)[..., None]
     mixed_in = (1 - share) * unit + share * q
     above = share * (unit - q)
-    return _Questions(wanted, below, above.reshape(boxes, -1, m, m), _entropy(mixed_in))
-
-
-def _entropy(p: Tensor) -> Tensor:
-    """H(p), rounded down."""
-    terms = torch.special.entr(p)
-    return terms.sum(-1) - 2 * (ELEMENTARY + gamma(p.shape[-1] + 8)) * terms.abs().sum(-1) - 4 * ELEMENTARY
+    return _Questions(wanted, below, above.reshape(boxes, -1, m, m), entropy(mixed_in))
 
 
 def _chords(lines: CentredForm, radius: Tensor) -> CentredForm:

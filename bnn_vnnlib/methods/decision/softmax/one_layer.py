@@ -42,7 +42,7 @@ from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.gaussian.normal import LEAST
 from bnn_vnnlib.gaussian.relu import log_moment, log_moment_below
 from bnn_vnnlib.methods.decision.softmax.method import SPLIT, SoftmaxSource
-from bnn_vnnlib.methods.decision.softmax.softmax import Classes, ClassPairs, classes, log_excess
+from bnn_vnnlib.methods.decision.softmax.softmax import GRAIN, Classes, ClassPairs, classes, log_excess
 from bnn_vnnlib.methods.deterministic import MAX_SPLIT_INPUTS, decide_fixed
 from bnn_vnnlib.network.dense_chain import DenseChain
 from bnn_vnnlib.problem import weight_sets
@@ -193,10 +193,6 @@ _MAX_CHANGE = 0.1
 
 _MAX_WIDTH_COST = 2.0
 """What the width of a box may cost in log D, about; boxes that cost more are left alone."""
-
-GRAIN = 2.0**20
-"""Rows g are multiples of 1 / GRAIN, so that 2 g + e_l - e_i is exact; probabilities p (`deep`) multiples of
-1 / GRAIN^2, so that they add up to 1 and e_i - p is exact."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,36 @@ from bnn_vnnlib.rounding import ELEMENTARY, UNIT, gamma
 HUGE = 600.0
 """Largest exponent that is computed; beyond, a bound is useless."""
 
+GRAIN = 2.0**20
+"""Rows g are multiples of 1 / GRAIN, so that 2 g + e_l - e_i is exact; probabilities p multiples of 1 / GRAIN or its
+square, so that they add up to 1 and e_i - p is exact."""
+
+
+def on_a_grid(p: Tensor) -> Tensor:
+    """Probabilities near p (.., m) that are multiples of 1 / GRAIN, add up to 1, and are 0 where p is 0."""
+    q = (p * GRAIN).round() / GRAIN
+    return q.scatter_add(-1, q.argmax(-1, keepdim=True), 1 - q.sum(-1, keepdim=True))
+
+
+def entropy(p: Tensor) -> Tensor:
+    """H(p) of probabilities (.., m), rounded down."""
+    terms = torch.special.entr(p)
+    found = terms.sum(-1) - 2 * (ELEMENTARY + gamma(p.shape[-1] + 8)) * terms.abs().sum(-1) - 4 * ELEMENTARY
+    return found.clamp(min=0)
+
+
+def rows_over_classes(outputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(N, R): bounds from below on rows c . D, c in outputs (N or 1, R, m), from low <= D <= high (N, m).
+
+    The D_i add up to 1, so that for l <= D <= u
+        c . D = min c + sum_i (c_i - min c) D_i >= min c + sum_i (c_i - min c) l_i,
+        c . D = max c - sum_i (max c - c_i) D_i >= max c - sum_i (max c - c_i) u_i.
+    """
+    m, (least, most) = outputs.shape[-1], torch.aminmax(outputs, dim=-1, keepdim=True)
+    value = least[..., 0] + ((outputs - least) * low[:, None]).sum(-1)
+    value = torch.maximum(value, most[..., 0] - ((most - outputs) * high[:, None]).sum(-1))
+    return value - 4 * gamma(2 * m + 8) * m * outputs.abs().amax(-1)
+
 
 @dataclass(frozen=True, eq=False)
 class ClassPairs:

@@ -1,19 +1,24 @@
-"""The expected sigmoid of a Gaussian logit: exact, up to rounding, at every x where only the last layer is random.
+"""The expected softmax or sigmoid of Gaussian logits: one-dimensional integrals where only the last layer is random.
 
-Let the weight and the biases of the last dense layer be all that is random, and z(x) its input. Every logit, an output
-under a sigmoid of its own or the difference of the two outputs of a softmax, is a row a of the outputs. It is Gaussian
-at every x: its mean m(x) is that of the mean network, and its deviation s(x) the length of a linear map of z(x),
-    s^2 = sum_kj a_k^2 Var W_kj z_j^2 + sum_k a_k^2 Var b_k + sum over groups of shared noise |B z + b|^2   (`shared`).
+Let the weight and the biases of the last dense layer be all that is random, and z(x) its input. A row u of the outputs
+is Gaussian at every x: its mean m(x) is that of the mean network, and its deviation s(x) the length of a linear map of
+z(x),
+    s^2 = sum_kj u_k^2 Var W_kj z_j^2 + sum_k u_k^2 Var b_k + sum over groups of shared noise |B z + b|^2   (`shared`).
 
 1. E sigmoid(m + s N) rises with m. By Stein's lemma its derivative in s is s E sigmoid''(m + s N). That has the sign of
    -m, since sigmoid'' is odd and negative above 0, where a normal density of mean m > 0 is the larger one of x and -x.
    So it falls with s where m > 0, and rises with s where m < 0.
-2. Over a box with m in [m1, m2] and s in [s1, s2] it is therefore least at m1, with s2 if m1 > 0 and else with s1, and
-   greatest at m2, with s1 if m2 > 0 and else with s2.
+2. Over a box with m <= m2 and s in [s1, s2] it is therefore greatest at m2, with s1 if m2 > 0 and else with s2. Its
+   least value is 1 less the greatest one of the negated row, as sigmoid(f) = 1 - sigmoid(-f).
 3. E sigmoid(X) = (1 + E tanh(X / 2)) / 2, which `gaussian.tanh` computes with a proved error.
 4. For large s: sigmoid(x) - [x > 0] is odd, and sigmoid(-x) in size, and a normal density of deviation s has slopes of
    at most e^(-1/2) / (sqrt(2 pi) s^2) < 0.2420 / s^2. So E sigmoid(X) differs from Phi(m / s) by at most
    2 (0.2420 / s^2) integral of x sigmoid(-x) over x > 0 = 2 (0.2420 / s^2) pi^2 / 12 < 0.4 / s^2.
+5. Softmax. For probabilities p_k of the classes k other than j, with the entropy H(p), Jensen's inequality gives
+       sum_k exp(f_k) >= sum_k p_k exp(f_k - log p_k) >= exp(p . f + H(p)),
+   so that softmax_j <= sigmoid(f_j - p . f - H(p)): the sigmoid of one Gaussian logit, with the row e_j - p. Of several
+   p the best one counts: the strongest rival alone, which is exact for two classes, and softmaxes of the others.
+   As the D_k add up to 1, D_i >= 1 - the sum of these bounds over the other classes.
 """
 
 from __future__ import annotations
@@ -27,11 +32,14 @@ from torch import Tensor
 
 from bnn_vnnlib.bounds.interval import Interval
 from bnn_vnnlib.bounds.tails.shared import Correlation, Group
+from bnn_vnnlib.bounds.walk import completed
 from bnn_vnnlib.bounds.weights import ParamBox, WeightBoxes
 from bnn_vnnlib.gaussian.normal import cdf_above, cdf_below
 from bnn_vnnlib.gaussian.tanh import expectations_for
 from bnn_vnnlib.methods.correlation import correlation, independent
-from bnn_vnnlib.methods.last_layer import LastLayer, last_layer
+from bnn_vnnlib.methods.decision.softmax.softmax import entropy, on_a_grid, rows_over_classes
+from bnn_vnnlib.methods.last_layer import LastLayer, forms_of_rows, last_layer
+from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.network.network import Gaussian
 from bnn_vnnlib.network.nodes import Activation, Linear, Reshape, params_of
 from bnn_vnnlib.problem import weight_sets
@@ -54,9 +62,13 @@ def of_logits(bounds: OutputBounds) -> OutputBounds:
     return OutputBounds(replace(bounds.engine, network=before), "sigmoid")
 
 
+_HEATS = (1.0, 2.5)
+"""p is a softmax of the mean logits of the other classes, divided by these (step 5): more noise asks for more."""
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianLogits:
-    """A `decision.method.RowMethod` for a sigmoid on every output, or the softmax of two."""
+    """A `decision.method.RowMethod` for a softmax, or a sigmoid on every output."""
 
     bounds: OutputBounds
     layer: LastLayer
@@ -64,7 +76,7 @@ class GaussianLogits:
     deviations: WeightBoxes
     shared: Correlation | None
 
-    name: ClassVar[str] = "Gaussian logit"
+    name: ClassVar[str] = "Gaussian logits"
 
     @staticmethod
     def over(bounds: OutputBounds, posterior: Gaussian, device: torch.device) -> GaussianLogits:
@@ -79,73 +91,72 @@ class GaussianLogits:
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds on c.D(x) + g.x over boxes (N, n)."""
-        rows = self._logits(lower)
-        step = self.bounds.engine.chunk(1, 2 * len(rows))
-        low, high = torch.zeros(2, len(lower), len(rows), dtype=lower.dtype, device=lower.device)
-        high += 1
-
-        def work(some: Tensor) -> None:
-            low[some], high[some] = self._expected(lower[some], upper[some], rows)
-
-        self.bounds.engine.deadline.reached(torch.arange(len(lower), device=lower.device).split(step), work)
-        if self.bounds.transform == "softmax":  # D = (1 - p, p)
-            slope, constant = outputs[..., 1:] - outputs[..., :1], outputs[..., 0]
-            paid = UNIT * slope.abs()[..., 0]
+        engine, m = self.bounds.engine, self.bounds.engine.network.signature.output_size
+        step = engine.chunk(1, 2 * m if self.bounds.transform == "sigmoid" else m * (1 + len(_HEATS)))
+        parts = torch.arange(len(lower), device=lower.device).split(step)
+        found = engine.deadline.reached(parts, lambda some: self._expected(lower[some], upper[some]))
+        low = completed([part[0] for part in found], (len(lower), m), 0.0, lower)
+        high = completed([part[1] for part in found], (len(lower), m), 1.0, lower)
+        if self.bounds.transform == "softmax":
+            value = rows_over_classes(outputs, low, high)
         else:
-            slope, constant, paid = outputs, torch.zeros_like(outputs[..., 0]), torch.zeros_like(outputs[..., 0])
-        value = torch.where(slope >= 0, slope * low[:, None], slope * high[:, None]).sum(-1) + constant
-        if inputs is not None:
-            moved = over_box(inputs, lower, upper)[0]
-            value, paid = value + moved, paid + 2 * UNIT * moved.abs()
-        size = outputs.abs().sum(-1) + value.abs()
-        return value - paid - gamma(2 * len(rows) + 8) * size - TINY
+            value = torch.where(outputs >= 0, outputs * low[:, None], outputs * high[:, None]).sum(-1)
+            value = value - gamma(2 * m + 8) * outputs.abs().sum(-1) - TINY
+        if inputs is None:
+            return value
+        moved = over_box(inputs, lower, upper)[0]
+        return value + moved - 2 * UNIT * (value.abs() + moved.abs())
 
-    def _logits(self, like: Tensor) -> Tensor:
-        """(L, m): the rows of the outputs that are logits."""
+    def _expected(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, m) each: bounds on the expected softmax, or sigmoids."""
         m = self.bounds.engine.network.signature.output_size
-        return (
-            like.new_tensor([[-1.0, 1.0]])
-            if self.bounds.transform == "softmax"
-            else torch.eye(m, dtype=like.dtype, device=like.device)
-        )
+        unit = torch.eye(m, dtype=lower.dtype, device=lower.device)
+        if self.bounds.transform == "sigmoid":
+            high = self._highest(lower, upper, torch.cat([unit, -unit]).expand(len(lower), -1, -1), lower.new_zeros(()))
+            return (1 - high[:, m:] - UNIT).clamp(min=0), high[:, :m]
+        mean = evaluate(self.bounds.engine.network, (lower + upper) / 2)
+        others = torch.where(unit.bool(), -torch.inf, mean[:, None])
+        rival = torch.nn.functional.one_hot(others.argmax(-1), m).to(lower)
+        p = torch.cat([rival, *(on_a_grid(torch.softmax(others / heat, -1)) for heat in _HEATS)], 1)
+        high = self._highest(lower, upper, unit.repeat(1 + len(_HEATS), 1) - p, entropy(p))
+        high = high.unflatten(1, (-1, m)).amin(1)
+        rest = high.sum(-1, keepdim=True) - high
+        return (1 - rest - gamma(2 * m + 8) * (1 + high.sum(-1, keepdim=True))).clamp(min=0), high
 
-    def _expected(self, lower: Tensor, upper: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, L) each: bounds on E sigmoid of the logits (steps 1 and 2)."""
-        engine = self.bounds.engine
-        found = engine.rows(self.means, lower, upper, torch.cat([rows, -rows])[None]).lower[0]
-        least, most = found[:, : len(rows)], -found[:, len(rows) :]
-        z = engine.ranges(self.means, Interval(lower[None], upper[None])).values[
-            engine.network.nodes[self.layer.weight].inputs[0]
-        ]
-        narrow, wide = self._deviation(z, rows)
+    def _highest(self, lower: Tensor, upper: Tensor, rows: Tensor, less: Tensor) -> Tensor:
+        """(N, L): bounds from above on E sigmoid(row . f - less) over boxes (N, n) (steps 1 and 2), rows (N, L, m)."""
+        engine, box = self.bounds.engine, Interval(lower[None], upper[None])
+        ranges = engine.ranges(self.means, box)
+        most = -forms_of_rows(engine, self.means, ranges, box, -rows).minimum(box)[0]
+        most = most - less + 2 * UNIT * (most.abs() + less)
+        narrow, wide = self._deviation(ranges.values[engine.network.nodes[self.layer.weight].inputs[0]], rows)
         engine.deadline.check()
-        low, _ = expected_sigmoid(least, torch.where(least > 0, wide, narrow))
-        _, high = expected_sigmoid(most, torch.where(most > 0, narrow, wide))
-        return low, high
+        return expected_sigmoid(most, torch.where(most > 0, narrow, wide))[1]
 
     def _deviation(self, z: Interval, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L) each: bounds on s over z in a box (1, N, *features)."""
-        nodes, m = self.bounds.engine.network.nodes, rows.shape[1]
+        nodes, m = self.bounds.engine.network.nodes, rows.shape[-1]
         node = nodes[self.layer.weight]
         if not isinstance(node, Linear):
             raise TypeError("the last layer is dense")
         biases = [param for place in self.layer.biases for param in params_of(nodes[place])]
-        ends = torch.stack([z.lower, z.upper])[:, 0].flatten(2).abs()
+        ends = torch.stack([z.lower, z.upper])[:, 0].flatten(2).abs().expand(2, len(rows), -1)
         inside = ((z.lower <= 0) & (z.upper >= 0))[0].flatten(1)
         smallest, largest = squared_down(torch.where(inside, 0.0, ends.amin(0))), squared(ends.amax(0))
-        weight, square = self.deviations.param(node.weight), rows**2
+        weight, square, square_down = self.deviations.param(node.weight), squared(rows), squared_down(rows)
         paid = gamma(2 * (ends.shape[-1] + m) + 64)
 
-        def of_independent(variance: Callable[[ParamBox], Tensor], z2: Tensor) -> Tensor:
+        def of_independent(variance: Callable[[ParamBox], Tensor], square: Tensor, z2: Tensor) -> Tensor:
             """(N, L): the variance of the noise that is independent."""
-            found = z2 @ (square @ variance(weight).expand(1, *node.weight.shape)[0]).mT
+            each = square @ variance(weight).expand(1, *node.weight.shape)[0]
+            found = (each @ z2[..., None])[..., 0]
             for param in biases:
                 own = variance(self.deviations.param(param)).expand(1, *param.shape)
                 found = found + square @ own.reshape(m)
             return found
 
-        least = of_independent(lambda box: box.sure_variance, smallest) * (1 - paid)
-        most = of_independent(lambda box: box.variance, largest) * (1 + paid) + TINY
+        least = of_independent(lambda box: box.sure_variance, square_down, smallest) * (1 - paid)
+        most = of_independent(lambda box: box.variance, square, largest) * (1 + paid) + TINY
         for group in () if self.shared is None else self.shared.groups:
             near, far = self._group(group, node, z, rows)
             least, most = least + squared_down(near) * (1 - paid), (most + squared(far)) * (1 + paid)
@@ -153,19 +164,18 @@ class GaussianLogits:
 
     def _group(self, group: Group, node: Linear, z: Interval, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(N, L) each: bounds on |B z + b| of a group of shared noise."""
-        nodes, count = self.bounds.engine.network.nodes, len(rows)
-        center, radius = z.center_radius
-        total, slack = center.new_zeros(1, 1, count, group.latents), center.new_zeros(1, 1, count)
+        nodes, lead = self.bounds.engine.network.nodes, (len(rows), 1, rows.shape[1])
+        center, radius = (side.transpose(0, 1).expand(len(rows), *(-1,) * (side.dim() - 1)) for side in z.center_radius)
+        total, slack = center.new_zeros(*lead, group.latents), center.new_zeros(lead)
         if node.weight.source in group.sources:
-            a = rows.reshape(1, 1, count, *node.shape)
-            use = group.use(node, a, nodes[node.inputs[0]].shape, [center])
+            use = group.use(node, rows.reshape(*lead, *node.shape), nodes[node.inputs[0]].shape, [center])
             total, slack = total + use.centers[0], slack + use.reach(radius) + use.slacks[0]
         for param in (param for place in self.layer.biases for param in params_of(nodes[place])):
             if param.source in group.sources:
-                found, error = group.shift(param, rows.reshape(1, 1, count, *param.shape))
+                found, error = group.shift(param, rows.reshape(*lead, *param.shape))
                 total, slack = total + found, slack + error
-        length, paid = torch.linalg.vector_norm(total, dim=-1)[0], gamma(2 * group.latents + 16)
-        slack = slack[0] * (1 + paid)
+        length, paid = torch.linalg.vector_norm(total, dim=-1)[:, 0], gamma(2 * group.latents + 16)
+        slack = slack[:, 0] * (1 + paid)
         return (length * (1 - paid) - slack).clamp(min=0), length * (1 + paid) + slack + TINY
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import cast
 
 import mpmath
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from bnn_vnnlib import Model, verify_batch
-from bnn_vnnlib.methods.decision.softmax.one_logit import expected_sigmoid, last_layer
+from bnn_vnnlib.bounds.engine import Engine
+from bnn_vnnlib.methods.decision.softmax.gaussian_logits import GaussianLogits, expected_sigmoid, last_layer
 from bnn_vnnlib.model import GaussianDiagonal, GaussianFull, GaussianKron, GaussianLowRank, KronLayer
 from bnn_vnnlib.network.network import Gaussian
+from bnn_vnnlib.problem.outputs import OutputBounds
 from support.builders import model, rows
 
 
@@ -152,6 +155,69 @@ def test_a_sigmoid_in_the_graph(likelihood):
     assert (inside.upper - inside.lower <= 5e-9).all()
 
 
+CLASSES, LATENTS = 4, 2
+
+
+def several_classes(scale: float) -> Model:
+    """Four classes whose noise two numbers move, so that expectations are integrals over a plane."""
+    rng = np.random.default_rng(7)
+    sizes = ((HIDDEN, INPUTS), (CLASSES, HIDDEN))
+    net = model([(rng.normal(size=size), rng.normal(size=size[0])) for size in sizes], activation="tanh",
+                likelihood="categorical")  # fmt: skip
+    factors = {"W1": rng.normal(size=(LATENTS, CLASSES, HIDDEN)), "b1": rng.normal(size=(LATENTS, CLASSES))}
+    return replace(net, posterior=GaussianFull({name: scale * factor for name, factor in factors.items()}))
+
+
+def expected_softmax(net: Model, x: np.ndarray, step: float = 0.1) -> np.ndarray:
+    """(P, m): D at points by the trapezoidal rule, whose error is far below rounding for such integrands."""
+    posterior, tensors = net.posterior, net.network.tensors
+    assert isinstance(posterior, GaussianFull)
+    z = np.tanh(x @ tensors["W0"].T + tensors["b0"])
+    axis = np.arange(-9, 9.01, step)
+    t = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, LATENTS)
+    weight = np.exp(-(t**2).sum(1) / 2)
+    noise = np.einsum("kij,pj->pki", posterior.factors["W1"], z) + posterior.factors["b1"]
+    logits = (z @ tensors["W1"].T + tensors["b1"])[:, None] + t @ noise
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray((p / p.sum(-1, keepdims=True) * weight[:, None]).sum(1) / weight.sum())
+
+
+def bounded_softmax(net: Model, lower: np.ndarray, upper: np.ndarray, asked: torch.Tensor) -> torch.Tensor:
+    """Lower bounds of the rows `asked` over D, by the method alone."""
+    bounds = OutputBounds(Engine(net.network), "softmax")
+    method = GaussianLogits.over(bounds, cast("Gaussian", net.posterior), torch.device("cpu"))
+    return method.lower(torch.tensor(lower), torch.tensor(upper), asked[None])
+
+
+CLASS = torch.eye(CLASSES, dtype=torch.float64)
+ASKED = torch.cat([CLASS, -CLASS, CLASS[:1] - CLASS[1:]])
+"""Each class from both sides, and margins."""
+
+
+@pytest.mark.parametrize("scale", [1e-9, 0.05, 0.3, 1.0])
+def test_several_classes_at_points(scale):
+    """Without noise the bounds lose no more than p does, which lies on a grid."""
+    net, x = several_classes(scale), 2 * np.random.default_rng(1).normal(size=(6, INPUTS))
+    known = torch.tensor(expected_softmax(net, x)) @ ASKED.mT
+    lost = known - bounded_softmax(net, x, x, ASKED)
+    assert (lost >= -1e-12).all()
+    assert float(lost.amax()) <= (1e-5 if scale < 1e-3 else 2.0)
+    assert float(lost.mean()) <= {0.05: 0.01, 0.3: 0.04}.get(scale, 0.25)
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.1])
+def test_several_classes_over_boxes(radius):
+    net, rng = several_classes(0.25), np.random.default_rng(2)
+    center = rng.normal(size=(4, INPUTS))
+    found = bounded_softmax(net, center - radius, center + radius, ASKED)
+    corners = np.stack(np.meshgrid(*[[-1, 1]] * INPUTS), -1).reshape(-1, INPUTS)
+    for i in range(4):
+        x = center[i] + radius * np.concatenate([corners, rng.uniform(-1, 1, (40, INPUTS))])
+        known = (torch.tensor(expected_softmax(net, x, 0.3)) @ ASKED.mT).amin(0)
+        assert (found[i] <= known + 1e-12).all()
+        assert float((known - found[i]).mean()) <= 0.05 + 4 * radius
+
+
 def test_other_networks_are_not_served():
     net = network_of("diagonal", 2)
     posterior = net.posterior
@@ -161,4 +227,4 @@ def test_other_networks_are_not_served():
     assert last_layer(net.network, GaussianDiagonal({"W0": np.ones((HIDDEN, INPUTS))})) is None
     other = replace(net, posterior=GaussianDiagonal({"W0": np.ones((HIDDEN, INPUTS))}))
     found = verify_batch(other, [[0.1] * 3], [[0.1] * 3], query="decision")
-    assert "Gaussian logit" not in found.method
+    assert "Gaussian logits" not in found.method
