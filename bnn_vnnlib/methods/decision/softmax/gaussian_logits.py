@@ -114,7 +114,7 @@ class GaussianLogits:
         if self.bounds.transform == "sigmoid":
             high = self._highest(lower, upper, torch.cat([unit, -unit]).expand(len(lower), -1, -1), lower.new_zeros(()))
             return (1 - high[:, m:] - UNIT).clamp(min=0), high[:, :m]
-        mean = evaluate(self.bounds.engine.network, (lower + upper) / 2)
+        mean = evaluate(self.bounds.engine.network, (lower + upper) / 2).nan_to_num(0.0, 1e300, -1e300)
         others = torch.where(unit.bool(), -torch.inf, mean[:, None])
         rival = torch.nn.functional.one_hot(others.argmax(-1), m).to(lower)
         p = torch.cat([rival, *(on_a_grid(torch.softmax(others / heat, -1)) for heat in _HEATS)], 1)
