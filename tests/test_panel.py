@@ -39,3 +39,11 @@ def test_the_subset_has_both_queries_and_both_verdicts():
     found = {(kept["query"], kept["verdict"]) for kept in answers()}
     assert len(answers()) >= 25
     assert {("probabilistic", "sat"), ("probabilistic", "unsat"), ("decision", "unsat")} <= found
+
+
+def test_the_table_names_no_folder_of_the_machine_that_measured_it():
+    table = SUBSET.parents[2] / "docs" / "panel.csv"
+    with table.open(encoding="utf-8", newline="") as stream:
+        reasons = {row["reason"] for row in csv.DictReader(stream)}
+    assert len(reasons) > 1
+    assert not [reason for reason in reasons if Path(reason.split(":")[0]).is_absolute()]

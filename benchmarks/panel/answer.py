@@ -54,7 +54,8 @@ def answer(name: str, network: str, out: Path, query: str, estimate: dict[str, A
         asked = read_property(out / "vnnlib" / f"{name}.vnnlib", model.network.signature)
         found = verify(model, asked, query=query, timeout=TIMEOUT, memory=MEMORY, started=begun)
     except InputError as refused:
-        return row | {"reason": str(refused), "seconds": time.monotonic() - begun}
+        reason = str(refused).replace(f"{out}{os.sep}", "")
+        return row | {"reason": reason, "seconds": time.monotonic() - begun}
     bounds = (found.p_safe.lower, found.p_safe.upper) if found.p_safe else (row["lower"], row["upper"])
     if found.decision is not None:
         bounds = tuple(float(side[estimate["output"]]) for side in (found.decision.lower, found.decision.upper))

@@ -94,6 +94,8 @@ _HOW = {
         "drawn networks": "Networks are drawn and bounded one by one; a martingale bounds the mean or the median of "
         "what is proved of them.",
         "cells of weights": "Cells of weights: the space of few random numbers is split, and the cells' means add up.",
+        "Gaussian logits": "Gaussian logits: the last layer alone is random, so that a probability is at most the "
+        "expected sigmoid of one Gaussian number, which is known.",
         "closed forms": "Closed forms: the expectation over a layer's weights is known, and bounded over the inputs.",
         "moments": "Moments of the layers' values bound the expectation.",
         "tails": "Tails: the probability that an output leaves a range bounds its expectation.",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import walk_packages
+from types import ModuleType
 
 import pytest
 
+import bnn_vnnlib.methods.decision as decisions
 from bnn_vnnlib import Query, Verdict
 from bnn_vnnlib.report.guarantee import certain, guarantee
 from bnn_vnnlib.result import Asked, Rule
@@ -128,6 +132,26 @@ def test_a_method_of_a_later_version_is_named(query, verdict):
     words = guarantee(replace(row(safe("unknown", 0.0, 1.0)), query=query, verdict=verdict, method="something new"))
     assert words.how == "Method: something new."
     assert ("Proved" in words.says or "Shown" in words.says) == (verdict in (Verdict.SAT, Verdict.UNSAT))
+
+
+def named_methods() -> set[str]:
+    """The names of all classes that bound a decision."""
+    modules = (import_module(f"{decisions.__name__}.{name}") for name in names_below(decisions))
+    kinds = (kind for module in modules for kind in vars(module).values() if isinstance(kind, type))
+    return {kind.name for kind in kinds if isinstance(getattr(kind, "name", None), str)}
+
+
+def names_below(package: ModuleType) -> list[str]:
+    """Names of the modules in a package, below its own."""
+    found = walk_packages(package.__path__, f"{package.__name__}.")
+    return [module.name.removeprefix(f"{package.__name__}.") for module in found if not module.ispkg]
+
+
+def test_every_method_of_the_decision_is_explained():
+    assert {"tails", "Gaussian logits", "closed forms"} <= named_methods()
+    for name in named_methods():
+        words = guarantee(replace(row(decision("unsat", [0.9], [1.0])), method=name))
+        assert words.how != f"Method: {name}.", name
 
 
 def test_a_verdict_without_its_query_is_no_certificate():
