@@ -97,7 +97,7 @@ class Kink:
             tangent = _from_alpha(alpha, torch.floor(share + 0.5))
         else:
             chosen = _from_alpha(alpha, choice[0 if alpha <= 1 else 1].clamp(0, 1))
-            tangent = torch.where(open_sign > 0, chosen, chord)
+            tangent = torch.where((n > 0) & (p > 0), chosen, chord)  # in float32 TINY, and so `open_sign`, is 0
         zero = torch.zeros_like(lower)
         return Lines(tangent, zero, chord, gap) if alpha <= 1 else Lines(chord, -gap, tangent, zero)
 
