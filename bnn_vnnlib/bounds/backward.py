@@ -20,7 +20,7 @@ from bnn_vnnlib.bounds.walk import LinearForm, Ranges, Walk, filled, least_of_ro
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network import maps
 from bnn_vnnlib.network.network import Network
-from bnn_vnnlib.network.nodes import Conv, Input, Linear, Max, Reshape, Select, Shift, Transpose
+from bnn_vnnlib.network.nodes import Activation, Conv, Input, Linear, Max, Reshape, Select, Shift, Transpose
 from bnn_vnnlib.rounding import TINY
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
@@ -118,13 +118,13 @@ def finish(walk: Walk, last: int, size: int, rules: Rules) -> LinearForm:
 
 def unit_walk(
     network: Network, weights: WeightBoxes, ranges: Ranges, position: int, index: Tensor, items: int,
-    deadline: Deadline = Deadline(),
+    deadline: Deadline = Deadline(), sides: Sequence[int] = (0, 1),
 ) -> tuple[Walk, Descent]:  # fmt: skip
-    """The rows e_i, then -e_i, for the elements i in `index` of a node: R = 2 len(index). Raises OutOfTime."""
+    """The rows of `block.units` for the elements in `index` of a node. Raises OutOfTime."""
     lead = weights.count, items
-    zero = weights.scale.new_zeros(*lead, 2 * len(index))
+    zero = weights.scale.new_zeros(*lead, len(sides) * len(index))
     walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True, deadline=deadline)
-    walk.give(position, block.units(index, network.nodes[position].shape, lead, zero, both=True))
+    walk.give(position, block.units(index, network.nodes[position].shape, lead, zero, sides))
     return walk, descend(walk, position, LINEAR)
 
 
@@ -135,6 +135,17 @@ def dense_units(
     zero = weights.scale.new_zeros(weights.count, items, 2 * math.prod(network.nodes[position].shape))
     walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough=True)
     return finish(walk, position, size, LINEAR) if start_at_units(walk, position) else None
+
+
+def sides(network: Network, position: int) -> Sequence[tuple[int, ...]]:
+    """The sides of a node's elements, from below (0) and from above (1), in the order in which they are walked.
+
+    Where nothing but Relu reads the node, those from above come first: of an element that is below 0 the other one does
+    not matter.
+    """
+    readers = [node for node in network.nodes if position in node.inputs]
+    relu = all(isinstance(node, Activation) and node.kind == "relu" for node in readers)
+    return ((1,), (0,)) if relu and position not in network.outputs else ((0, 1),)
 
 
 def lengthy(network: Network, position: int) -> bool:

@@ -107,7 +107,10 @@ class Place:
         flat = z.expand(*z.shape[:2], *self.shape).reshape(*z.shape[:2], -1)
         if not self.inside:
             flat = torch.cat([flat, flat.new_zeros(*flat.shape[:2], 1)], -1)
-        return flat.index_select(-1, self.index.reshape(-1)).reshape(*z.shape[:2], *self.index.shape)
+        index = self.index.reshape(-1)
+        if flat.shape[:2] == (1, 1):  # three times as fast
+            return flat.reshape(-1).index_select(0, index).reshape(1, 1, *self.index.shape)
+        return flat.index_select(-1, index).reshape(*z.shape[:2], *self.index.shape)
 
     def moved(self, axes: Sequence[int]) -> Place:
         """The windows in the transposed node whose axis i is this node's axis `axes[i]`."""
@@ -125,13 +128,14 @@ class Place:
 
 def _flat(start: Tensor, window: Sequence[int], shape: Sequence[int]) -> Tensor:
     """Row-major indices (R, *window) into an array of that shape; its size where an index is out of range."""
-    rank, flat, outside = len(shape), start.new_zeros(()), start.new_zeros((), dtype=torch.bool)
+    rank, everything = len(shape), math.prod(shape)
+    small = torch.int32 if rank * everything < 2**31 else torch.int64  # gathers are twice as fast
+    flat = start.new_zeros((), dtype=small)
     for axis, (size, count) in enumerate(zip(shape, window, strict=True)):
-        steps = start[:, axis, None] + torch.arange(count, device=start.device)
-        steps = steps.reshape(len(start), *(1,) * axis, count, *(1,) * (rank - axis - 1))
-        flat, outside = flat * size + steps, outside | (steps < 0) | (steps >= size)
-    flat = torch.where(outside, math.prod(shape), flat)
-    return flat.expand(len(start), *window)
+        step = start[:, axis, None] + torch.arange(count, device=start.device)
+        part = torch.where((step >= 0) & (step < size), step * math.prod(shape[axis + 1 :]), everything)
+        flat = flat + part.to(small).reshape(len(start), *(1,) * axis, count, *(1,) * (rank - axis - 1))
+    return flat.clamp_(max=everything).expand(len(start), *window)
 
 
 def _unravelled(index: Tensor, shape: Sequence[int]) -> Tensor:
@@ -233,7 +237,7 @@ class Block:
         """Values at a place that holds all indices of this one that the node has."""
         if self.place is None:
             raise TypeError("whole rows are within no window")
-        index = _flat(self.place.start - place.start, self.place.window, place.window).flatten(1)
+        index = _flat(self.place.start - place.start, self.place.window, place.window).flatten(1).long()
         lead, size = self.values.shape[:3], math.prod(place.window)
         index = index.expand(*lead, -1)
         return (
@@ -259,14 +263,14 @@ def _zeroed_outside(values: Tensor, place: Place) -> Block:
     return Block(block.whole) if math.prod(place.window) > WHOLE_SHARE * math.prod(place.shape) else block
 
 
-def units(index: Tensor, shape: tuple[int, ...], lead: tuple[int, int], like: Tensor, *, both: bool) -> Block:
-    """Rows e_i for elements i of a node of that shape, then -e_i if both are asked for: windows of one element."""
+def units(
+    index: Tensor, shape: tuple[int, ...], lead: tuple[int, int], like: Tensor, sides: Sequence[int] = (0, 1)
+) -> Block:
+    """The rows e_i for elements i of a node of that shape (side 0), and -e_i (side 1): windows of one element."""
+    one = like.new_tensor([1.0, -1.0])[list(sides)].repeat_interleave(len(index))
     if not shape:
-        return Block((like.new_tensor([1.0, -1.0]) if both else like.new_ones(1)).expand(*lead, -1))
-    start = _unravelled(index, shape)
-    one = like.new_ones(len(index))
-    if both:
-        start, one = torch.cat([start, start]), torch.cat([one, -one])
+        return Block(one.expand(*lead, -1))
+    start = _unravelled(index, shape).repeat(len(sides), 1)
     values = one.reshape(1, 1, -1, *(1,) * len(shape)).expand(*lead, *[-1] * (1 + len(shape)))
     return _zeroed_outside(values, Place(shape, (1,) * len(shape), start))
 
@@ -342,7 +346,7 @@ def select_back(node: Select, a: Block, shape: tuple[int, ...]) -> Block:
     if a.place is None:
         return Block(maps.select_back(node, a.values, shape))
     table = torch.as_tensor(node.index, device=a.values.device).reshape(-1)
-    read = torch.cat([table, table.new_tensor([-1])])[a.place.index.flatten(1)]  # (R, window); -1: nothing
+    read = torch.cat([table, table.new_tensor([-1])])[a.place.index.flatten(1).long()]  # (R, window); -1: nothing
     known = read >= 0
     at = _unravelled(read.clamp(min=0), shape)
     far = torch.tensor(shape, device=at.device)
@@ -364,7 +368,7 @@ def reshaped(a: Block, shape: tuple[int, ...]) -> Block:
     if place is None:
         return Block(a.values.reshape(*a.values.shape[:3], *shape))
     if math.prod(place.window) == 1 and place.inside:
-        start = _unravelled(place.index.flatten(), shape)
+        start = _unravelled(place.index.flatten().long(), shape)
         return Block(a.values.reshape(*a.values.shape[:3], *(1,) * len(shape)), Place(shape, (1,) * len(shape), start))
     mine = [axis for axis, size in enumerate(place.shape) if size != 1]
     if [place.shape[axis] for axis in mine] != [size for size in shape if size != 1] or not place.inside:

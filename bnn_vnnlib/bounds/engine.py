@@ -144,10 +144,11 @@ class Engine:
         interval.
 
         A dense layer is bounded whole, unless it is large (`backward.lengthy`). Of any other node only the elements
-        whose bounds matter are: to Relu and LeakyRelu those with both signs, and rivals behind a maximum; to a maximum
-        its rivals. None are where a single map leads from the input here, because the interval of one map loses no more
-        than the product of both radii: there a dense layer is bounded by intervals, too, if its inputs are many, since
-        lines would store outputs x inputs for every item. Elements that time does not suffice for keep their intervals.
+        whose bounds matter are, side by side (`backward.sides`): to Relu and LeakyRelu those with both signs, and
+        rivals behind a maximum; to a maximum its rivals. None are where a single map leads from the input here, because
+        the interval of one map loses no more than the product of both radii: there a dense layer is bounded by
+        intervals, too, if its inputs are many, since lines would store outputs x inputs for every item. Elements that
+        time does not suffice for keep their intervals.
         """
         known, node = ranges.values[position], self.network.nodes[position]
         first = self._maps_below(position) <= 1
@@ -162,25 +163,27 @@ class Engine:
             return known.meet(Interval(lower.unflatten(2, node.shape), -upper.unflatten(2, node.shape)))
         if first:
             return known
-        k = max(weights.count, len(box.lower))
-        sides = [_flat(side).expand(k, items, -1).clone() for side in (known.lower, known.upper)]
-        matters = self._matters(weights, known, reader, position).expand_as(sides[0])
-        index = matters.any(0).any(0).nonzero()[:, 0]
-        if len(index) == 0:
-            return known
-        start, step = 0, 1
-        while start < len(index):
-            part = index[start : start + step]
-            try:
-                walk, found = backward.unit_walk(self.network, weights, ranges, position, part, items, self.deadline)
-            except OutOfTime:
-                break
-            start, step = start + step, at_once(32 * weights.count * items * walk.largest)
-            lower, upper = found.minimum(box).unflatten(2, (2, -1)).unbind(2)
-            own = matters[:, :, part]  # what matters to a neighbour only would make bounds depend on the batch
-            sides[0][:, :, part] = torch.maximum(sides[0][:, :, part], lower.where(own, -torch.inf))
-            sides[1][:, :, part] = torch.minimum(sides[1][:, :, part], (-upper).where(own, torch.inf))
-        return Interval(*(side.reshape(*side.shape[:2], *node.shape) for side in sides))
+        shape = max(weights.count, len(box.lower)), items, *node.shape
+        levels = torch.stack([_flat(side.expand(shape)) for side in (known.lower, -known.upper)], 2)
+        for sides in backward.sides(self.network, position):
+            known = Interval(levels[:, :, 0].reshape(shape), -levels[:, :, 1].reshape(shape))
+            matters = self._matters(weights, known, reader, position)[:, :, None]
+            index = matters.flatten(0, 2).any(0).nonzero()[:, 0]
+            rows = torch.tensor(sides, device=index.device)[:, None]
+            start, step = 0, 1
+            while start < len(index):
+                part = index[start : start + step]
+                try:
+                    walk, found = backward.unit_walk(
+                        self.network, weights, ranges, position, part, items, self.deadline, sides
+                    )
+                except OutOfTime:
+                    break
+                start, step = start + step, at_once(16 * len(sides) * weights.count * items * walk.largest)
+                # what matters to a neighbour only would make bounds depend on the batch
+                own = found.minimum(box).unflatten(2, (len(sides), -1)).where(matters[..., part], -torch.inf)
+                levels[:, :, rows, part] = torch.maximum(levels[:, :, rows, part], own)
+        return Interval(levels[:, :, 0].reshape(shape), -levels[:, :, 1].reshape(shape))
 
     def _matters(self, weights: WeightBoxes, known: Interval, reader: int, position: int) -> Tensor:
         """(K or 1, M, size): the elements of the node at `position` whose bounds matter to the node at `reader`."""

@@ -3,17 +3,21 @@
     python scripts/measure/decision_spread.py spread DATA
     python scripts/measure/decision_spread.py points DATA
     python scripts/measure/decision_spread.py cost
+    python scripts/measure/decision_spread.py queries DATA IMAGES
 
 `spread` multiplies the standard deviations of published posteriors (see decision.py) by factors; attained ranges are
 estimates from sampled networks, except for regression with one hidden layer. `points` compares the methods for one
 hidden layer of a classifier at points, `cost` takes networks with random weights
-(seed 0, standard deviations of .1 times those of the weights) and boxes of +-.02. Seconds are CPU time of one thread.
+(seed 0, standard deviations of .1 times those of the weights) and boxes of +-.02. `queries` asks networks of two and
+three hidden layers for P_safe and for the decision on the same balls (IMAGES: mnist_t10k.npz). Seconds are CPU time of
+one thread.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -205,6 +209,42 @@ def cost(count: int = 10, eps: float = 0.02) -> None:
                 varied, "-".join(map(str, sizes)), f"{regression / count:.3f}", f"{seconds / count:.3f}",
                 f"{decided} of {count}",
             )  # fmt: skip
+    Console().print(table)
+
+
+@app.command()
+def queries(data: Folder, images: Path, count: int = 20, seconds: float = 60.0) -> None:
+    """Seconds a ball of both queries, each ball by itself; asked for is the class of the mean network."""
+    from sklearn.datasets import load_digits
+
+    mnist = np.load(images)["x"][:count].reshape(count, -1) / 255.0
+    grid = np.load(data / "hcas_X.npy").astype(np.float64)
+    grid = grid[np.random.default_rng(0).choice(len(grid), count, replace=False)]
+    digits, rng = load_digits().data[:count] / 16.0, np.random.default_rng(1)
+    asked = [
+        ("batten_MNIST_MLP_2_50", 1.0, mnist, 0.01), ("hcas_cls2x50_pra0_tau20", 1.0, grid, 0.01),
+        ("digits_vi_64x2", 0.1, digits, 0.01), ("digits_vi_64x2", 0.5, digits, 0.005),
+    ]  # fmt: skip
+    models = [
+        (name, widened(read(data / f"{name}.npz", "categorical"), factor), *rest) for name, factor, *rest in asked
+    ]
+    for sizes in ([6, 32, 32, 32, 3], [8, 64, 64, 5]):
+        name = "-".join(map(str, sizes))
+        models.append((name, random_net(sizes, "categorical"), rng.normal(size=(count, sizes[0])), 0.02))
+    table = Table("network", "radius", "P_safe, s a ball", "decided", "decision, s a ball", "decided", "ratio")
+    time.monotonic = time.process_time
+    for name, model, x, radius in models:
+        label = evaluate(model.network, torch.as_tensor(x)).argmax(-1).reshape(-1).tolist()
+        cells = []
+        for query in ("probabilistic", "decision"):
+            spent, decided = 0.0, 0
+            for center, own in zip(x, label, strict=True):
+                box = (center - radius)[None], (center + radius)[None]
+                found, took = timed(partial(verify_batch, model, *box, labels=[own], query=query, timeout=seconds))
+                spent, decided = spent + took, decided + int(found.verdicts[0] in ("sat", "unsat"))
+            cells.append((spent / count, decided))
+        (one, sure), (two, known) = cells
+        table.add_row(name, f"{radius:g}", f"{one:.3f}", f"{sure}", f"{two:.3f}", f"{known}", f"{two / one:.2f}")
     Console().print(table)
 
 

@@ -4,16 +4,19 @@
 
 SETS has mnist_t10k.npz, of which coloured digits (3 x 32 x 32) are made: every network here is trained on them, once,
 for about a minute of processor time (`--folder` keeps them). All weights and biases get standard deviations of 1 % of
-their means. The questions: balls around the first images that the mean network gets right, clipped to [0, 1]. Query
-`mean` takes one pass of linear bounds over the mean network. A network and query is a
-process of its own. Clocks count processor seconds of one thread, so that other work on the machine changes nothing.
-Memory is the peak beyond what the libraries take.
+their means (`--deviation`). The questions: balls around the first images that the mean network gets right, clipped to
+[0, 1]. Query `mean` takes one pass of linear bounds over the mean network; `--rival PATH`, a checkout of auto_LiRPA
+(github.com/Verified-Intelligence/auto_LiRPA) together with what it imports, takes the same pass in float32 and float64
+for comparison. A network and query is a process of its own. Clocks count processor seconds of one thread, so that other
+work on the machine changes nothing. Memory is the peak beyond what the libraries take.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -136,9 +139,43 @@ def balls(name: str, sets: Path, network: Network, count: int) -> list[tuple[Ten
     return [(image, int(label), radius) for image, label in pairs for radius in NETWORKS[name].radii]
 
 
-def measure(question: tuple[str, Path, Path, str, float, int]) -> None:
+def rival(question: tuple[str, Path, Path, Path, int]) -> None:
+    """Print a line for each ball and floating type: one pass of auto_LiRPA over the mean network."""
+    import onnx
+
+    from bnn_vnnlib import read_model
+
+    name, path, sets, checkout, count = question
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(checkout))
+    lirpa = importlib.import_module("auto_LiRPA")
+    graph, net = onnx.load(path).graph, NETWORKS[name].made().eval()
+    stored = {item.name: torch.tensor(onnx.numpy_helper.to_array(item).copy()) for item in graph.initializer}
+    stored |= {node.output[0]: stored[node.input[0]] for node in graph.node if node.op_type == "Identity"}
+    net.load_state_dict(
+        {key: stored.get(key, torch.tensor(0)) for key in net.state_dict()}
+    )  # 0: batches that were seen
+    network = read_model(path).network
+    for dtype, (image, label, radius) in itertools.product(
+        (torch.float32, torch.float64), balls(name, sets, network, count)
+    ):
+        torch.set_default_dtype(dtype)
+        x = image.to(dtype).reshape(1, *((1, 28, 28) if NETWORKS[name].grey else (3, 32, 32)))
+        low, high = ((x + sign * radius / 255).clamp(0, 1) for sign in (-1, 1))
+        module = lirpa.BoundedModule(net.to(dtype), x)
+        box = lirpa.BoundedTensor(x, lirpa.PerturbationLpNorm(norm=float("inf"), x_L=low, x_U=high))
+        eye = torch.eye(10)
+        rows = eye[label] - eye[[other for other in range(10) if other != label]]
+        begun = time.process_time()
+        with torch.no_grad():
+            least = module.compute_bounds(x=(box,), C=rows[None], method="backward", bound_upper=False)[0].min()
+        spent = time.process_time() - begun
+        print(f"{name} | auto_LiRPA, {dtype} | {radius:g}/255 | margin {float(least):.3g} | {spent:.1f} s", flush=True)
+
+
+def measure(question: tuple[str, Path, Path, str, float, int, float]) -> None:
     """Print a line for each ball."""
-    name, path, sets, query, seconds, count = question
+    name, path, sets, query, seconds, count, deviation = question
     time.monotonic = time.process_time
     torch.set_num_threads(1)
     from bnn_vnnlib import InputError, verify_batch
@@ -147,7 +184,7 @@ def measure(question: tuple[str, Path, Path, str, float, int]) -> None:
     from bnn_vnnlib.posteriors.convert import Spread, Stated, convert
     from bnn_vnnlib.problem import weight_sets
 
-    spread = Spread(0.01, relative=True)
+    spread = Spread(deviation, relative=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = model_from_proto(convert(path, Stated((spread,)), "categorical")[0])
     network, mean = model.network, weight_sets.mean_weights(model.network)
@@ -180,6 +217,8 @@ def main(
     query: Annotated[list[str] | None, typer.Option()] = None,
     seconds: float = 20.0,
     count: Annotated[int, typer.Option(help="Images.")] = 3,
+    deviation: Annotated[float, typer.Option(help="Of each weight, as a share of its mean.")] = 0.01,
+    other: Annotated[Path | None, typer.Option("--rival", help="A checkout of auto_LiRPA.")] = None,
 ) -> None:
     """A line for each ball: network, query, radius, answer, processor seconds, GiB."""
     torch.set_num_threads(1)
@@ -191,7 +230,9 @@ def main(
             if not path.exists():
                 pool.apply(trained, (name, sets, path))
             for asked in query or ["mean", "probabilistic", "decision"]:
-                pool.apply(measure, ((name, path, sets, asked, seconds, count),))
+                pool.apply(measure, ((name, path, sets, asked, seconds, count, deviation),))
+            if other is not None:
+                pool.apply(rival, ((name, path, sets, other, count),))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.model import GaussianDiagonal, GaussianLowRank, Network
 from bnn_vnnlib.network.evaluate import evaluate
-from bnn_vnnlib.network.nodes import Activation, Select
+from bnn_vnnlib.network.nodes import Activation, Scale, Select
 from bnn_vnnlib.problem import weight_sets
 from bnn_vnnlib.system.clock import Deadline, OutOfTime
 from support.clock import Clock
@@ -114,9 +115,25 @@ def _normalised() -> Network:
     return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
 
 
+def _batch_norms() -> Network:
+    """Convolutions with two scales each, of which the first one is certain: as a reader takes batch norm apart."""
+    make = Builder(9)
+
+    def normed(x: int, kernel: tuple[int, ...]) -> int:
+        channels = (kernel[0], 1, 1)
+        x = make.shift(make.conv(x, kernel, pads=(1, 1, 1, 1)), channels)
+        return make.shift(make.scale(make.scale(x, channels), channels), channels)
+
+    x = make.activation(normed(make.input(1, 2, 8, 8), (3, 2, 3, 3)))
+    y = normed(make.activation(normed(x, (3, 3, 3, 3))), (3, 3, 3, 3))
+    x = make.activation(make.sum(y, x))
+    return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "strided": _strided, "grouped": _grouped, "residual": _residual, "pools": _pools,
     "channels last": _channels_last, "joined": _joined, "normalised": _normalised,
+    "batch norms": _batch_norms,
 }  # fmt: skip
 
 
@@ -251,7 +268,7 @@ def test_shortcuts_are_walks_that_stop_at_known_nodes(name: str, thorough: bool)
         if len(shape) < 3:
             continue
         (short, middle), tight = run.shortcut(position)
-        units = block.units(torch.arange(int(np.prod(shape))), shape, (1, 1), run.box.lower, both=True)
+        units = block.units(torch.arange(int(np.prod(shape))), shape, (1, 1), run.box.lower)
         walk, noise = run._start(units.values.new_zeros(units.values.shape[:3]), False, run._own(position))
         rules = noise.rules()
         walk.give(position, units)
@@ -278,10 +295,10 @@ def test_units_that_are_not_walked_do_not_matter(name: str, monkeypatch: pytest.
     network, walked = NETWORKS[name](), 0
     real = TailRun._walked
 
-    def counted(self: TailRun, position: int, units: Tensor, known: bool) -> Iterator[Any]:
+    def counted(self: TailRun, position: int, units: Tensor, sides: Sequence[int], known: bool) -> Iterator[Any]:
         nonlocal walked
-        walked += len(units)
-        yield from real(self, position, units, known)
+        walked += len(units) * len(sides)
+        yield from real(self, position, units, sides, known)
 
     monkeypatch.setattr(TailRun, "_walked", counted)
     outputs = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]], dtype=torch.float64)
@@ -291,6 +308,88 @@ def test_units_that_are_not_walked_do_not_matter(name: str, monkeypatch: pytest.
     every = _run(network, 1e-9).tail(outputs, None)
     assert 0 < count < walked - count
     torch.testing.assert_close(fewer.bounds[0].mean, every.bounds[0].mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("lengthy", [False, True])
+def test_drawn_networks_are_within_the_ranges(name: str, lengthy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of all claimed nodes at drawn weights and inputs: a range fails with a probability of 1e-3 together."""
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: lengthy)
+    network, size = NETWORKS[name](), 0.02
+    run, rng = _run(network, size), np.random.default_rng(5)
+    deviations, places = random_deviations(network, np.random.default_rng(3), size), claimed(network)
+    every = replace(network, outputs=tuple(places))
+    low, high = (
+        torch.cat([getattr(run.ranges.values[p], side).reshape(-1) for p in places]) for side in ("lower", "upper")
+    )
+    assert torch.isfinite(low).all()
+    assert torch.isfinite(high).all()
+    outside, ends = 0, torch.as_tensor(rng.choice([-0.05, 0.0, 0.05], (60, network.signature.input_size)))
+    for end in ends:
+        drawn = {
+            key: torch.as_tensor(network.tensors[key] + sd * rng.normal(size=sd.shape))[None]
+            for key, sd in deviations.items()
+        }
+        values = evaluate(every, (run.box.lower + run.box.upper)[0] / 2 + end, drawn).reshape(-1)
+        outside += bool(((values < low - 1e-9) | (values > high + 1e-9)).any())
+    assert outside == 0
+
+
+def _walked_units(network: Network, monkeypatch: pytest.MonkeyPatch, *, shared: bool = False) -> dict[int, int]:
+    """How many units of each claimed node are walked, in a pass whose ranges are finite."""
+    counts: dict[int, int] = {}
+    real = TailRun._walked
+
+    def counted(self: TailRun, position: int, units: Tensor, sides: Sequence[int], known: bool) -> Iterator[Any]:
+        counts[position] = counts.get(position, 0) + len(units) * len(sides)
+        yield from real(self, position, units, sides, known)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TailRun, "_walked", counted)
+        run = _run(network, 0.02, shared=shared)
+    assert all(torch.isfinite(run.ranges.values[p].lower).all() for p in claimed(network))
+    return counts
+
+
+def test_what_a_scale_reads_is_walked_for_the_sake_of_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the scale is certain, nor in a large network; where weights share noise, there is nothing else."""
+    network = _batch_norms()
+    read = [node.inputs[0] for node in network.nodes if isinstance(node, Scale)]
+    behind = {p: int(np.prod(network.nodes[p].shape)) for p in read}
+    weights = [node.weight.source for node in network.nodes if isinstance(node, Scale)]
+    noisy = _walked_units(network, monkeypatch)
+    assert all(noisy[p] == 2 * size for p, size in behind.items() if p in noisy)
+    assert len([p for p in behind if p in noisy]) > 2
+    real = random_deviations
+    monkeypatch.setattr(
+        sys.modules[__name__], "random_deviations",
+        lambda *given: {name: 0 * sd if name in weights[::2] else sd for name, sd in real(*given).items()},
+    )  # fmt: skip
+    certain = _walked_units(network, monkeypatch)
+    assert all(certain[p] == 0 for p in read[::2] if p in certain)
+    assert all(certain[p] == noisy[p] for p in read[1::2] if p in certain)
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: True)
+    assert all(_walked_units(network, monkeypatch).get(p, 0) == 0 for p in read)
+    shared = _walked_units(network, monkeypatch, shared=True)
+    assert all(shared[p] == 2 * size for p, size in behind.items() if p in shared)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_units_below_0_are_walked_from_above_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower bounds of other units are as good as if all were walked, and where another node reads them, of all. (In a
+    pool a unit that is no rival does not matter, either.)"""
+    network = NETWORKS[name]()
+    fewer = _run(network, 1e-6).ranges.values
+    monkeypatch.setattr(backward, "sides", lambda network, position: ((0, 1),))
+    every = _run(network, 1e-6).ranges.values
+    for position in claimed(network):
+        torch.testing.assert_close(fewer[position].upper, every[position].upper, **CLOSE)
+        matters = every[position].upper > 0
+        readers = [node for node in network.nodes if position in node.inputs]
+        if any(not isinstance(node, Activation) or node.kind != "relu" for node in readers):
+            matters = torch.ones_like(matters)
+        if name != "pools":
+            torch.testing.assert_close(fewer[position].lower[matters], every[position].lower[matters], **CLOSE)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -95,7 +95,8 @@ class Uses:
     @property
     def terms(self) -> int:
         """Products in one sum, at most."""
-        return math.prod(self.shape) + math.prod(self.node.shape) + maps.fan(self.node)
+        weights = 0 if self.once else math.prod(self.node.weight.shape)
+        return math.prod(self.shape) + math.prod(self.node.shape) + maps.fan(self.node) + weights
 
     def most(self, ranges: Sequence[Range]) -> Sequence[Tensor]:
         """Upper bounds on the sums (K, M, R), for each range of h."""
@@ -107,7 +108,7 @@ class Uses:
         total, rest = self._sums(center, radius)
         if self.amplitude is not None:
             rest = rest + self._uses(self.amplitude, center.abs() + radius)
-        return (squared(total + rest) * squared(self._flat)).sum(-1)
+        return squared(total + rest) @ squared(self._flat)
 
     def least(self, center: Tensor, radius: Tensor) -> Tensor:
         """Lower bounds on the sums for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative
@@ -120,7 +121,7 @@ class Uses:
             added = _excess(self.squares.values, self.box, self.terms)
             return self.plain.dot(square) - added * square.flatten(2).sum(-1, keepdim=True)
         total, rest = self._sums(center, radius)
-        return (squared_down((total - rest).clamp(min=0)) * squared_down(self._flat)).sum(-1)
+        return squared_down((total - rest).clamp(min=0)) @ squared_down(self._flat)
 
     @property
     def once(self) -> bool:
@@ -137,13 +138,12 @@ class Uses:
     @property
     def _flat(self) -> Tensor:
         deviation = aligned(self.deviation, len(self.node.shape)) if isinstance(self.node, Scale) else self.deviation
-        return deviation.reshape(1, 1, 1, -1)
+        return deviation.reshape(-1)
 
     def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """|g_k|, and r_k with what the rounding of the signed sums may have cost."""
-        reach = center.abs() + radius
-        slack = gamma(2 * math.prod(self.node.shape)) * self._uses(self.a.abs(), reach)
-        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), radius) + slack + TINY
+        """|g_k|, and r_k with what the rounding of the signed sums may have cost: a share of the sums of |A| |h|."""
+        wider = torch.add(radius + TINY, center.abs() + radius, alpha=gamma(2 * math.prod(self.node.shape)))
+        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), wider) + TINY
 
     def _uses(self, a: Block, h: Tensor) -> Tensor:
         """Sums (K, M, R, weights) of A_i h_j over the uses of each weight."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -358,29 +358,38 @@ class TailRun:
         asked = deviations.sides, deviations.middle
         short, tight = self.shortcut(position)
         if short is None:
-            nothing = self.box.lower.new_full((*self.box.lower.shape[:2], 2, size), -torch.inf)
-            found, open_ = [nothing, nothing], torch.ones_like(nothing[:, :, :1], dtype=torch.bool)
+            found = [self.box.lower.new_full((*self.box.lower.shape[:2], 2, size), -torch.inf) for _ in asked]
         else:
             found = [tail.quantile(z).unflatten(2, (2, -1)) for tail, z in zip(short, asked, strict=True)]
-            open_ = self._open(position, found[0])
         if tight:
             return found[0], found[1]
-        for index, pair in self._walked(position, open_.reshape(-1, size).any(0).nonzero()[:, 0], short is not None):
-            mine = open_[..., index]  # what matters to a neighbour only would make bounds depend on the batch
-            for i, (tail, z) in enumerate(zip(pair, asked, strict=True)):
-                walked = tail.quantile({k: _part(side, index, size) for k, side in z.items()}).unflatten(2, (2, -1))
-                best = torch.maximum(found[i][..., index], walked.where(mine, -torch.inf))
-                found[i] = found[i].expand(*best.shape[:3], size).index_copy(3, index, best)
+        found = [level.expand(*self.box.lower.shape[:2], 2, size).clone() for level in found]
+        for sides in backward.sides(self.network, position) if short and not self.plan.thorough else ((0, 1),):
+            open_ = self._open(position, found[0]) if short else torch.ones_like(found[0][:, :, :1], dtype=torch.bool)
+            units = open_.reshape(-1, size).any(0).nonzero()[:, 0]
+            rows = torch.tensor(sides, device=units.device)[:, None]
+            for index, pair in self._walked(position, units, sides, bool(short)):
+                mine = open_[..., index]  # what matters to a neighbour only would make bounds depend on the batch
+                for level, tail, z in zip(found, pair, asked, strict=True):
+                    own = {k: _part(deviation, rows * size + index) for k, deviation in z.items()}
+                    walked = tail.quantile(own).unflatten(2, (len(sides), -1)).where(mine, -torch.inf)
+                    level[:, :, rows, index] = torch.maximum(level[:, :, rows, index], walked)
         return found[0], found[1]
 
     def _open(self, position: int, levels: Tensor) -> Tensor:
-        """(K, M, 1, size): units of which better bounds matter. In a pass that is not thorough, and where only kinked
-        activations read the node, those are the units whose sign is open, and the rivals behind a maximum."""
+        """(K, M, 1, size): units of which better bounds matter. In a pass that is not thorough, these are: to a kinked
+        activation, the units whose sign is open, and the rivals behind a maximum; to a scale, all that bound its noise,
+        but none where that would be walks from all units of a large network; to any other node all."""
         nodes, open_ = self.network.nodes, (levels < 0).all(2, keepdim=True)
         readers = {place: node for place, node in enumerate(nodes) if position in node.inputs}
         kinked = {p: n for p, n in readers.items() if isinstance(n, Activation) and n.kind in KINKED}
-        if self.plan.thorough or len(kinked) < len(readers):
+        scales = [node for node in readers.values() if isinstance(node, Scale)]
+        noisy = any(self.deviations.param(node.weight).spread is not None for node in scales)
+        others = len(kinked) + len(scales) < len(readers) or position in self.network.outputs
+        if self.plan.thorough or others or (noisy and not backward.lengthy(self.network, position)):
             return torch.ones_like(open_)
+        if not kinked:
+            return torch.zeros_like(open_)
         claim = _interval(levels, nodes[position].shape)
         for place, node in kinked.items():
             rival = backward.rivals(self.network, self.means, place, interval.activation(node, self.means, claim)[0])
@@ -388,8 +397,10 @@ class TailRun:
                 open_ = open_ | (rival & (claim.upper > 0)).reshape(open_.shape)
         return open_
 
-    def _walked(self, position: int, units: Tensor, known: bool) -> Iterator[tuple[Tensor, tuple[Tail, Tail]]]:
-        """The tails of the rows e_i, then -e_i, and of their middles, for some units i at a time.
+    def _walked(
+        self, position: int, units: Tensor, sides: Sequence[int], known: bool
+    ) -> Iterator[tuple[Tensor, tuple[Tail, Tail]]]:
+        """The tails of the rows e_i (side 0), -e_i (side 1), and of their middles, for some units i at a time.
 
         known : there are bounds already, so that units that time does not suffice for may be left out
         """
@@ -399,7 +410,7 @@ class TailRun:
         start, step = 0, 1
         while start < len(units):
             index = units[start : start + step]
-            rows = block.units(index, shape, (k, items), self.box.lower, both=True)
+            rows = block.units(index, shape, (k, items), self.box.lower, sides)
             try:
                 walked = [self._walk([(position, rows)], smooth, self.deadline, own=own) for smooth in styles]
             except OutOfTime:
@@ -407,7 +418,7 @@ class TailRun:
                     return
                 raise
             yield index, _merged(walked)
-            start, step = start + step, at_once(32 * k * items * self._largest)
+            start, step = start + step, at_once(16 * len(sides) * k * items * self._largest)
 
     def _own(self, position: int) -> frozenset[int]:
         if self.variation is None or not self.plan.thorough:
@@ -511,7 +522,7 @@ class TailRun:
         shape = self.network.nodes[position].shape
         parts = []
         for index in torch.arange(size, device=deviation.device).split(at_once(32 * k * items * self._largest)):
-            rows = block.units(index, shape, (k, items), deviation, both=False)
+            rows = block.units(index, shape, (k, items), deviation, (0,))
             z = deviation if deviation.shape[2] == 1 else deviation[:, :, index]
             parts.append(differences.bound(position, rows).quantile({1: z}))
         return torch.cat(parts, 2)
@@ -578,8 +589,6 @@ def _interval(sides: Tensor, shape: tuple[int, ...]) -> Interval:
     return Interval(lower.reshape(*lower.shape[:2], *shape), -negated.reshape(*negated.shape[:2], *shape))
 
 
-def _part(deviation: Tensor, index: Tensor, size: int) -> Tensor:
-    """The deviations of the rows e_i, then -e_i, for some units i."""
-    if deviation.shape[2] == 1:
-        return deviation
-    return torch.cat([deviation[:, :, index], deviation[:, :, size + index]], 2)
+def _part(deviation: Tensor, rows: Tensor) -> Tensor:
+    """The deviations of some of the rows e_i, then -e_i, of all units i."""
+    return deviation if deviation.shape[2] == 1 else deviation[:, :, rows.flatten()]
