@@ -25,6 +25,9 @@ from bnn_vnnlib.rounding import TINY
 from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.system.memory import at_once
 
+LAST_ROWS = 0.5
+"""Seconds for the rows of an item whose ranges were cut off by the clock."""
+
 
 def seeds_of(network: Network, outputs: Tensor) -> list[tuple[int, Tensor]]:
     """Split the columns of C (K, M, R, m) by output; a node may be listed twice."""
@@ -44,11 +47,12 @@ def begin(
     count: tuple[int, int] | None = None,
     *,
     rough: bool = False,
+    deadline: Deadline = Deadline(),
 ) -> Walk:
     """A walk that has not left its seeds; `count`: K and M, of which rows that are common to all have only 1."""
     lead = seeds[0][1]
     zero = lead.new_zeros(*(count or lead.shape[:2]), lead.shape[2])
-    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough)
+    walk = Walk(network, weights, ranges, {}, zero, zero[..., :1], rough, deadline=deadline)
     for position, a in seeds:
         walk.give(position, Block(a))
     return walk

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -213,21 +214,29 @@ class Engine:
     def _rows(
         self, weights: WeightBoxes, box: Interval, outputs: Tensor, inputs: Tensor | None, forms: bool
     ) -> RowBounds:
-        """Bounds of rows over boxes by the engine's method, with their linear forms if asked for."""
+        """Bounds of rows over boxes by the engine's method, with their linear forms if asked for.
+
+        `backward.LAST_ROWS` after the deadline the walk of the rows is cut off; without folded intervals, which take
+        next to no time, OutOfTime is raised.
+        """
         ranges = self.ranges(weights, box)
         k, items = max(weights.count, len(box.lower)), box.lower.shape[1]
         outputs = outputs if outputs.dim() == 4 else outputs[None]
         seeds = backward.seeds_of(self.network, outputs)
         sizes = [_flat(ranges.values[position].magnitude) for position in self.network.outputs]
         magnitude = torch.cat([size.expand(k, items, -1) for size in sizes], -1)
-        walk = backward.begin(self.network, weights, ranges, seeds, (k, items))
+        until = self.deadline.later(backward.LAST_ROWS)
+        walk = backward.begin(self.network, weights, ranges, seeds, (k, items), deadline=until)
         last, form = backward.common_walk(walk), None
         found = []
-        if self.method == "linear":
-            form = self._form(walk.copy(), last, box, inputs, linear.LINEAR)
-            found = [form.minimum(box)]
         # either method can be the better one on a row, and the folded intervals cost next to nothing
-        if self.method == "interval" or any(not isinstance(self.network.nodes[p], Input) for p in walk.pending):
+        folds = self.method == "interval" or any(not isinstance(self.network.nodes[p], Input) for p in walk.pending)
+        if self.method == "linear":
+            with suppress(OutOfTime) if folds else nullcontext():
+                form = self._form(walk.copy(), last, box, inputs, linear.LINEAR)
+                found = [form.minimum(box)]
+        if folds:
+            walk.deadline = Deadline()
             folded = self._form(walk, last, box, inputs, linear.INTERVAL)
             form, found = form or folded, [*found, folded.minimum(box)]
         return RowBounds(functools.reduce(torch.maximum, found), form if forms else None, magnitude)

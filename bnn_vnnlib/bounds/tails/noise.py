@@ -108,7 +108,10 @@ class Uses:
         total, rest = self._sums(center, radius)
         if self.amplitude is not None:
             rest = rest + self._uses(self.amplitude, center.abs() + radius)
-        return squared(total + rest) @ squared(self._flat)
+        reach, square = total + rest, squared(self._flat)
+        # up to three sums and a square have lost up to TINY to underflow: 8 TINY (1 + reach^2) at most, whose second
+        # part is nothing beside the relative roundings that `_add_use` pays for
+        return (reach * reach) @ square + 8 * TINY * square.sum()
 
     def least(self, center: Tensor, radius: Tensor) -> Tensor:
         """Lower bounds on the sums for every h in the range: sum_k sigma_k^2 max(0, |g_k| - r_k)^2, up to relative
@@ -141,9 +144,10 @@ class Uses:
         return deviation.reshape(-1)
 
     def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """|g_k|, and r_k with what the rounding of the signed sums may have cost: a share of the sums of |A| |h|."""
+        """|g_k|, and r_k with what the rounding of the signed sums may have cost, a share of the sums of |A| |h|; up to
+        TINY each."""
         wider = torch.add(radius + TINY, center.abs() + radius, alpha=gamma(2 * math.prod(self.node.shape)))
-        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), wider) + TINY
+        return self._uses(self.a, center).abs(), self._uses(self.a.abs(), wider)
 
     def _uses(self, a: Block, h: Tensor) -> Tensor:
         """Sums (K, M, R, weights) of A_i h_j over the uses of each weight."""

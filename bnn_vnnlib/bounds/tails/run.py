@@ -193,9 +193,6 @@ def _own_noise_is_independent(network: Network, position: int) -> bool:
 
 # 2. The run
 
-_LAST_ROWS = 0.5
-"""Seconds for the rows of an item whose ranges were cut off by the clock."""
-
 
 @dataclass(eq=False)
 class TailRun:
@@ -232,7 +229,7 @@ class TailRun:
     def tail(self, outputs: Tensor, inputs: Tensor | None) -> Tail:
         """The tails of the rows C y + G x.
 
-        When time is up, many large ones go without bound 3, which takes longest, and have `_LAST_ROWS` seconds more
+        When time is up, many large ones go without bound 3, which takes longest, and have `LAST_ROWS` seconds more
         before OutOfTime is raised.
         """
         outputs = outputs if outputs.dim() == 4 else outputs[None]
@@ -240,7 +237,7 @@ class TailRun:
             outputs = outputs.expand(*self.box.lower.shape[:2], -1, -1)
         seeds = [(position, Block(rows)) for position, rows in backward.seeds_of(self.network, outputs)]
         large = at_once(16 * self.box.lower.shape[:2].numel() * outputs.shape[2] * self._largest) == 1
-        until = self.deadline.later(_LAST_ROWS) if large else Deadline()
+        until = self.deadline.later(backward.LAST_ROWS) if large else Deadline()
         detailed = not (large and self.deadline.passed)
         found = self._walk(seeds, False, until, detailed=detailed, inputs=inputs)[0]
         return found.better(self._walk(seeds, True, until, inputs=inputs)[0]) if self.smooth else found

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_vnnlib.bounds.backward import lengthy
+from bnn_vnnlib.bounds.tails import claimed
 from bnn_vnnlib.bounds.weights import WeightBoxes
 from bnn_vnnlib.network.dense_chain import DenseChain, dense_chain
 from bnn_vnnlib.network.evaluate import evaluate
@@ -204,6 +206,11 @@ class DecisionTask:
             return False
         random = weight_sets.random_sources(self.network, self.posterior)
         return any(isinstance(node, Constant) and node.value.source in random for node in self.network.nodes)
+
+    @cached_property
+    def lengthy(self) -> bool:
+        """One pass of tails over an item takes long: its units walk alone."""
+        return any(lengthy(self.network, position) for position in claimed(self.network))
 
     @cached_property
     def typical(self) -> Sampled:

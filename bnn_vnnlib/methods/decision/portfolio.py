@@ -116,11 +116,13 @@ class _Components:
         return weighted_sum(lower.new_tensor([share for share, _ in self._parts]), values)
 
 
-def _by_tails(bounds: OutputBounds, posterior: Gaussian, device: torch.device) -> tuple[RowMethod, ...]:
+def _by_tails(
+    bounds: OutputBounds, posterior: Gaussian, device: torch.device
+) -> tuple[SoftmaxTails | ExpectationByTails, ...]:
     """What bounds expectations of any graph by tails; the last one that of the outputs, or of the probabilities as
     outputs of a network that computes them, unless they are many.
     """
-    network, transform, found = bounds.engine.network, bounds.transform, list[RowMethod]()
+    network, transform, found = bounds.engine.network, bounds.transform, list[SoftmaxTails | ExpectationByTails]()
     if transform == "softmax":
         found = [SoftmaxTails.over(network, posterior, device, bounds.engine.deadline)]
         if network.signature.output_size > ALL_UP_TO:
@@ -309,13 +311,17 @@ def _softmax_by_tails(task: DecisionTask) -> Steps:
     """Too dear for every class of every item where there are closed forms, moments or many classes.
 
     Those rest on E exp(f_j - f_i), which a wide posterior makes huge although f_j < f_i nearly always: tails do not.
+    In large networks a quick pass comes first, and those with all budgets are for what it leaves open.
     """
     tails = _by_tails(task.bounds, cast(GaussianDiagonal, task.posterior), task.device)
     thorough = tuple(replace(part, thorough=True) for part in tails if isinstance(part, ExpectationByTails))
     deep = _softmax_by_moments_serve(task) is None and not _moments_are_dear(task)
     exponents = _softmax_of_one_layer_serves(task) is None or deep
-    dear = exponents or task.network.signature.output_size > ALL_UP_TO
-    return Steps(last=(*tails, *thorough)) if dear else Steps(quick=tails, last=thorough)
+    if exponents or task.network.signature.output_size > ALL_UP_TO:
+        return Steps(last=(*tails, *thorough))
+    if task.lengthy:
+        return Steps(quick=(tails[0].quick,), last=(*tails, *thorough))
+    return Steps(quick=tails, last=thorough)
 
 
 def _softmax_by_safety_serves(task: DecisionTask) -> str | None:
@@ -403,7 +409,10 @@ def _expectation_by_tails_serves(task: DecisionTask) -> str | None:
 def _expectation_by_tails(task: DecisionTask) -> Steps:
     tails = ExpectationByTails.over(task.bounds, task.network, cast(GaussianDiagonal, task.posterior), task.device)
     deep = replace(tails, thorough=True)
-    return Steps(thorough=(tails,), last=(deep,), longest=(SplitInputs(deep, task.network, task.deadline, MOST_DEAR),))
+    longest = (SplitInputs(deep, task.network, task.deadline, MOST_DEAR),)
+    if task.lengthy:
+        return Steps(quick=(tails.quick,), last=(tails, deep), longest=longest)
+    return Steps(thorough=(tails,), last=(deep,), longest=longest)
 
 
 # 4. Medians, and other quantiles

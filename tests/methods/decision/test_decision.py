@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from bnn_vnnlib import Verdict, attack, verify_batch
 from bnn_vnnlib.attack import Attack
+from bnn_vnnlib.bounds import backward
+from bnn_vnnlib.bounds.tails.run import TailRun
 from bnn_vnnlib.methods import decision
-from bnn_vnnlib.model import sample
+from bnn_vnnlib.model import GaussianDiagonal, Model, sample
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.problem import from_labels
-from support.builders import bounds_of, expectation, model, random_model, random_samples, rows
+from support.builders import bounds_of, expectation, model, problem, random_model, random_samples, rows
+from support.networks import Builder
+from support.tails import random_deviations
 
 TRANSFORMS = {"softmax": torch.softmax, "identity": lambda y, _: y}
 
@@ -85,6 +89,44 @@ def test_the_portfolio_is_as_good_as_its_parts(widths, kind):
         outcome = decision.decide(expect, from_labels(lower, lower + 0.1, label, 3), Attack(restarts=2, steps=5))
         if expect.steps.quick:
             assert (outcome.lower >= expect.steps.quick[0].lower(lower, lower + 0.1, unit) - 1e-12).all()
+
+
+@pytest.mark.parametrize(("likelihood", "bound"), [("categorical", 0.3), ("gaussian", -30.0)])
+def test_large_networks_get_one_quick_pass_and_the_rest_if_it_does_not_suffice(likelihood, bound, monkeypatch):
+    """What is proved by one budget is sound, and no further pass is paid for."""
+    make = Builder(3)
+    x = make.activation(make.shift(make.conv(make.input(1, 2, 5, 5), (3, 2, 2, 2)), (3, 1, 1)))
+    network = make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
+    rng = np.random.default_rng(0)
+    deviations = random_deviations(network, rng, 0.02)
+    net = Model(network, GaussianDiagonal({k: sd**2 for k, sd in deviations.items()}), likelihood, None, b"")
+    x = torch.as_tensor(rng.uniform(-1, 1, (1, network.signature.input_size)))
+    params = sample(network, net.posterior, 3000, torch.Generator().manual_seed(0))
+    y = evaluate(network, x, params)
+    mean = (torch.softmax(y, -1) if likelihood == "categorical" else y).mean(0)
+    top = int(mean.argmax())
+    bound = bound if likelihood == "categorical" else float(mean[0, top]) + bound
+    passes = []
+
+    def noted(self, *args, real=TailRun.tail, **named):
+        passes.append(self.box.lower.shape[0])
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(TailRun, "tail", noted)
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: True)
+    monkeypatch.setattr("bnn_vnnlib.methods.decision.method.lengthy", lambda network, position: True)
+    expect, unit = expectation(net, "softmax" if likelihood == "categorical" else "identity"), torch.eye(2)[top]
+    known = float(expect.steps.quick[0].lower(x - 0.1, x + 0.1, unit[None, None].double()))
+    for least, enough in ((bound, True), (known + 1e-6, False)):
+        passes.clear()
+        asked = problem(x - 0.1, x + 0.1, rows(unit[None], [least]), outputs=2)  # violated where D_top <= least
+        outcome = decision.decide(expect, asked, Attack(restarts=1, steps=3))
+        assert passes[0] == 1
+        assert (max(passes) == 1) == enough
+        assert bool(outcome.refuted) or not enough
+        error = 5 * y.std(0) / 3000**0.5 + 0.01
+        assert (outcome.lower <= mean + error).all()
+        assert (outcome.upper >= mean - error).all()
 
 
 def test_boxes_alone_where_they_are_asked_for():

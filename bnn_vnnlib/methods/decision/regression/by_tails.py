@@ -8,7 +8,7 @@ its norm |V|_4 (`output_norms`). The best of several probabilities that G may fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -27,13 +27,17 @@ from bnn_vnnlib.rounding import UNIT, gamma
 _BUDGETS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-7, 1e-10)
 """Probabilities that the ranges may fail with."""
 
+_ALONE = (1e-5,)
+"""The only one in a quick pass."""
+
 _NORMS = (2, 8)
 """Orders of the norms: high ones pay less where G fails, but may be infinite, or large behind exponentials."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExpectationByTails:
-    """A `decision.method.RowMethod` for Gaussian weights and outputs as they are; `thorough`: see `TailPlan`."""
+    """A `decision.method.RowMethod` for Gaussian weights and outputs as they are, with these budgets; `thorough`: see
+    `TailPlan`."""
 
     bounds: OutputBounds
     engine: TailEngine
@@ -42,6 +46,7 @@ class ExpectationByTails:
     deviations: WeightBoxes
     spreads: WeightBoxes
     thorough: bool = False
+    budgets: tuple[float, ...] = _BUDGETS
 
     name: ClassVar[str] = "tails"
 
@@ -53,11 +58,16 @@ class ExpectationByTails:
         means, spreads = weight_sets.mean_weights(network, device), weight_sets.marginal(network, posterior, device)
         return ExpectationByTails(bounds, engine, posterior, means, deviations, spreads)
 
+    @property
+    def quick(self) -> ExpectationByTails:
+        """The same with one budget: in large networks a pass takes as many times longer as there are budgets."""
+        return replace(self, budgets=_ALONE)
+
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
         """(N, R) lower bounds; outputs (N or 1, R, m), inputs alike or None."""
         outputs = outputs.expand(len(lower), -1, -1)
         sure = self.bounds.closed(self.means, lower, upper, outputs, None, names_of(self.posterior))[0]
-        budgets = lower.new_tensor(_BUDGETS)
+        budgets = lower.new_tensor(self.budgets)
         value = self.engine.expectations(
             self.means, self.deviations, (lower, upper), outputs, sure, self._off(lower, upper, outputs, budgets),
             budgets, thorough=self.thorough,
