@@ -31,8 +31,8 @@ GROWING: dict[str, tuple[Sizes, tuple[int, ...]]] = {
     "depth": ({"width": 128}, (2, 3, 4, 6)),
     "boxes": ({"width": 128}, (16, 64, 256, 1024)),
     "samples": ({"width": 128}, (16, 64, 256, 1024)),
-    "channels": ({"boxes": 1}, (4, 8, 16, 32)),
-    "side": ({"boxes": 1, "channels": 4}, (8, 12, 16, 24)),
+    "channels": ({"boxes": 1, "side": 16}, (8, 16, 32, 64)),
+    "side": ({"boxes": 1, "channels": 16}, (12, 16, 24, 32)),
 }
 """By name: what differs from the usual sizes, and the sizes that are measured."""
 
