@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -77,6 +77,11 @@ def entrywise(function: Callable[[arb], arb], m: arb_mat) -> arb_mat:
     return arb_mat(m.nrows(), m.ncols(), [function(x) for x in m.entries()])
 
 
+def positive(x: arb) -> arb:
+    """A number that is at least 0 and at least x, whatever x is; max(x, 0) for a number x."""
+    return x.upper().nonnegative_part()
+
+
 def square(x: arb) -> arb:
     """x^2."""
     return x * x
@@ -84,18 +89,7 @@ def square(x: arb) -> arb:
 
 def root(x: arb) -> arb:
     """An upper bound of the root of a number that is not negative; not finite where the ball is not."""
-    return ZERO if surely_at_least(ZERO, x.upper()) else x.upper().sqrt()
-
-
-def middle(m: arb_mat) -> Floats:
-    """Floats near the entries (R, n), exact numbers in their own right; 0 where there is none near."""
-    values = np.array([float(x) for x in m.entries()], np.float64).reshape(m.nrows(), m.ncols())
-    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def ends(values: Sequence[arb]) -> tuple[Floats, Floats]:
-    """Floats below and floats above the numbers."""
-    return np.array([below(x) for x in values]), np.array([above(x) for x in values])
+    return positive(x).sqrt()
 
 
 def normal_below(gap: arb, spread: arb) -> arb:

@@ -2,20 +2,21 @@
 
 Notation: layer k maps h_k to z_k = W_k h_k + b_k, and h_(k+1) = f_k(z_k); h_0 = x. A *row* is a linear function of z_k.
 
-A walk takes rows from a layer back to the input. Its coefficients are floats that may be chosen at will: what a choice
-misses, (A - A') h, is a row as well, and is paid for with the range of h. So no coefficient is ever a ball, its sign is
-known, and rounding of floats decides nothing.
+A walk takes rows from a layer back to the input, in balls. Coefficients A over h may be exchanged for any others: what
+is missed, (A - A') h, is a row as well, and is paid for with the range of h. So radii do not grow from layer to layer.
+An h_j that is 0 on its whole range counts for nothing, and walks leave it out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 from flint import arb, arb_mat, fmpq, fmpq_mat
+from numpy.typing import NDArray
 
 from bnn_vnnlib_check.balls import (
     HALF,
@@ -25,10 +26,9 @@ from bnn_vnnlib_check.balls import (
     ball,
     below,
     column,
-    ends,
     entrywise,
     matrix,
-    middle,
+    positive,
     square,
     surely_at_least,
     surely_less,
@@ -37,6 +37,9 @@ from bnn_vnnlib_check.errors import RejectedError
 from bnn_vnnlib_check.model import Layer
 
 KINKS = ("relu", "leaky")
+
+Places = NDArray[np.int64]
+"""Which numbers of a vector are meant, increasing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +64,14 @@ class Box:
         """(n, 1): half the widths."""
         return column((arb(b) - arb(a)) / 2 for a, b in zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
-    def least(self, rows: Floats) -> arb_mat:
+    def least(self, rows: arb_mat) -> arb_mat:
         """(R, 1): the least values of rows (R, n), at corners."""
-        plus, minus = matrix(np.maximum(rows, 0.0)), matrix(np.minimum(rows, 0.0))
-        return plus * column(self.lower.tolist()) + minus * column(self.upper.tolist())
+        plus = entrywise(positive, rows)
+        return plus * column(self.lower.tolist()) + (rows - plus) * column(self.upper.tolist())
+
+    def part(self, places: Places) -> Box:
+        """The box of some of the numbers."""
+        return Box(self.lower[places], self.upper[places])
 
     @cached_property
     def largest(self) -> arb_mat:
@@ -77,6 +84,20 @@ class Box:
         return entrywise(square, self.largest)
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A layer from some h_k, the places `live`, which lie in `h`, to some z_k: weight (None: the identity), bias, and
+    their variances (None: no noise). box : R and r; by the box of the weights z is within R h + r of that of the means.
+    """
+
+    live: Places
+    h: Box
+    weight: arb_mat | None
+    bias: arb_mat
+    variances: tuple[arb_mat | None, arb_mat | None]
+    box: tuple[arb_mat, arb_mat] | None
+
+
 class Chain:
     """Layers with their matrices; the weights may be anywhere in a box, `margin` deviations around their means."""
 
@@ -84,7 +105,6 @@ class Chain:
         self.layers, self._margin = tuple(layers), margin
         self._weights = [None if layer.weight is None else matrix(layer.weight) for layer in layers]
         self._sizes = [None if layer.weight is None else matrix(np.abs(layer.weight)) for layer in layers]
-        self.biases = [column(layer.bias.tolist()) for layer in layers]
         self._radii: dict[int, list[Floats]] = {}
 
     def __len__(self) -> int:
@@ -94,23 +114,30 @@ class Chain:
         """Whether layer k or one in front of it has noise."""
         return any(layer.variances for layer in self.layers[: k + 1])
 
-    def boxed(self, k: int, h: Box) -> tuple[arb_mat, arb_mat] | None:
-        """R (out, in) and r (out, 1): by the box of the weights z_k is within R h + r of that of the means; or None."""
-        layer = self.layers[k]
-        if self._margin is None or not layer.variances:
-            return None
-        if k not in self._radii:
-            parts = layer.weight_variance, layer.bias_variance
-            shapes = (len(layer.bias), len(h.lower)), (len(layer.bias), 1)
-            found = [np.zeros(shape) if part is None else part for part, shape in zip(parts, shapes, strict=True)]
-            self._radii[k] = [_radii(ball(self._margin), part) for part in found]
-        sign, (radius, fixed) = np.where(h.lower >= 0, 1.0, np.where(h.upper <= 0, -1.0, 0.0)), self._radii[k]
-        return matrix(radius * sign), matrix(radius * (sign == 0)) * h.largest + column(fixed.ravel().tolist())
+    def whole(self, k: int) -> bool:
+        """Whether parts of layer k have to have all z_k: without a matrix, or a convolution with noise."""
+        return k < len(self) and (self.layers[k].weight is None or self.layers[k].shared is not None)
 
-    def through(self, k: int, rows: arb_mat) -> arb_mat:
-        """Rows over z_k, as rows over h_k."""
-        weight = self._weights[k]
-        return rows if weight is None else rows * weight
+    def part(self, k: int, h: Box, some: Places | None = None, live: Places | None = None) -> Part:
+        """Layer k from these h_k to these z_k, or all; h : the range of all h_k."""
+        layer, weight = self.layers[k], self._weights[k]
+        some = np.arange(len(layer.bias)) if some is None else some
+        live = np.arange(len(h.lower)) if live is None else live
+        cut, noise = np.ix_(some, live), (layer.weight_variance, layer.bias_variance)
+        if self._margin is not None and layer.variances and k not in self._radii:
+            margin, shapes = ball(self._margin), ((len(layer.bias), len(h.lower)), (len(layer.bias),))
+            floats = np.vectorize(lambda v: above(margin * arb(v).sqrt()), otypes=[np.float64])
+            self._radii[k] = [np.zeros(n) if v is None else floats(v) for v, n in zip(noise, shapes, strict=True)]
+        h, box = h.part(live), None
+        if k in self._radii:
+            radius, fixed = self._radii[k][0][cut], column(self._radii[k][1][some].tolist())
+            sign = np.where(h.lower >= 0, 1.0, np.where(h.upper <= 0, -1.0, 0.0))
+            box = matrix(radius * sign), matrix(radius * (sign == 0)) * h.largest + fixed
+        if weight is not None and layer.weight is not None and (len(some), len(live)) != layer.weight.shape:
+            weight = matrix(layer.weight[cut])
+        variance = None if noise[0] is None or box is not None else matrix(noise[0][cut])
+        variances = variance, None if noise[1] is None else column(noise[1][some].tolist())
+        return Part(live, h, weight, column(layer.bias[some].tolist()), variances, box)
 
     def size(self, k: int, h: arb_mat) -> arb_mat:
         """|W_k| h, (out, 1), for numbers h >= 0, (in, 1)."""
@@ -119,11 +146,11 @@ class Chain:
 
     def intervals(self, k: int, h: Box) -> Box:
         """The range of z_k by the range of h_k alone; no ball is as wide as a range, since radii have few digits."""
-        weight, reach, box = self._weights[k], self.size(k, h.radius), self.boxed(k, h)
+        part, reach = self.part(k, h), self.size(k, h.radius)
+        box, z = part.box, (h.middle if part.weight is None else part.weight * h.middle) + part.bias
         if box is not None:
             reach = reach + box[0] * h.middle + entrywise(abs, box[0]) * h.radius + box[1]
-        z = (h.middle if weight is None else weight * h.middle) + self.biases[k]
-        return Box(ends((z - reach).entries())[0], ends((z + reach).entries())[1])
+        return Box(np.array([*map(below, (z - reach).entries())]), np.array([*map(above, (z + reach).entries())]))
 
     def at(self, x: Sequence[Fraction]) -> list[Fraction]:
         """The outputs at x, exactly; of a chain whose activations have rational values."""
@@ -143,11 +170,6 @@ class Chain:
         return all(layer.activation in ("", *KINKS) for layer in self.layers)
 
 
-def _radii(margin: arb, variances: Floats) -> Floats:
-    """Floats above the margin times the standard deviations."""
-    return np.array([above(margin * arb(v).sqrt()) for v in variances.ravel().tolist()]).reshape(variances.shape)
-
-
 def _rationals(values: Floats) -> list[fmpq]:
     return [fmpq(*value.as_integer_ratio()) for value in values.ravel().tolist()]
 
@@ -163,8 +185,8 @@ def image(layer: Layer, z: Box) -> Box:
     """The range of the layer's activation, which does not decrease, over a range of its input."""
     if layer.activation in ("", "relu"):
         return Box(np.maximum(z.lower, 0.0), np.maximum(z.upper, 0.0)) if layer.activation else z
-    values = [[_value(layer, arb(v)) for v in side.tolist()] for side in (z.lower, z.upper)]
-    return Box(ends(values[0])[0], ends(values[1])[1])
+    lower, upper = ([_value(layer, arb(v)) for v in side.tolist()] for side in (z.lower, z.upper))
+    return Box(np.array([*map(below, lower)]), np.array([*map(above, upper)]))
 
 
 def _value(layer: Layer, z: arb) -> arb:
@@ -185,8 +207,10 @@ def steepest(layer: Layer, z: Box) -> list[arb]:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """slope[0] z + offset[0] <= f(z) <= slope[1] z + offset[1] on a range; slopes (2, n) floats, offsets (n, 1)."""
+    """slope[0] z + offset[0] <= f(z) <= slope[1] z + offset[1] on a range, at the places `bent`; f(z) = z elsewhere.
+    Slopes (2, bent) are floats; offsets (bent, 1)."""
 
+    bent: Places
     slopes: Floats
     offsets: tuple[arb_mat, arb_mat]
 
@@ -194,11 +218,14 @@ class Lines:
 def lines(layer: Layer, z: Box, hints: Floats | None = None) -> Lines:
     """Lines below and above the activation over a range; `hints` (2, n): other slopes, any numbers."""
     slopes = _slopes(layer, z) if hints is None else hints
+    same = (slopes == 1).all(0) & ((layer.activation == "") | ((layer.activation in KINKS) & (z.lower >= 0)))
+    bent = np.flatnonzero(~same)
+    slopes, z = slopes[:, bent], z.part(bent)
     offsets: tuple[list[arb | float], list[arb | float]] = ([], [])
     for low, high, below_, above_ in zip(z.lower.tolist(), z.upper.tolist(), *slopes.tolist(), strict=True):
         offsets[0].append(_least(layer, low, high, below_, -1))
         offsets[1].append(_least(layer, low, high, above_, 1))
-    return Lines(slopes, (column(offsets[0]), column(offsets[1])))
+    return Lines(bent, slopes, (column(offsets[0]), column(offsets[1])))
 
 
 def _slopes(layer: Layer, z: Box) -> Floats:
@@ -263,31 +290,26 @@ def _least(layer: Layer, low: float, high: float, slope: float, sign: int) -> ar
 # Walks
 
 
-Charge = Callable[[int, Floats], None]
-"""Is told of the rows over z_k of every layer that a walk passes."""
-
-
-@dataclass(eq=False)
 class Ranges:
-    """What is known of a chain over a box, layer by layer: ranges of z_k and h_k, and lines with `hints` as slopes."""
+    """What is known of a chain over a box, layer by layer: ranges of z_k and h_k, and lines with `hints` as slopes.
 
-    chain: Chain
-    box: Box
-    hints: dict[int, Floats] = field(default_factory=dict)
-    z: list[Box] = field(default_factory=list)
-    lines: list[Lines] = field(default_factory=list)
-    h: list[Box] = field(default_factory=list)
+    live : which h_k count in walks: those that are not surely 0, or all where `whole`; only these have lines
+    """
 
-    def __post_init__(self) -> None:
-        self.h.append(self.box)
+    def __init__(self, chain: Chain, box: Box, hints: Mapping[int, Floats] | None = None, whole: bool = False) -> None:
+        self.chain, self.box, self.z, self.h, self._lines = chain, box, list[Box](), [box], list[Lines]()
+        self._hints, self._whole, self._live = {} if hints is None else hints, whole, [np.arange(len(box.lower))]
+        self._parts = dict[tuple[int, bytes], Part]()
 
     def add(self, z: Box) -> None:
         """Take over a range of the next layer's z, and all that follows from it."""
-        k = len(self.z)
-        layer = self.chain.layers[k]
+        k, layer, hints = len(self.z), self.chain.layers[len(self.z)], self._hints.get(len(self.z))
+        h, whole = image(layer, z), self._whole or any(self.chain.whole(j) for j in (k, k + 1))
+        live = np.flatnonzero((h.lower != 0) | (h.upper != 0) | whole)
         self.z.append(z)
-        self.h.append(image(layer, z))
-        self.lines.append(lines(layer, z, self.hints.get(k)))
+        self.h.append(h)
+        self._live.append(live)
+        self._lines.append(lines(layer, z.part(live), None if hints is None else hints[:, live]))
 
     def next(self) -> Box:
         """The range of the next layer's z, from those in front of it: the better of intervals and walks."""
@@ -297,56 +319,49 @@ class Ranges:
             raise RejectedError(f"the range of layer {k} is not finite")
         if k == 0:
             return found
-        size = len(found.lower)
-        least = np.array([below(value) for value in self.walk(k, np.concatenate([np.eye(size), -np.eye(size)]))])
-        return Box(np.maximum(found.lower, least[:size]), np.minimum(found.upper, -least[size:]))
-
-    def folded(self, k: int, rows: Floats, inputs: arb_mat | None = None, charge: Charge | None = None) -> list[arb]:
-        """Lower bounds of rows over z_k, plus `inputs` over x, from the range of h_k alone."""
-        if charge is not None:
-            charge(k, rows)
-        exact = matrix(rows)
-        wanted, total = self._back(k, exact)
-        a = middle(wanted)
-        total = total + self.h[k].least(a) + (wanted - matrix(a)) * self.h[k].balls
-        if inputs is not None:
-            g = middle(inputs)
-            total = total + self.box.least(g) + (inputs - matrix(g)) * self.box.balls
-        return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
+        dead = (self.chain.layers[k].activation == "relu") & (found.upper <= 0)  # 0 follows, whatever z is
+        rows = np.eye(len(dead))[~dead]
+        least = np.array([below(value) for value in self.walk(k, np.concatenate([rows, -rows]))])
+        found.lower[~dead] = np.maximum(found.lower[~dead], least[: len(rows)])
+        found.upper[~dead] = np.minimum(found.upper[~dead], -least[len(rows) :])
+        return found
 
     def walk(
-        self, k: int, rows: Floats, inputs: arb_mat | None = None, charge: Charge | None = None,
-        less: Mapping[int, arb_mat] | None = None,
+        self, k: int, rows: Floats, inputs: arb_mat | None = None,
+        charge: Callable[[int, arb_mat, Part], None] | None = None, less: Mapping[int, Floats] | None = None,
+        folded: bool = False,
     ) -> list[arb]:  # fmt: skip
-        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, less the rows `less` over some z_j."""
-        a, exact, total = rows, matrix(rows), column([ZERO] * len(rows))
+        """Lower bounds of rows (R, out) over z_k, plus `inputs` (R, n) over x, less the rows `less` over some z_j;
+        `folded`: from the range of h_k alone. `charge` is told of each layer's part, and of the rows over its z."""
+        some = np.flatnonzero(rows.any(0) | self.chain.whole(k))
+        a, total = matrix(rows[:, some]), column([ZERO] * len(rows))
         for at in range(k, -1, -1):
+            key, live = (at, some.tobytes()), self._live[at]
+            part = self._parts.get(key) or self.chain.part(at, self.h[at], some, live)
+            self._parts[key] = part
             if charge is not None:
-                charge(at, a)
-            wanted, added = self._back(at, exact)
-            if at == 0 and inputs is not None:
-                wanted = wanted + inputs
-            a = middle(wanted)
-            total = total + added + (wanted - matrix(a)) * self.h[at].balls
+                charge(at, a, part)
+            wanted, total = a if part.weight is None else a * part.weight, total + a * part.bias
+            if part.box is not None:
+                sizes = entrywise(abs, a)
+                wanted, total = wanted - sizes * part.box[0], total - sizes * part.box[1]
+            if folded:
+                a, total = arb_mat(len(rows), len(self.box.lower)), total + part.h.least(wanted)
+                break
+            a, some = wanted.mid(), live
+            total = total + (wanted - a) * part.h.balls
             if at:
                 a, paid = self._across(at - 1, a)
-                exact, total = matrix(a), total + paid
-                exact = exact - less[at - 1] if less and at - 1 in less else exact
-        total = total + self.box.least(a)
+                total = total + paid
+                a = a - matrix(less[at - 1]) if less and at - 1 in less else a
+        total = total + self.box.least(a if inputs is None else a + inputs)
         return [value.lower() if value.is_finite() else arb.neg_inf() for value in total.entries()]
-
-    def _back(self, k: int, rows: arb_mat) -> tuple[arb_mat, arb_mat]:
-        """Rows over z_k as rows over h_k and numbers (R, 1); below what any weights of the box give."""
-        wanted, added, box = self.chain.through(k, rows), rows * self.chain.biases[k], self.chain.boxed(k, self.h[k])
-        if box is None:
-            return wanted, added
-        sizes = entrywise(abs, rows)
-        return wanted - sizes * box[0], added - sizes * box[1]
 
     def signed(self, chain: Chain, signs: Floats, slopes: Floats) -> Ranges | None:
         """These ranges in a chain that goes on behind their own, with signs (0: unknown) of the inputs of Relu and
         LeakyRelu and slopes of the lines below, in one vector each. None where no x has these signs."""
-        found, start = Ranges(chain, self.box), 0
+        start, hints = 0, dict[int, Floats]()
+        found = Ranges(chain, self.box, hints, whole=True)
         for k, (layer, z) in enumerate(zip(self.chain.layers, self.z, strict=True)):
             if layer.activation in KINKS:
                 here = slice(start, start + len(z.lower))
@@ -356,29 +371,21 @@ class Ranges:
                     return None
                 start, z = here.stop, Box(low, high)
                 usual = _slopes(layer, z)
-                found.hints[k] = np.stack([np.where((low < 0) & (high > 0), slopes[here], usual[0]), usual[1]])
+                hints[k] = np.stack([np.where((low < 0) & (high > 0), slopes[here], usual[0]), usual[1]])
             found.add(z)
         return found
 
-    def _across(self, k: int, a: Floats) -> tuple[Floats, arb_mat]:
-        """Rows over h_(k+1) as rows over z_k, and what is added to them (R, 1)."""
-        found = self.lines[k]
-        paid = matrix(np.minimum(a, 0.0)) * found.offsets[1]
-        if not all(offset.is_zero() for offset in found.offsets[0].entries()):  # those below Relu are 0
-            paid = paid + matrix(np.maximum(a, 0.0)) * found.offsets[0]
-        slope = np.where(a >= 0, found.slopes[0], found.slopes[1])
-        chosen = np.nan_to_num(a * slope, posinf=0.0, neginf=0.0)
-        extra = _missed(a, slope, chosen, self.z[k].balls)
-        return chosen, paid + extra
-
-
-def _missed(a: Floats, slope: Floats, chosen: Floats, z: arb_mat) -> arb_mat:
-    """(R, 1): sum_j (a_j slope_j - chosen_j) z_j, term by term where the slope is neither 0 nor 1."""
-    total, balls = [ZERO] * len(a), z.entries()
-    exact = ((slope == 0) & (chosen == 0)) | ((slope == 1) & (chosen == a)) | ((a == 0) & (chosen == 0))
-    for r, j in np.argwhere(~exact).tolist():
-        total[r] = total[r] + (arb(a[r, j]) * arb(slope[r, j]) - arb(chosen[r, j])) * balls[j]
-    return column(total)
+    def _across(self, k: int, a: arb_mat) -> tuple[arb_mat, arb_mat]:
+        """Rows over the live h_(k+1) as rows over their z_k, and what is added to them (R, 1)."""
+        found, rows = self._lines[k], arb_mat(a)
+        plus, minus = (arb_mat(a.nrows(), len(found.bent)) for _ in range(2))
+        for i, (j, low, high) in enumerate(zip(found.bent.tolist(), *found.slopes.tolist(), strict=True)):
+            slopes = arb(low), arb(high)
+            for r in range(a.nrows()):  # p f by the line below, as p >= 0, and (a - p) f by that above, as a <= p
+                p = positive(a[r, j])
+                plus[r, i], minus[r, i] = p, a[r, j] - p
+                rows[r, j] = p * slopes[0] + (a[r, j] - p) * slopes[1]
+        return rows, plus * found.offsets[0] + minus * found.offsets[1]
 
 
 def reached(chain: Chain, box: Box, count: int) -> Ranges:

@@ -132,7 +132,7 @@ class Sure:
         self, rows: Floats, thresholds: list[arb], inputs: arb_mat | None, strict: Sequence[bool]
     ) -> list[arb]:  # fmt: skip
         """Failure of each row: 0 where no x of the box meets it, else 1."""
-        both = (bound(self._last, rows, inputs) for bound in (self._ranges.walk, self._ranges.folded))
+        both = (self._ranges.walk(self._last, rows, inputs, folded=folded) for folded in (False, True))
         return [
             ZERO if any(_exceeds(value, end, sharp) for value in values) else arb(1)
             for values, end, sharp in zip(zip(*both, strict=True), thresholds, strict, strict=True)
@@ -229,7 +229,7 @@ def _by_signs(node: Node, file: Certificate, network: Network, known: Ranges, ro
         if ranges is None:
             continue
         multipliers = np.split((beta[index] * signs)[None], ends[:-1], 1)
-        less = {k: matrix(part) for k, part in zip(kinks, multipliers, strict=False)}
+        less = dict(zip(kinks, multipliers, strict=False))
         inputs = None if rows.inputs is None else matrix(m[None]) * rows.inputs
         (least,) = ranges.walk(len(chain) - 1, m[None], inputs, less=less)
         strict = any(row.strict and weight > 0 for row, weight in zip(rows.rows, m.tolist(), strict=True))

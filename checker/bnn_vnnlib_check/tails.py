@@ -25,7 +25,7 @@ from bnn_vnnlib_check.balls import (
     surely_at_least,
     surely_less,
 )
-from bnn_vnnlib_check.bounds import Box, Chain, Ranges, steepest
+from bnn_vnnlib_check.bounds import Box, Chain, Part, Ranges, steepest
 from bnn_vnnlib_check.errors import RejectedError
 from bnn_vnnlib_check.model import Layer
 
@@ -41,7 +41,6 @@ class Gaussian:
         layers = chain.layers
         self.variances = [None if x.weight_variance is None else matrix(x.weight_variance) for x in layers]
         self.deviations = [None if v is None else entrywise(lambda x: x.sqrt(), v) for v in self.variances]
-        self.biases = [None if x.bias_variance is None else column(x.bias_variance.tolist()) for x in layers]
         self.shared = [None if x.shared is None else matrix(x.shared) for x in layers]
 
 
@@ -56,26 +55,26 @@ class Charged:
         self._gaussian, self._h, self._within, self.centred = gaussian, h, within, True
         self.square = self.folded = self.near = column([ZERO] * count)
 
-    def charge(self, k: int, rows: Floats) -> None:
-        """Add the noise of layer k to the sums; `rows` are those over z_k."""
-        layer, variance, bias = self._gaussian.chain.layers[k], self._gaussian.variances[k], self._gaussian.biases[k]
+    def charge(self, k: int, rows: arb_mat, part: Part) -> None:
+        """Add the noise of a part of layer k to the sums; `rows` are those over its z_k."""
+        layer, shared, within = self._gaussian.chain.layers[k], self._gaussian.shared[k], self._within[k]
         if not layer.variances:
             return
-        squared, shared, h = entrywise(square, matrix(rows)), self._gaussian.shared[k], self._h[k]
-        within = self._within[k]
+        squared, (variance, bias) = entrywise(square, rows), part.variances
         if shared is not None:
-            self.square = self.square + self._convolved(layer, shared, rows, h)
+            self.square = self.square + self._convolved(layer, shared, rows, self._h[k])
         elif bias is not None:
             self.square = self.square + squared * bias
         if variance is not None:
             spread = squared * variance  # s_j^2, a row each
-            self.square = self.square if shared is not None else self.square + spread * h.squares
+            self.square = self.square if shared is not None else self.square + spread * part.h.squares
             deviation = entrywise(root, spread)
-            self.folded = self.folded + deviation * h.radius
+            self.folded = self.folded + deviation * part.h.radius
             self.centred = self.centred and within is not None
-            self.near = self.near if within is None else self.near + deviation * column(within)
+            if within is not None:
+                self.near = self.near + deviation * column(within[j] for j in part.live.tolist())
 
-    def _convolved(self, layer: Layer, shared: arb_mat, rows: Floats, h: Box) -> arb_mat:
+    def _convolved(self, layer: Layer, shared: arb_mat, rows: arb_mat, h: Box) -> arb_mat:
         """(R, 1): sum over the numbers p of kernel and, last, bias: their variance times (|c_p(hc)| + r_p)^2."""
         patches = [] if layer.patches is None else layer.patches.tolist()
         read = [[*part.entries(), ZERO] for part in (h.middle, h.radius)]  # padding is 0
@@ -84,9 +83,9 @@ class Charged:
             for part, last in zip(read, (arb(1), ZERO), strict=True)
         )
         total = []
-        for row in rows:
-            a = row.reshape(shared.nrows(), len(patches))
-            reach = entrywise(abs, matrix(a) * centre) + matrix(np.abs(a)) * radius
+        for row in rows.tolist():
+            a = arb_mat(shared.nrows(), len(patches), row)
+            reach = entrywise(abs, a * centre) + entrywise(abs, a) * radius
             total.append(sum((v * square(c) for v, c in zip(shared.entries(), reach.entries(), strict=True)), ZERO))
         return column(total)
 
@@ -157,9 +156,9 @@ class Leaf:
         bounds 1 and 2); by walks to the input and to h_k.
         """
         found = [arb(1)] * len(rows)
-        for bound in (self._ranges.walk, self._ranges.folded)[: 1 + min(k, 1)]:
+        for folded in (False, True)[: 1 + min(k, 1)]:
             noise = Charged(self._gaussian, self._ranges.h, self._within, len(rows))
-            level = bound(k, rows, inputs, noise.charge)
+            level = self._ranges.walk(k, rows, inputs, noise.charge, folded=folded)
             for r, (least, threshold) in enumerate(zip(level, thresholds, strict=True)):
                 spread, gap = root(noise.square[r, 0]).upper(), least - threshold
                 either = [normal_below(gap - FOLD * noise.folded[r, 0], spread)]

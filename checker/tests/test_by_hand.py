@@ -287,8 +287,10 @@ def test_lines_hold(activation: str) -> None:
     for hints in (None, rng.uniform(-0.5, 1.5, (2, 40)), np.zeros((2, 40)), np.ones((2, 40))):
         found = lines(layer, Box(*ends), hints)
         low, high = (np.array([float(v) for v in side.entries()]) for side in found.offsets)
-        value = functions[activation](z)
-        assert (found.slopes[0] * z + low <= value + 1e-12).all()
-        assert (found.slopes[1] * z + high >= value - 1e-12).all()
-        touch = np.minimum((value - found.slopes[0] * z - low).min(0), (found.slopes[1] * z + high - value).min(0))
+        value, slopes = functions[activation](z), np.ones((2, 40))
+        slopes[:, found.bent], offsets = found.slopes, np.zeros((2, 40))
+        offsets[:, found.bent] = low, high
+        assert (slopes[0] * z + offsets[0] <= value + 1e-12).all()
+        assert (slopes[1] * z + offsets[1] >= value - 1e-12).all()
+        touch = np.minimum((value - slopes[0] * z - offsets[0]).min(0), (slopes[1] * z + offsets[1] - value).min(0))
         assert touch.max() < 0.05  # no line is far from what it bounds

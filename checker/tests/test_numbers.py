@@ -18,8 +18,8 @@ from bnn_vnnlib_check.balls import (
     at_most_one,
     below,
     matrix,
-    middle,
     normal_below,
+    positive,
     root,
     surely_at_least,
     surely_less,
@@ -76,10 +76,19 @@ def test_a_spread_that_is_not_known_is_not_zero(unknown: arb) -> None:
     assert root(arb(0)) == root(arb(-1)) == 0
 
 
+def test_numbers_above_a_ball_and_0() -> None:
+    for x, least in ((arb(1, 2), 3), (arb(-1, 2), 1), (arb(0), 0), (arb(2), 2)):
+        assert positive(x).is_exact()
+        assert least <= float(positive(x)) <= least + 1e-6
+    assert positive(arb(-3, 1)) == 0
+    assert not positive(arb.nan()).is_finite()
+    assert not positive(arb.pos_inf()).is_finite()
+
+
 def test_matrices_are_exact() -> None:
     values = np.array([[0.1, -1e300], [1e-310, 3.0]])
     assert all(x.is_exact() for x in matrix(values).entries())
-    assert (middle(matrix(values)) == values).all()
+    assert [float(x) for x in matrix(values).entries()] == values.ravel().tolist()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
