@@ -81,25 +81,23 @@ class FixedSettings:
 
     def failures(self, problem: Problem) -> Tensor:
         """Whether items (N,) stay open: 0 where every case has a row that is false everywhere, else 1."""
-        return self._open(problem, self._lower(problem)[0]).any(-1).to(problem.lower.dtype)
+        return self.look(problem)[0]
 
     def steepness(self, problem: Problem) -> Tensor:
         """The steepest slope of the rows of open cases."""
-        lower, slope = self._lower(problem, forms=True)
-        if slope is None:
-            return torch.ones_like(problem.lower)
-        case = problem.rows.case.expand(lower.shape)
-        live = torch.nn.functional.pad(self._open(problem, lower), (0, 1)).gather(-1, case)
-        return torch.where(live[..., None], slope.abs(), 0.0).amax(1).nan_to_num(0.0, 0.0, 0.0)
+        return self.look(problem)[1]
 
-    def _lower(self, problem: Problem, *, forms: bool = False) -> tuple[Tensor, Tensor | None]:
+    def look(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        """`failures` and `steepness` by one pass."""
         pairs, rows = Pairs(self.bounds, self.weights, problem.instance, problem), problem.rows
-        lower, form = pairs.lower(problem.lower, problem.upper, rows.outputs, rows.inputs, forms=forms)
-        return lower, None if form is None else form[0]
-
-    def _open(self, problem: Problem, lower: Tensor) -> Tensor:
-        spare = _MARGIN * (1 + problem.rows.bound.abs().nan_to_num(0.0, 0.0))
-        return ~problem.refuted(problem.rows.excluded(lower - spare))
+        lower, form = pairs.lower(problem.lower, problem.upper, rows.outputs, rows.inputs, forms=True)
+        spare = _MARGIN * (1 + rows.bound.abs().nan_to_num(0.0, 0.0))
+        open_ = ~problem.refuted(rows.excluded(lower - spare))
+        failures = open_.any(-1).to(problem.lower.dtype)
+        if form is None:
+            return failures, torch.ones_like(problem.lower)
+        live = torch.nn.functional.pad(open_, (0, 1)).gather(-1, rows.case.expand(lower.shape))
+        return failures, torch.where(live[..., None], form[0].abs(), 0.0).amax(1).nan_to_num(0.0, 0.0, 0.0)
 
 
 # 2. Tails
@@ -256,7 +254,16 @@ def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor],
     most : boxes of all items together
     enough : failures (N,) of the items -> (instances,) which ones are proved
     """
-    forest = Forest(problem, leaves.failures(problem))
+    known = list[Tensor]()
+
+    def failures(boxes: Problem) -> Tensor:
+        if not isinstance(leaves, FixedSettings):
+            return leaves.failures(boxes)
+        found, steepness = leaves.look(boxes)  # of every box, in the order of the forest's nodes
+        known[:] = [torch.cat([*known, steepness])]
+        return found
+
+    forest = Forest(problem, failures(problem))
     size = _CHUNK if isinstance(leaves, FixedSettings) else 2**5
     looked, total = 2**10, forest.roots().sum()
     while len(forest) < most and not deadline.passed:
@@ -268,7 +275,8 @@ def grow(leaves: Leaves, problem: Problem, most: int, enough: Callable[[Tensor],
         index = forest.worst(open_, torch.full_like(open_, size, dtype=torch.int64))[:_CHUNK]
         if len(index) == 0:
             break
-        forest.split(index, leaves.steepness(forest.boxes(index)), leaves.failures)
+        steepness = known[0][index] if known else leaves.steepness(forest.boxes(index))
+        forest.split(index, steepness, failures)
     return forest
 
 

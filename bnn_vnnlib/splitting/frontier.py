@@ -411,17 +411,18 @@ class Forest:
         Parameters
         ----------
         steepness : (P', n)
-        failures : bounds (2 P'') of the halves, which are given as items; where time ends it, nothing is split
+        failures : bounds (2 P'') of the halves, which are given as items, side by side; where time ends it, nothing is
+            split
         """
         nodes = self.nodes
         halves, points = OpenBoxes(index, nodes.lower[index], nodes.upper[index]).halves(steepness)
         nodes.stuck[points.owner] = True
-        boxes = OpenBoxes(nodes.owner[halves.owner], halves.lower, halves.upper)
         count, parent = len(halves) // 2, halves.owner[: len(halves) // 2]
+        halves = halves.pick(torch.arange(2 * count, device=index.device).reshape(2, count).mT.flatten())
+        boxes = OpenBoxes(nodes.owner[halves.owner], halves.lower, halves.upper)
         new = _Nodes.leaves(boxes, failures(self._asked(boxes)), nodes.depth[halves.owner] + 1)
-        side_by_side = torch.arange(2 * count, device=index.device).reshape(2, count).mT.flatten()
         nodes.first[parent] = len(self) + 2 * torch.arange(count, device=index.device)
-        self.nodes = nodes.join(new.pick(side_by_side))
+        self.nodes = nodes.join(new)
 
     def without(self, items: list[int]) -> Forest:
         """The forest with some items not split."""
