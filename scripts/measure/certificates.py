@@ -135,7 +135,8 @@ def _instance(model: Path, prop: Path, limit: float, refused: Counter[str]) -> d
         return None
     begun = time.process_time()
     result = verify(network, property_, timeout=limit)
-    row: dict[str, Any] = {"name": prop.stem, "verdict": result.verdict.value, "run": time.process_time() - begun}
+    name, spent = f"{model.stem} {prop.stem}", time.process_time() - begun
+    row: dict[str, Any] = {"name": name, "verdict": result.verdict.value, "run": spent}
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "answer.cert"
         start = time.process_time()

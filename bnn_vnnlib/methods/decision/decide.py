@@ -108,6 +108,7 @@ class _Run:
         steps = self._expect.steps
         everything = torch.arange(len(self._problem), device=self.low.device)
         yield from (partial(self._bound, method, everything) for method in steps.quick or steps.any_graph)
+        yield from (partial(self._bound, method, self._open) for method in steps.second if len(self._open))
         yield from (partial(self._compare, criterion) for criterion in steps.criteria)
         yield self._attack
         yield from (partial(self._aim, aimed) for aimed in steps.aimed)
@@ -117,7 +118,13 @@ class _Run:
         if steps.quick:
             yield from (partial(self._bound, method, self._open) for method in steps.any_graph if len(self._open))
         yield from (partial(self._top, method) for method in steps.longest)
-        yield from (partial(self._bound, aimed, everything) for aimed in steps.aimed)
+        yield from (partial(self._bound, aimed, wide) for aimed in steps.aimed if len(wide := self._wide(aimed)))
+
+    def _wide(self, aimed: SoftmaxRows) -> Tensor:
+        """The items with an output whose bounds are so far apart that the method would split inputs for it."""
+        low, high = self.sides[2:]
+        apart = 0.0 if aimed.effort is None else aimed.effort.tolerance
+        return torch.nonzero((high - low > apart).any(-1))[:, 0]
 
     def complete(self) -> None:
         """Outputs of a softmax sum to 1: none exceeds what the lower bounds of the others leave."""

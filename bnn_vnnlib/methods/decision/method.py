@@ -233,6 +233,7 @@ class Steps:
     Attributes
     ----------
     quick : one look at each item, cheaper than what serves any graph
+    second : a dearer look at what the quick ones leave open
     any_graph : what serves any graph: boxes of weights, samples, components
     criteria : proofs that rows are false, which do not go through bounds on the decision itself
     aimed : split inputs as far as it takes to refute an item, and later until the bounds are good
@@ -242,6 +243,7 @@ class Steps:
     """
 
     quick: tuple[RowMethod, ...] = ()
+    second: tuple[RowMethod, ...] = ()
     any_graph: tuple[RowMethod, ...] = ()
     criteria: tuple[MeanNetwork, ...] = ()
     aimed: tuple[SoftmaxRows, ...] = ()
@@ -252,7 +254,7 @@ class Steps:
     @property
     def rows(self) -> tuple[RowMethod, ...]:
         """The steps that bound rows without a search of their own, in order of cost."""
-        return (*self.quick, *self.any_graph, *self.aimed, *self.thorough, *self.last)
+        return (*self.quick, *self.second, *self.any_graph, *self.aimed, *self.thorough, *self.last)
 
     def then(self, other: Steps) -> Steps:
         """The steps of both, these first."""

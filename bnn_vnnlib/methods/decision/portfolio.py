@@ -291,9 +291,9 @@ def _softmax_by_moments(task: DecisionTask) -> Steps:
     if _moments_are_dear(task):  # so much so that time may be up before one box is bounded
         cut_off = ExponentialMoments(layers, _EVENT_BUDGETS, deadline)
         return Steps(longest=(SoftmaxRows(cut_off, deadline, None, layers.law_distance),))
-    quick = SoftmaxRows(ExponentialMoments(layers, _EVENT_BUDGETS), deadline, None, layers.law_distance)
+    look = SoftmaxRows(ExponentialMoments(layers, _EVENT_BUDGETS), deadline, None, layers.law_distance)
     aimed = SoftmaxRows(ExponentialMoments(layers, _SPLIT_BUDGET), deadline, _SPLIT_DEEP, layers.law_distance)
-    return Steps(quick=(quick,), aimed=(aimed,))
+    return Steps(second=(look,), aimed=(aimed,)) if _tails_are_quicker(task) else Steps(quick=(look,), aimed=(aimed,))
 
 
 def _softmax_by_tails_serve(task: DecisionTask) -> str | None:
@@ -307,6 +307,11 @@ def _softmax_by_tails_serve(task: DecisionTask) -> str | None:
     return "a random tensor is a branch of the graph" if task.branches else None
 
 
+def _tails_are_quicker(task: DecisionTask) -> bool:
+    """A pass of tails bounds all classes, and takes less time than a look of moments does."""
+    return task.bounds.transform == "softmax" and 2 <= task.network.signature.output_size <= ALL_UP_TO
+
+
 def _softmax_by_tails(task: DecisionTask) -> Steps:
     """Too dear for every class of every item where there are closed forms, moments or many classes.
 
@@ -318,7 +323,8 @@ def _softmax_by_tails(task: DecisionTask) -> Steps:
     deep = _softmax_by_moments_serve(task) is None and not _moments_are_dear(task)
     exponents = _softmax_of_one_layer_serves(task) is None or deep
     if exponents or task.network.signature.output_size > ALL_UP_TO:
-        return Steps(last=(*tails, *thorough))
+        first = 1 if deep and _tails_are_quicker(task) else 0
+        return Steps(quick=tails[:first], last=(*tails[first:], *thorough))
     if task.lengthy:
         return Steps(quick=(tails[0].quick,), last=(*tails, *thorough))
     return Steps(quick=tails, last=thorough)
