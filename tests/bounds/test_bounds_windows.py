@@ -16,7 +16,7 @@ from bnn_vnnlib.bounds import backward, block
 from bnn_vnnlib.bounds.activations import ACTIVATIONS
 from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.interval import Interval
-from bnn_vnnlib.bounds.linear import INTERVAL
+from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR
 from bnn_vnnlib.bounds.tails import TailEngine, claimed
 from bnn_vnnlib.bounds.tails import run as run_module
 from bnn_vnnlib.bounds.tails.engine import ItemRows
@@ -490,3 +490,26 @@ def test_large_layers_and_little_time(name: str, looks: int, monkeypatch: pytest
     x = lower + torch.as_tensor(rng.random((50, lower.shape[-1]))) * (upper - lower)
     least = (evaluate(network, x, drawn) @ outputs[0].mT).amin((0, 1))
     assert bool((least >= found[0, 0] - 1e-9).all())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_are_cut_off_by_the_clock_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once ranges have used the time up, the walk of the rows ends at its first look at the clock: intervals remain."""
+    network, rng = NETWORKS[name](), np.random.default_rng(1)
+    weights, (lower, upper) = random_boxes(network, rng, 1, 1), random_inputs(network, rng, 1)
+    outputs, cut = random_rows(network, rng, 1)[0], []
+    intervals = Engine(network, "interval").rows(weights, lower, upper, outputs).lower
+    real = backward.finish
+
+    def noted(walk: Any, last: int, size: int, rules: Any) -> Any:
+        try:
+            return real(walk, last, size, rules)
+        except OutOfTime:
+            cut.append(rules is LINEAR)
+            raise
+
+    monkeypatch.setattr(backward, "finish", noted)
+    Clock(monkeypatch, 1)
+    found = Engine(network, deadline=Deadline(0.0)).rows(weights, lower, upper, outputs).lower
+    assert cut == [True]
+    assert bool((found >= intervals - 1e-9).all())

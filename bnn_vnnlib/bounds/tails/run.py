@@ -374,9 +374,10 @@ class TailRun:
         return found[0], found[1]
 
     def _open(self, position: int, levels: Tensor) -> Tensor:
-        """(K, M, 1, size): units of which better bounds matter. In a pass that is not thorough, these are: to a kinked
-        activation, the units whose sign is open, and the rivals behind a maximum; to a scale, all that bound its noise,
-        but none where that would be walks from all units of a large network; to any other node all."""
+        """(K, M, 1, size): units of which better bounds matter. A thorough pass takes all, else it depends on who
+        reads the node. Kinked activations: units whose sign is open, and rivals behind a maximum. Scales: all, since
+        their noise is as large as what they read, but none if the scale is certain or the network so large that every
+        unit would walk alone. Any other node: all."""
         nodes, open_ = self.network.nodes, (levels < 0).all(2, keepdim=True)
         readers = {place: node for place, node in enumerate(nodes) if position in node.inputs}
         kinked = {p: n for p, n in readers.items() if isinstance(n, Activation) and n.kind in KINKED}

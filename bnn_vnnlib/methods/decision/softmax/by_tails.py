@@ -68,7 +68,8 @@ class SoftmaxTails:
 
     @property
     def quick(self) -> SoftmaxTails:
-        """The same with one budget: in large networks a pass takes as many times longer as there are budgets."""
+        """This method with the single budget of `_ALONE`: looser bounds in a third of the time or less, because in a
+        large network each budget has walks of its own."""
         return replace(self, budgets=_ALONE)
 
     def lower(self, lower: Tensor, upper: Tensor, outputs: Tensor, inputs: Tensor | None = None) -> Tensor:
