@@ -39,7 +39,7 @@ from support.builders import model as chain
 from support.pairs import disturbed
 
 DRAWS = 200
-SECONDS = 0.03
+SECONDS = 0.1
 """Processor time of one call."""
 
 FLOORS = {"tails": 0.2, "centred boxes": 0.2}
