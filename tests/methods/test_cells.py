@@ -258,11 +258,11 @@ def test_a_classifier_of_one_unit() -> None:
     x = np.ones((1, 1))
     violated = [[(np.array([[1.0, -1.0]]), np.array([0.0]), np.array([False]))]]
     with processor_time():
-        found = verify_batch(model, x, x, properties=violated, goal="bounds", gap=0.05, timeout=2)
+        found = verify_batch(model, x, x, properties=violated, goal="bounds", gap=0.05, timeout=6)
     assert found.lower[0] <= safe <= found.upper[0]
     assert found.upper[0] - found.lower[0] <= 0.3
     with processor_time():
-        found = verify_batch(model, x, x, query="decision", goal="bounds", gap=0.05, timeout=2)
+        found = verify_batch(model, x, x, query="decision", goal="bounds", gap=0.05, timeout=6)
     assert found.lower[0, 0] <= decision + 1e-4
     assert decision - 1e-4 <= found.upper[0, 0]
     assert found.upper[0, 0] - found.lower[0, 0] <= 0.2
@@ -278,7 +278,7 @@ def test_medians_of_correlated_weights() -> None:
     model = Model(network, posterior, "gaussian", None, b"")
     with processor_time():
         found = verify_batch(
-            model, [[1.0], [0.5]], [[1.0], [1.5]], query="decision", rule="median", goal="bounds", gap=0.01, timeout=2
+            model, [[1.0], [0.5]], [[1.0], [1.5]], query="decision", rule="median", goal="bounds", gap=0.01, timeout=10
         )
     assert found.lower[:, 0] == pytest.approx([2.0, 1.0], abs=0.05)
     assert found.upper[:, 0] == pytest.approx([2.0, 3.0], abs=0.05)
