@@ -346,7 +346,7 @@ def test_statistical_answers_about_pairs(coupling: str, family: str) -> None:
     prop = asked("equal-to" if coupling == "same" else "isomorphic-to", NEAR, apart(0.12))
     with processor_time():
         found = verify((first, second), prop, coupling=None if coupling == "same" else coupling,
-                       guarantee="statistical", confidence=0.99, draws=100, timeout=2)  # fmt: skip
+                       guarantee="statistical", confidence=0.99, draws=100, timeout=20)  # fmt: skip
     assert found.statistics.counted > 0
     share = share_of_violating(first, second, coupling, prop)
     assert found.p_safe.lower <= 1 - share + 0.15  # 200 draws: four standard deviations
