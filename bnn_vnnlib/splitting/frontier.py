@@ -417,6 +417,8 @@ class Forest:
         nodes = self.nodes
         halves, points = OpenBoxes(index, nodes.lower[index], nodes.upper[index]).halves(steepness)
         nodes.stuck[points.owner] = True
+        if len(halves) == 0:
+            return
         count, parent = len(halves) // 2, halves.owner[: len(halves) // 2]
         halves = halves.pick(torch.arange(2 * count, device=index.device).reshape(2, count).mT.flatten())
         boxes = OpenBoxes(nodes.owner[halves.owner], halves.lower, halves.upper)

@@ -76,6 +76,10 @@ def test_a_spread_that_is_not_known_is_not_zero(unknown: arb) -> None:
     assert root(arb(0)) == root(arb(-1)) == 0
 
 
+def test_a_root_is_above_the_roots_of_all_numbers_of_a_ball() -> None:
+    assert root(arb(4, 1)).upper() >= arb(5).sqrt().lower()
+
+
 def test_numbers_above_a_ball_and_0() -> None:
     for x, least in ((arb(1, 2), 3), (arb(-1, 2), 1), (arb(0), 0), (arb(2), 2)):
         assert positive(x).is_exact()

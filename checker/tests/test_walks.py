@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from flint import arb
+from flint import arb, arb_mat, ctx
 
 from bnn_vnnlib_check.bounds import KINKS, Box, Chain, Ranges, reached
+from bnn_vnnlib_check.errors import RejectedError
 from bnn_vnnlib_check.model import Layer
-from bnn_vnnlib_check.tails import Gaussian, Leaf
+from bnn_vnnlib_check.tails import Charged, Gaussian, Leaf
 
 FUNCTIONS = {
     "": lambda z: z, "relu": lambda z: np.maximum(z, 0), "leaky": lambda z: np.where(z > 0, z, 0.25 * z),
@@ -77,6 +78,34 @@ def test_walks_hold(noisy: bool) -> None:
     assert noisy or np.median(loose) < 0.05, "bounds that are so far off show no fault"
 
 
+@pytest.mark.parametrize("bits", [12, 20])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_walks_hold_with_few_bits(noisy: bool, bits: int) -> None:
+    """Balls hold at any precision, and those of few bits are so wide that a radius which is left out shows."""
+    rng, before, checked = np.random.default_rng(0), ctx.prec, 0
+    try:
+        ctx.prec = bits
+        for _ in range(40):
+            layers, x = _chain(rng, noisy), rng.normal(size=3)
+            last = len(layers) - 1
+            try:
+                ranges = reached(Chain(layers, Fraction(2) if noisy else None), Box(x - 0.02, x + 0.02), last)
+            except RejectedError:  # nothing is known with so few bits
+                continue
+            z = _reached(layers, x + 0.02 * rng.choice([-1.0, 0.3, 1.0], (200, 3)), rng)
+            for k in range(last):
+                assert (ranges.z[k].lower <= z[k].min(0) + 1e-9).all()
+                assert (ranges.z[k].upper >= z[k].max(0) - 1e-9).all()
+            rows = rng.normal(size=(4, len(layers[last].bias)))
+            for folded in (False, True):
+                found = np.array([float(v) for v in ranges.walk(last, rows, folded=folded)])
+                assert (found <= (z[last] @ rows.T).min(0) + 1e-9).all()
+            checked += 1
+    finally:
+        ctx.prec = before
+    assert checked > 20
+
+
 def test_walks_under_signs_hold() -> None:
     """Rows less multiples of z, where x has the signs; slopes of the lines below count."""
     rng, moved, signs_seen = np.random.default_rng(1), 0, 0
@@ -106,12 +135,23 @@ def test_walks_under_signs_hold() -> None:
     assert signs_seen > 20
 
 
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("kind", ["leaky", "tanh", ""])
+def test_what_ends_at_0_is_not_0(kind: str, folded: bool) -> None:
+    """f(x) on [-1, 0], which is below 0, and 0 at most."""
+    layers = [Layer(np.eye(1), np.zeros(1), activation=kind, alpha=0.25), Layer(np.eye(1), np.zeros(1))]
+    box = Box(np.array([-1.0]), np.array([0.0]))
+    (least,) = reached(Chain(layers), box, 1).walk(1, np.eye(1), folded=folded)
+    assert float(least) <= FUNCTIONS[kind](np.array(-1.0))
+
+
+@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("front", [0, 1])
-def test_what_rounding_misses_is_paid_for(front: int) -> None:
+def test_what_rounding_misses_is_paid_for(front: int, folded: bool) -> None:
     """-(1 + e)^2 2^100, e = 2^-52: its coefficient has more than 96 bits, and 2^-4 of the value is behind them."""
     number, size = 1 + 2.0**-52, np.array([2.0**100])
     layers = [Layer(np.eye(1), np.zeros(1), activation="relu")] * front + [Layer(np.array([[number]]), np.zeros(1))]
-    (least,) = reached(Chain(layers), Box(size, size), front).walk(front, np.array([[-number]]))
+    (least,) = reached(Chain(layers), Box(size, size), front).walk(front, np.array([[-number]]), folded=folded)
     exact = least.fmpq()
     assert Fraction(int(exact.p), int(exact.q)) <= -(Fraction(number) ** 2) * 2**100
 
@@ -157,6 +197,16 @@ def test_the_order_of_neurons_does_not_count(seed: int) -> None:
     assert 1e-30 < found[0][0] < 0.9
     assert 1e-30 < found[0][1] < 0.9
     assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+def test_noise_of_a_kernel_for_all_rows_of_a_ball() -> None:
+    """A coefficient in [0, 2] and a number in [-1, 1]: the kernel has a variance of 1, and the noise one of up to 4."""
+    patches, shared, box = np.array([[0]]), np.array([[1.0, 0.0]]), Box(np.array([-1.0]), np.array([1.0]))
+    layer = Layer(np.eye(1), np.zeros(1), np.ones((1, 1)), np.zeros(1), patches=patches, shared=shared)
+    chain = Chain([layer])
+    charged = Charged(Gaussian(chain), [box], [None], 1)
+    charged.charge(0, arb_mat([[arb(1, 1)]]), chain.part(0, box))
+    assert charged.square[0, 0].upper() >= 4
 
 
 def test_a_layer_that_is_0() -> None:

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from bnn_vnnlib.bounds.block import Block
-from bnn_vnnlib.bounds.tails.noise import Uses
+from bnn_vnnlib.bounds.tails.noise import Uses, _add_use
 from bnn_vnnlib.bounds.tails.tail import MarginSplit, Martingale, Normal, Swing, Tail
 from bnn_vnnlib.bounds.weights import ParamBox
 from bnn_vnnlib.gaussian.normal import quantile
 from bnn_vnnlib.network import evaluate
 from bnn_vnnlib.network.nodes import Linear
-from support.networks import dense_network
+from support.networks import Builder, dense_network
 from support.tails import (
     failures,
     tensor,
@@ -165,6 +166,23 @@ def test_no_sure_noise_out_of_underflow(small: int) -> None:
     rows = Block(torch.ones(1, 1, 1, 1, 2, dtype=torch.float64))
     large = Uses(node, ParamBox(ones, 1e-3 * ones, None), rows, None, (1, 2))
     assert float(large.least(torch.ones_like(h), torch.zeros_like(h))) == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_square_that_underflows_meets_a_large_variance() -> None:
+    """One weight that is used twice: sigma^2 (2 a h)^2 = 4e-24, where (2 a h)^2 = 4e-326."""
+    make = Builder(0)
+    node = make.nodes[make.linear(make.input(2, 1), (1, 1))]
+    assert isinstance(node, Linear)
+
+    def full(value: float, *shape: int) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64)
+
+    box = ParamBox(full(0.0, 1, 1, 1), full(1e151, 1, 1, 1), None)
+    uses = Uses(node, box, Block(full(1e-82, 1, 1, 1, 2, 1)), None, (2, 1))
+    found: dict[str, Tensor] = {}
+    (most,) = uses.most([(full(1e-81, 1, 1, 2, 1), full(0.0, 1, 1, 2, 1))])
+    _add_use(found, node.weight, most, uses.terms)
+    assert float(found[node.weight.source]) >= 4e-24 * (1 - 1e-9)
 
 
 def test_every_swing_may_fail() -> None:

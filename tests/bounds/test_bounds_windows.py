@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from bnn_vnnlib.bounds.linear import INTERVAL, LINEAR
 from bnn_vnnlib.bounds.tails import TailEngine, claimed
 from bnn_vnnlib.bounds.tails import run as run_module
 from bnn_vnnlib.bounds.tails.engine import ItemRows
-from bnn_vnnlib.bounds.tails.run import TailRun
+from bnn_vnnlib.bounds.tails.run import Deviations, TailPlan, TailRun
 from bnn_vnnlib.bounds.tails.tail import Normal
 from bnn_vnnlib.methods.correlation import correlation, independent
 from bnn_vnnlib.model import GaussianDiagonal, GaussianLowRank, Network
@@ -130,11 +131,32 @@ def _batch_norms() -> Network:
     return make.network(make.dense(make.reshape(x, 1, int(np.prod(make.shape(x)))), 2))
 
 
+def _shared_inputs() -> Network:
+    """Relu and another node read the same units, in front of a sum and of a second map."""
+    make = Builder(10)
+    x = make.shift(make.conv(make.input(1, 2, 8, 8), (3, 2, 3, 3), pads=(1, 1, 1, 1)), (3, 1, 1))
+    y = make.shift(make.conv(make.activation(x), (3, 3, 3, 3), pads=(1, 1, 1, 1)), (3, 1, 1))
+    z = make.sum(y, x)
+    z = make.sum(make.conv(make.activation(z), (2, 3, 2, 2)), make.conv(z, (2, 3, 2, 2)))
+    z = make.activation(z)
+    return make.network(make.dense(make.reshape(z, 1, int(np.prod(make.shape(z)))), 2))
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "strided": _strided, "grouped": _grouped, "residual": _residual, "pools": _pools,
     "channels last": _channels_last, "joined": _joined, "normalised": _normalised,
-    "batch norms": _batch_norms,
+    "batch norms": _batch_norms, "shared inputs": _shared_inputs,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2**31 - 1,), (2**31 + 5,), (2**20, 2**10), (2**16, 2**15, 2)])
+def test_indices_into_large_nodes(shape: tuple[int, ...]) -> None:
+    """Windows of two rows at the last but one element, at one before the first, and behind all."""
+    start = torch.tensor([[size - 2 for size in shape], [-1 for _ in shape], list(shape)])
+    index = block._flat(start, (2,) + (1,) * (len(shape) - 1), shape).reshape(3, 2).tolist()
+    size, rows = math.prod(shape), math.prod(shape[1:])
+    last = int(np.ravel_multi_index([size - 2 for size in shape], shape))
+    assert index == [[last, last + rows], [size, 0 if len(shape) == 1 else size], [size, size]]
 
 
 def _units(network: Network, boxes: int, items: int) -> list[tuple[Tensor, Tensor, Tensor, int]]:
@@ -242,9 +264,10 @@ def test_no_sampled_network_is_outside(name: str) -> None:
 
 
 def _run(
-    network: Network, size: float, deadline: Deadline = Deadline(), *, shared: bool = False, thorough: bool = False
-) -> TailRun:
-    """A pass over one small box, with deviations of this size."""
+    network: Network, size: float, deadline: Deadline = Deadline(), *, shared: bool = False, thorough: bool = False,
+    radii: Sequence[float] = (0.05,), plan: TailPlan | None = None,
+) -> TailRun:  # fmt: skip
+    """A pass over small boxes around one point, with deviations of this size."""
     rng = np.random.default_rng(3)
     posterior = GaussianDiagonal({name: sd**2 for name, sd in random_deviations(network, rng, size).items()})
     means, noise = weight_sets.mean_weights(network), weight_sets.centred(network, posterior)
@@ -253,8 +276,9 @@ def _run(
         factors = {name: variance[None] ** 0.5 for name, variance in posterior.variances.items()}
         groups = correlation(network, GaussianLowRank(factors, posterior.variances))
     x = torch.as_tensor(rng.uniform(-1, 1, (1, 1, network.signature.input_size)))
-    plan = TailEngine(network)._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), thorough)
-    return TailRun(network, means, noise, Interval(x - 0.05, x + 0.05), plan, groups, deadline)
+    wide = torch.tensor(radii, dtype=torch.float64)[None, :, None]
+    plan = plan or TailEngine(network)._plan(torch.full((1, 1), 1e-3, dtype=torch.float64), thorough)
+    return TailRun(network, means, noise, Interval(x - wide, x + wide), plan, groups, deadline)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -308,6 +332,42 @@ def test_units_that_are_not_walked_do_not_matter(name: str, monkeypatch: pytest.
     every = _run(network, 1e-9).tail(outputs, None)
     assert 0 < count < walked - count
     torch.testing.assert_close(fewer.bounds[0].mean, every.bounds[0].mean, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("lengthy", [False, True])
+def test_ranges_do_not_depend_on_the_neighbours(name: str, lengthy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a point and of a box that leaves more signs open, in one pass and alone."""
+    monkeypatch.setattr(backward, "lengthy", lambda network, position: lengthy)
+    both = _run(NETWORKS[name](), 1e-3, radii=(0.0, 0.1))
+    for i, radius in enumerate((0.0, 0.1)):
+        alone = _run(NETWORKS[name](), 1e-3, radii=(radius,))
+        for position in claimed(alone.network):
+            for side in ("lower", "upper"):
+                one, other = (getattr(run.ranges.values[position], side) for run in (alone, both))
+                torch.testing.assert_close(one[:, 0], other[:, i], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["strided", "residual", "grouped"])
+def test_each_side_of_a_unit_has_a_level_of_its_own(name: str) -> None:
+    """As tuned plans have them: 1 deviation below and 6 above."""
+    network = NETWORKS[name]()
+    second = [p for p in claimed(network) if len(network.nodes[p].shape) == 4][1]
+
+    def claim(low: float, high: float) -> Interval:
+        found = {}
+        for position in claimed(network):
+            z = torch.full((1, 1, 2 * math.prod(network.nodes[position].shape)), 4.0, dtype=torch.float64)
+            if position == second:
+                z = torch.tensor([low, high], dtype=torch.float64).repeat_interleave(z.shape[2] // 2).expand_as(z)
+            levels = dict.fromkeys(run_module.powers(network), z)
+            found[position] = Deviations(levels, levels, z.chunk(2, -1)[0])
+        return _run(network, 0.05, plan=TailPlan(found, thorough=True)).ranges.values[second]
+
+    mixed, low, high = claim(1.0, 6.0), claim(1.0, 1.0), claim(6.0, 6.0)
+    torch.testing.assert_close(mixed.lower, low.lower)
+    torch.testing.assert_close(mixed.upper, high.upper)
+    assert bool((low.upper < high.upper - 1e-6).any())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -23,21 +23,28 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
+from torch import Tensor
 
 import bnn_vnnlib
 import bnn_vnnlib_check.cli as checker
 import by_hand
 from bnn_vnnlib import Bounds, Options, Query, Result, Verdict
 from bnn_vnnlib.bounds import activations
+from bnn_vnnlib.bounds.engine import Engine
 from bnn_vnnlib.bounds.tails import noise, tail
 from bnn_vnnlib.certificates import prove, trees
 from bnn_vnnlib.certificates.prove import Certified, refuse, write_proof
 from bnn_vnnlib.check_witness import check_witness
 from bnn_vnnlib.errors import UnsupportedError
+from bnn_vnnlib.model import WeightSamples
+from bnn_vnnlib.problem import weight_sets
+from bnn_vnnlib.problem.outputs import OutputBounds
+from bnn_vnnlib.problem.problem import from_cases
 from bnn_vnnlib.question import options
 from bnn_vnnlib.report.source import read_folder
 from bnn_vnnlib.runs.compare import Line, ToolAnswer, contradictions
 from bnn_vnnlib.setting import settle_run
+from bnn_vnnlib.system.clock import Deadline
 from bnn_vnnlib.vnnlib import match, read_property
 from bnn_vnnlib_check.errors import RejectedError, UnreadableError
 from support.command import call
@@ -163,6 +170,51 @@ def test_signs_of_several_cases_and_rows(tmp_path: Path) -> None:
     assert isinstance(found, Certified), found
     assert "split_signs/1" in str(opened(paths[2])[0]["proof"])
     assert checker.check(*paths).startswith("accepted: deterministic, unsat")
+
+
+def test_a_split_box_has_the_slopes_that_it_has_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slopes of all boxes are kept in the order of the forest; two samples of the weights, with a box each."""
+    one = network(tmp_path, "samples")
+    one.arrays = {}
+    model = bnn_vnnlib.read_model(one.write("")[0])
+    assert isinstance(model.posterior, WeightSamples)
+    samples = weight_sets.SampledWeights.of(model.network, model.posterior, torch.device("cpu"))
+    leaves = trees.FixedSettings(OutputBounds(Engine(model.network), "identity"), samples.boxes(torch.arange(2)))
+    ends = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, 3)
+    row = np.array([[1.0, -1.0]]), np.array([-0.1]), np.array([False])
+    compared, real = 0, trees.Forest.split
+
+    def split(forest: trees.Forest, index: Tensor, steepness: Tensor, failures: Callable[..., Tensor]) -> None:
+        nonlocal compared
+        torch.testing.assert_close(steepness, leaves.steepness(forest.boxes(index)))
+        compared += len(index)
+        real(forest, index, steepness, failures)
+
+    monkeypatch.setattr(trees.Forest, "split", split)
+    problem = from_cases(-ends, ends, [[row]], 2)
+    forest = trees.grow(leaves, problem, 60, lambda failures: torch.zeros(2, dtype=torch.bool), Deadline())
+    assert len(forest) >= 60
+    assert compared >= 29
+
+
+@pytest.mark.parametrize("query", ["deterministic", "probabilistic"])
+def test_a_point_cannot_be_split(tmp_path: Path, query: str) -> None:
+    """y = relu(x) - relu(-x) = x at the point 1 does not reach 0.999999999, which the bounds of a certificate miss."""
+    layers = [([[1.0], [-1.0]], [0.0, 0.0]), ([[1.0, -1.0]], [0.0])]
+    more: dict[str, Any] = {}
+    if query == "probabilistic":
+        more["samples"] = [tuple(np.array([part]) for part in layer) for layer in layers]
+        more["probabilities"] = [1.0]
+    text = by_hand.prop([("1", "1")], 1, "(<= Y_0 0.999999999)")
+    one = by_hand.Instance(tmp_path, by_hand.model(layers, **more), text)
+    _, found, result = written(one, query=query)
+    assert result.verdict == "unsat"
+    if query == "deterministic":
+        assert isinstance(found, str)
+        assert "did not suffice" in found
+    else:
+        assert isinstance(found, Certified)
+        assert found.bound == 0
 
 
 @pytest.mark.parametrize("tau", [0.9, 0.97])

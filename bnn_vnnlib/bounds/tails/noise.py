@@ -140,8 +140,7 @@ class Uses:
 
     @property
     def _flat(self) -> Tensor:
-        deviation = aligned(self.deviation, len(self.node.shape)) if isinstance(self.node, Scale) else self.deviation
-        return deviation.reshape(-1)
+        return self.deviation.reshape(-1)
 
     def _sums(self, center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         """|g_k|, and r_k with what the rounding of the signed sums may have cost, a share of the sums of |A| |h|; up to
