@@ -422,7 +422,7 @@ def from_covariance(covariance: ArrayLike, shapes: Shapes) -> GaussianFull:
     largest = float(np.abs(given).max(initial=0.0))
     if (np.abs(given - given.T) > 1e-6 * largest).any():
         raise PosteriorError("the covariance is not symmetric")
-    given = (given + given.T) / 2
+    given = given / 2 + given.T / 2
     try:
         return from_factor(np.linalg.cholesky(given), shapes)
     except np.linalg.LinAlgError:

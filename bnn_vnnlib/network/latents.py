@@ -220,6 +220,9 @@ def with_probabilities(network: Network, transform: str) -> Network:
     y = flat[0] if len(flat) == 1 else add(nodes.Concat("outputs", tuple(flat), (1, m), 1))
     if transform == "sigmoid":
         y = add(nodes.Activation("probabilities", (y,), (1, m), "sigmoid"))
+    elif transform == "softmax" and m == 1:  # it is 1
+        y = add(nodes.Linear("probabilities", (y,), (1, 1), fixed(np.zeros((1, 1)), "zero"), 1))
+        y = add(nodes.Shift("probabilities", (y,), (1, 1), fixed(np.ones(1), "one")))
     elif transform == "softmax" and m == 2:
         difference = fixed(np.array([[1.0, -1.0], [-1.0, 1.0]]), "differences")
         y = add(nodes.Linear("differences", (y,), (1, 2), difference, 1))

@@ -110,7 +110,8 @@ def _kron(posterior, sizes):
 
 
 def test_probabilities_as_nodes() -> None:
-    for sizes, transform in (((2, 3, 2), "softmax"), ((2, 3, 4), "softmax"), ((2, 3, 3), "sigmoid")):
+    networks = ((2, 3, 1), "softmax"), ((2, 3, 2), "softmax"), ((2, 3, 4), "softmax"), ((2, 3, 3), "sigmoid")
+    for sizes, transform in networks:
         network, x = dense_network(sizes, seed=2), torch.randn(7, 2, dtype=torch.float64)
         y = evaluate(network, x)
         expected = torch.softmax(y, -1) if transform == "softmax" else torch.sigmoid(y)

@@ -18,6 +18,8 @@ from bnn_vnnlib.methods import decision
 from bnn_vnnlib.model import GaussianDiagonal, Model, sample
 from bnn_vnnlib.network.evaluate import evaluate
 from bnn_vnnlib.problem.problem import from_labels
+from contract import zoo
+from fuzz.posterior_families import FAMILIES
 from support.builders import bounds_of, expectation, model, problem, random_model, random_samples, rows
 from support.networks import Builder
 from support.tails import random_deviations
@@ -242,3 +244,14 @@ def test_rows_that_share_their_boxes_are_bounded_as_well_as_alone(kind):
         assert (together >= one_look).all()
         assert float((together - one_look).max()) > 0.002  # splitting does something here
         assert float((together - torch.cat(rows_alone, 1)).abs().max()) <= 1.1 * method.effort.tolerance
+
+
+@pytest.mark.parametrize("only", ["", "last layer", "few"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_softmax_of_one_output_is_1(family: str, only: str) -> None:
+    """Whatever the posterior, at a point and over a box."""
+    net = zoo.model_of("one output", family, "wide", "categorical", only=only)
+    lower, upper = np.array([[0.5, -0.5], [0.5, -0.5]]), np.array([[0.5, -0.5], [0.6, -0.4]])
+    for options in ({}, {"goal": "bounds", "gap": 0.01, "timeout": 1.0}):
+        found = verify_batch(net, lower, upper, query="decision", **options)
+        assert found.lower.tolist() == found.upper.tolist() == [[1.0], [1.0]]
