@@ -439,3 +439,9 @@ def test_kronecker_factors_do_not_follow_moved_entries(tmp_path: Path) -> None:
     places["W1"] = places["W1"].T
     with pytest.raises(UnsupportedError, match="Kronecker factors cannot follow"):
         moved_posterior(kron(), Moves(marks, places, own))
+
+
+def test_a_covariance_near_the_largest_float() -> None:
+    """It is made symmetric without an overflow."""
+    found = from_covariance([[1.7e308]], {"b": (1,)})
+    assert found.factors["b"].tolist() == [[pytest.approx(1.7e308**0.5)]]
