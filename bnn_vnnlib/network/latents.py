@@ -204,7 +204,8 @@ def _with_units(network: Network, last: int, units: NDArray[np.int64]) -> Networ
 def with_probabilities(network: Network, transform: str) -> Network:
     """The network with its softmax, or the sigmoids of its outputs, as nodes: one vector of outputs.
 
-    softmax_i = 1 / (1 + sum over j != i of exp(f_j - f_i)), of two outputs the sigmoid of a difference.
+    softmax_i = 1 / (1 + sum over j != i of exp(f_j - f_i)), of two outputs the sigmoid of a difference; of one
+    output it is 1.
     """
     made, tensors, m = list(network.nodes), dict(network.tensors), network.signature.output_size
 
@@ -220,14 +221,14 @@ def with_probabilities(network: Network, transform: str) -> Network:
     y = flat[0] if len(flat) == 1 else add(nodes.Concat("outputs", tuple(flat), (1, m), 1))
     if transform == "sigmoid":
         y = add(nodes.Activation("probabilities", (y,), (1, m), "sigmoid"))
-    elif transform == "softmax" and m == 1:  # it is 1
+    elif transform == "softmax" and m == 1:
         y = add(nodes.Linear("probabilities", (y,), (1, 1), fixed(np.zeros((1, 1)), "zero"), 1))
         y = add(nodes.Shift("probabilities", (y,), (1, 1), fixed(np.ones(1), "one")))
     elif transform == "softmax" and m == 2:
         difference = fixed(np.array([[1.0, -1.0], [-1.0, 1.0]]), "differences")
         y = add(nodes.Linear("differences", (y,), (1, 2), difference, 1))
         y = add(nodes.Activation("probabilities", (y,), (1, 2), "sigmoid"))
-    elif transform == "softmax" and m > 2:
+    elif transform == "softmax":
         i, j = np.nonzero(~np.eye(m, dtype=bool))
         pairs = np.zeros((len(i), m))
         pairs[np.arange(len(i)), j], pairs[np.arange(len(i)), i] = 1.0, -1.0
